@@ -1,0 +1,52 @@
+"""The exceptions that EPL raises where the user can act on them.
+
+Each class also derives from the builtin exception that scripts written for EPL catch (`ValueError`, `RuntimeError`,
+`AttributeError`), so that an existing `except` clause keeps working. The text of a message belongs to the code that
+raises it: what was seen, where, what was expected, what to do. This module imports nothing.
+"""
+
+
+class EplError(Exception):
+    """Base of every exception of EPL."""
+
+
+class ConfigError(EplError, ValueError):
+    """A configuration key or value, in code or in the environment, is not legal."""
+
+
+class UnknownKeyError(ConfigError, AttributeError):
+    """A configuration key does not exist, seen as an entry of the dict or as an attribute of a section."""
+
+
+class ClusterError(EplError, ValueError):
+    """The description of the job (TF_CONFIG, hosts, local devices) is incomplete or contradictory."""
+
+
+class LayoutError(EplError, RuntimeError, ValueError):
+    """The devices of the job cannot be laid out as asked.
+
+    EPL raises `RuntimeError` or `ValueError` according to the case; an `except` clause for either catches this one.
+    """
+
+
+class NestingError(EplError, RuntimeError):
+    """Strategy scopes are nested in a way that has no meaning."""
+
+
+class PlanError(EplError, RuntimeError):
+    """The annotated model cannot be carried out as asked on this job."""
+
+
+class NotAvailableError(PlanError):
+    """A documented feature whose implementation does not exist yet was asked for."""
+
+    def __init__(self, key: str, detail: str = "") -> None:
+        """Says which key asks for the feature.
+
+        Args:
+          key: what asks for it: a configuration key such as `zero.level`, or a call such as `epl.split`.
+          detail: what to do instead, as a sentence; left out when empty.
+        """
+        message = "not available yet: {}".format(key)
+        super(NotAvailableError, self).__init__("{}. {}".format(message, detail) if detail else message)
+        self.key = key
