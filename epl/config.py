@@ -19,14 +19,17 @@ _FROM_DEFAULT = "default"
 _FROM_CODE = "code"
 _SECTION_NAMES = tuple(name for name, _ in SECTIONS)
 
-_Entry = NamedTuple("_Entry", [("value", Any), ("source", str)])
+
+class _Entry(NamedTuple):
+    value: Any
+    source: str
 
 
 class ConfigWarning(UserWarning):
     """An environment variable looks like a configuration key of EPL but is none."""
 
 
-class Section(object):
+class Section:
     """A view of the keys of one section of a `Config`, as attributes; writing one is validated."""
 
     __slots__ = ("_config", "_name")
@@ -39,10 +42,10 @@ class Section(object):
         # Names with an underscore are Python's own (copy, pickle); _config itself may not exist yet when it asks.
         if key.startswith("_"):
             raise AttributeError(key)
-        return self._config.get("{}.{}".format(self._name, key))
+        return self._config.get(f"{self._name}.{key}")
 
     def __setattr__(self, key: str, value: Any) -> None:
-        self._config.set("{}.{}".format(self._name, key), value)
+        self._config.set(f"{self._name}.{key}", value)
 
     def __dir__(self) -> List[str]:
         return [key.name.split(".", 1)[1] for key in config_keys.keys_of(self._name)]
@@ -51,7 +54,7 @@ class Section(object):
         return self._config.describe(self._name)
 
 
-class Config(object):
+class Config:
     """The resolved configuration.
 
     Each key is an attribute of its section: `config.pipeline.num_micro_batch`. Strings with a fixed set of values are
@@ -60,16 +63,16 @@ class Config(object):
     it came from.
     """
 
-    auto = None  # type: Section
-    io = None  # type: Section
-    communication = None  # type: Section
-    pipeline = None  # type: Section
-    gradient_checkpoint = None  # type: Section
-    zero = None  # type: Section
-    offload = None  # type: Section
-    amp = None  # type: Section
-    cluster = None  # type: Section
-    optimizer = None  # type: Section
+    auto: Section
+    io: Section
+    communication: Section
+    pipeline: Section
+    gradient_checkpoint: Section
+    zero: Section
+    offload: Section
+    amp: Section
+    cluster: Section
+    optimizer: Section
 
     def __init__(self, param_dict: Optional[Mapping[str, Any]] = None) -> None:
         """Resolves every key: `param_dict` first, then the environment (`EPL_<SECTION>_<KEY>`), then the default.
@@ -82,7 +85,7 @@ class Config(object):
           ConfigError: a key is unknown, a value has the wrong type or is not legal. It is a `ValueError`.
         """
         given = _flatten(param_dict)
-        entries = {}  # type: Dict[str, _Entry]
+        entries: Dict[str, _Entry] = {}
         for key in KEYS:
             entries[key.name] = _entry_from_environment(key) or _Entry(key.default, _FROM_DEFAULT)
             if key.name in given:
@@ -110,8 +113,8 @@ class Config(object):
         self._entry(name)
         if self._frozen:
             raise ConfigError(
-                "{} cannot be set to {!r}: this configuration is already used by epl.init. Make a new epl.Config and "
-                "call epl.init with it again.".format(name, value)
+                f"{name} cannot be set to {value!r}: this configuration is already used by epl.init. Make a new "
+                "epl.Config and call epl.init with it again."
             )
         self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_CODE)
 
@@ -149,9 +152,9 @@ class Config(object):
     def describe(self, section: Optional[str] = None) -> str:
         """Returns one line `key = value   (where it came from)` per key, of one section or of all."""
         keys = [key for key in KEYS if section in (None, config_keys.section_of(key.name))]
-        settings = ["{} = {}".format(key.name, key.type.show(self.get(key.name))) for key in keys]
+        settings = [f"{key.name} = {key.type.show(self.get(key.name))}" for key in keys]
         width = max(len(setting) for setting in settings)
-        lines = ["  {}   ({})".format(setting.ljust(width), self.provenance(key.name)) for setting, key in zip(settings, keys)]
+        lines = [f"  {setting.ljust(width)}   ({self.provenance(key.name)})" for setting, key in zip(settings, keys)]
         return "\n".join(["epl.Config"] + lines)
 
     def _entry(self, name: str) -> _Entry:
@@ -199,15 +202,15 @@ def _flatten(param_dict: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
         return {}
     if not isinstance(param_dict, Mapping):
         raise ConfigError(
-            "epl.Config got {!r} of type {}; expected a dict of keys and values, such as "
-            '{{"pipeline.num_micro_batch": 4}}.'.format(param_dict, type(param_dict).__name__)
+            f"epl.Config got {param_dict!r} of type {type(param_dict).__name__}; expected a dict of keys and "
+            'values, such as {"pipeline.num_micro_batch": 4}.'
         )
-    flat = {}  # type: Dict[str, Any]
+    flat: Dict[str, Any] = {}
     for name, value in _pairs(param_dict):
         if name not in KEY_BY_NAME:
             raise UnknownKeyError(_unknown_key_message(name))
         if name in flat:
-            raise ConfigError("{} is given twice to epl.Config, with {!r} and {!r}.".format(name, flat[name], value))
+            raise ConfigError(f"{name} is given twice to epl.Config, with {flat[name]!r} and {value!r}.")
         flat[name] = value
     return flat
 
@@ -215,10 +218,10 @@ def _flatten(param_dict: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 def _pairs(param_dict: Mapping[str, Any]) -> Iterable[Tuple[str, Any]]:
     for name, value in param_dict.items():
         if not isinstance(name, str):
-            raise ConfigError("epl.Config got the key {!r}; keys are strings such as {!r}.".format(name, KEYS[0].name))
+            raise ConfigError(f"epl.Config got the key {name!r}; keys are strings such as {KEYS[0].name!r}.")
         if name in _SECTION_NAMES and isinstance(value, Mapping):
             for key, nested in value.items():
-                yield "{}.{}".format(name, key), nested
+                yield f"{name}.{key}", nested
         else:
             yield name, value
 
@@ -227,7 +230,7 @@ def _convert(key: Key, value: Any) -> Any:
     try:
         return key.type.convert(value)
     except ValueError as error:
-        raise ConfigError("{} = {!r} ({}) is not legal: {}.".format(key.name, value, type(value).__name__, error))
+        raise ConfigError(f"{key.name} = {value!r} ({type(value).__name__}) is not legal: {error}.")
 
 
 def _entry_from_environment(key: Key) -> Optional[_Entry]:
@@ -239,15 +242,14 @@ def _entry_from_environment(key: Key) -> Optional[_Entry]:
         value = key.type.parse(text)
     except ValueError as error:
         raise ConfigError(
-            "environment variable {}={!r} is not legal for {}: {}. Unset it, or set it to a legal value.".format(
-                variable, text, key.name, error
-            )
+            f"environment variable {variable}={text!r} is not legal for {key.name}: {error}. "
+            "Unset it, or set it to a legal value."
         )
     return _Entry(value, "environment " + variable)
 
 
 def _warn_about_unknown_environment() -> None:
-    """Warns of variables that someone may have meant as a key: those of a section, and those nearly spelled as a key."""
+    """Warns of variables that may be meant as a key: those named after a section, and those nearly spelled as a key."""
     prefixes = tuple(config_keys.env_name(name) + "_" for name in _SECTION_NAMES)
     for variable in sorted(os.environ):
         if not variable.startswith("EPL_") or variable in KEY_BY_ENV or variable in config_keys.OTHER_ENV:
@@ -257,8 +259,8 @@ def _warn_about_unknown_environment() -> None:
             continue
         nearest = nearest or difflib.get_close_matches(variable, KEY_BY_ENV, n=1, cutoff=0.0)
         warnings.warn(
-            "environment variable {} has no effect: EPL has no such configuration key. Did you mean {}? All keys are "
-            "in docs/config.md.".format(variable, nearest[0]),
+            f"environment variable {variable} has no effect: EPL has no such configuration key. "
+            f"Did you mean {nearest[0]}? All keys are in docs/config.md.",
             ConfigWarning,
             stacklevel=4,
         )
@@ -266,7 +268,7 @@ def _warn_about_unknown_environment() -> None:
 
 def _unknown_key_message(name: str) -> str:
     nearest = _nearest_key(name)
-    return "epl.Config has no key {!r}. The nearest is {!r}. All keys are in docs/config.md.".format(name, nearest)
+    return f"epl.Config has no key {name!r}. The nearest is {nearest!r}. All keys are in docs/config.md."
 
 
 def _unknown_section_message(name: str) -> str:

@@ -7,16 +7,15 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from epl.config_types import Bool, Choice, DeviceList, Int, LossScale, Seconds, ValueType
 
-Key = NamedTuple(
-    "Key",
-    [
-        ("name", str),  # "section.key"
-        ("type", ValueType),
-        ("default", Any),
-        ("unit", str),  # of the value; empty for flags and names
-        ("help", str),
-    ],
-)
+
+class Key(NamedTuple):
+    """One configuration key."""
+
+    name: str  # "section.key"
+    type: ValueType
+    default: Any
+    unit: str  # of the value; empty for flags and names
+    help: str
 
 
 def section_of(name: str) -> str:
@@ -29,7 +28,7 @@ def env_name(name: str) -> str:
     return "EPL_" + name.replace(".", "_").upper()
 
 
-SECTIONS = (
+SECTIONS: Tuple[Tuple[str, str], ...] = (
     ("auto", "Automatic parallelism"),
     ("io", "Distribution of input files"),
     ("communication", "Collectives between replicas"),
@@ -40,9 +39,9 @@ SECTIONS = (
     ("amp", "Automatic mixed precision"),
     ("cluster", "Devices of the job"),
     ("optimizer", "Application of gradients"),
-)  # type: Tuple[Tuple[str, str], ...]
+)
 
-KEYS = (
+KEYS: Tuple[Key, ...] = (
     Key(
         "auto.auto_parallel",
         Bool(),
@@ -50,7 +49,7 @@ KEYS = (
         "",
         "Cut the model into stages automatically. Excludes strategy scopes in the model.",
     ),
-    Key("io.drop_last_files", Bool(), False, "", "Drop the last files that cannot be divided evenly over the replicas."),
+    Key("io.drop_last_files", Bool(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(
         "io.unbalanced_io_slicing",
         Bool(),
@@ -236,10 +235,10 @@ KEYS = (
         "groups",
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
     ),
-)  # type: Tuple[Key, ...]
+)
 
-KEY_BY_NAME = {key.name: key for key in KEYS}  # type: Dict[str, Key]
-KEY_BY_ENV = {env_name(key.name): key for key in KEYS}  # type: Dict[str, Key]
+KEY_BY_NAME: Dict[str, Key] = {key.name: key for key in KEYS}
+KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
 OTHER_ENV = frozenset(["EPL_LISTEN_FD", "EPL_TASK_DIR", "EPL_DUMP_GRAPH", "EPL_TF"])

@@ -1,4 +1,4 @@
-"""The types of configuration values: what a value may be in code, how it is read from the environment, how it is described.
+"""The types of configuration values: what is legal in code, how it is read from the environment, how it is described.
 
 A type raises plain `ValueError` with what it expected; `epl/config.py` adds the key and where the value came from.
 Which key has which type is said in `epl/config_keys.py`.
@@ -20,7 +20,7 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, (bool, np.bool_))
 
 
-class ValueType(object):
+class ValueType:
     """What values a key takes.
 
     Attributes:
@@ -50,7 +50,7 @@ class ValueType(object):
         return repr(value)
 
     def _refuse(self) -> ValueError:
-        return ValueError("expected {}".format(self.expected()))
+        return ValueError(f"expected {self.expected()}")
 
 
 class Bool(ValueType):
@@ -69,7 +69,7 @@ class Bool(ValueType):
             return True
         if word in _FALSE_WORDS:
             return False
-        raise ValueError("expected {}".format(self.expected_text()))
+        raise ValueError(f"expected {self.expected_text()}")
 
     def expected(self) -> str:
         return "True or False"
@@ -108,8 +108,8 @@ class Int(ValueType):
         return self.convert(int(word))
 
     def expected(self) -> str:
-        words = "an integer of at least {}".format(self._minimum)
-        return words if self._unset is None else "{}, or None or {} for unset".format(words, self._unset)
+        words = f"an integer of at least {self._minimum}"
+        return words if self._unset is None else f"{words}, or None or {self._unset} for unset"
 
 
 class Seconds(ValueType):
@@ -146,7 +146,7 @@ class Choice(ValueType):
     name = "str"
 
     def __init__(self, *choices: str) -> None:
-        self.choices = choices  # type: Sequence[str]
+        self.choices: Sequence[str] = choices
 
     def convert(self, value: Any) -> str:
         if not isinstance(value, str) or value.strip().lower() not in [word.lower() for word in self.choices]:
@@ -154,10 +154,10 @@ class Choice(ValueType):
         return value.strip().lower()
 
     def expected(self) -> str:
-        return "one of {} (in upper or lower case)".format(", ".join('"{}"'.format(word) for word in self.choices))
+        return "one of {} (in upper or lower case)".format(", ".join(f'"{word}"' for word in self.choices))
 
     def show(self, value: Any) -> str:
-        return '"{}"'.format(value)
+        return f'"{value}"'
 
 
 class DeviceList(ValueType):
@@ -179,11 +179,11 @@ class DeviceList(ValueType):
         return 'indices of devices, each once, separated by commas, such as "0,2", or "" for all'
 
     def show(self, value: Any) -> str:
-        return '"{}"'.format(value)
+        return f'"{value}"'
 
 
 class LossScale(ValueType):
-    """The word "dynamic" or a fixed number of at least 1, stored as float; a string that spells the number is accepted."""
+    """The word "dynamic" or a fixed number of at least 1, stored as float; a string may spell the number."""
 
     name = "str or float"
 

@@ -47,6 +47,6 @@ class NotAvailableError(PlanError):
           key: what asks for it: a configuration key such as `zero.level`, or a call such as `epl.split`.
           detail: what to do instead, as a sentence; left out when empty.
         """
-        message = "not available yet: {}".format(key)
-        super(NotAvailableError, self).__init__("{}. {}".format(message, detail) if detail else message)
+        message = f"not available yet: {key}"
+        super().__init__(f"{message}. {detail}" if detail else message)
         self.key = key
