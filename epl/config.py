@@ -230,7 +230,7 @@ def _convert(key: Key, value: Any) -> Any:
     try:
         return key.type.convert(value)
     except ValueError as error:
-        raise ConfigError(f"{key.name} = {value!r} ({type(value).__name__}) is not legal: {error}.")
+        raise ConfigError(f"{key.name} = {value!r} ({type(value).__name__}) is not legal: {error}.") from None
 
 
 def _entry_from_environment(key: Key) -> Optional[_Entry]:
@@ -244,7 +244,7 @@ def _entry_from_environment(key: Key) -> Optional[_Entry]:
         raise ConfigError(
             f"environment variable {variable}={text!r} is not legal for {key.name}: {error}. "
             "Unset it, or set it to a legal value."
-        )
+        ) from None
     return _Entry(value, "environment " + variable)
 
 

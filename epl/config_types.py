@@ -129,7 +129,7 @@ class Seconds(ValueType):
         try:
             number = float(text)
         except ValueError:
-            raise self._refuse()
+            raise self._refuse() from None
         return self.convert(number)
 
     def expected(self) -> str:
@@ -203,7 +203,7 @@ class LossScale(ValueType):
         try:
             number = float(text)
         except ValueError:
-            raise self._refuse()
+            raise self._refuse() from None
         return self.convert(number)
 
     def expected(self) -> str:

@@ -50,3 +50,15 @@ class NotAvailableError(PlanError):
         message = f"not available yet: {key}"
         super().__init__(f"{message}. {detail}" if detail else message)
         self.key = key
+
+
+class AnnotationError(EplError, RuntimeError, ValueError):
+    """A strategy annotation is given at the wrong time or with the wrong arguments."""
+
+
+class PlanMismatchError(PlanError):
+    """The processes of the job built different models, so their collectives would not meet."""
+
+
+class FeedError(EplError, ValueError):
+    """A fed value cannot be shared out among the replicas."""
