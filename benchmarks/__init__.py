@@ -1,0 +1,1 @@
+"""Benchmarks of EPL against named peers and bounds; see docs/benchmarks.md."""

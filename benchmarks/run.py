@@ -1,0 +1,36 @@
+"""Measures EPL against named peers and bounds: ``make bench``.
+
+Owns the command line and the exit code: 0 when everything was measured and every target is met, else 1.
+"""
+import argparse
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# Below the line above, since this file is run as a script.
+from benchmarks import collective_benchmark, harness, rewriting_benchmark, training_benchmark
+
+BENCHMARKS = {'a': training_benchmark.run, 'b': collective_benchmark.run, 'c': rewriting_benchmark.run}
+
+
+def main() -> int:
+    """Runs the chosen benchmarks, prints their tables and writes benchmarks/results/*.json."""
+    parser = argparse.ArgumentParser(description='Measure EPL against named peers and bounds.')
+    parser.add_argument('--only', action='append', choices=sorted(BENCHMARKS),
+                        help='a: training step, b: all-reduce, c: graph rewriting (repeatable; default: all)')
+    parser.add_argument('--quick', action='store_true', help='tiny sizes and few rounds: checks that all works')
+    arguments = parser.parse_args()
+    print('machine: ' + harness.machine(), flush=True)
+    good = True
+    for name in sorted(set(arguments.only or BENCHMARKS)):
+        result = BENCHMARKS[name](arguments.quick)
+        path = harness.write(result)
+        print(harness.table(result))
+        print('  raw figures: ' + os.path.relpath(path), flush=True)
+        good = good and harness.passed(result)
+    return 0 if good else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs that are measured: started by ``benchmarks/groups.py``, asked over ``benchmarks/control.py``."""

@@ -1,0 +1,52 @@
+"""The CPU time of building a BERT training graph and of rewriting it, in one fresh process.
+
+Usage: rewriting.py LIBRARY LAYERS. A request of any content is answered with CPU seconds and op counts. The number of
+local devices comes from ``EPL_CLUSTER_NUM_VIRTUAL_DEVICES``. Nothing is run: no session, no memory for weights.
+"""
+import sys
+import time
+
+import tensorflow.compat.v1 as tf
+
+from benchmarks import control
+from benchmarks.models import adamw, bert
+from benchmarks.workers import libraries
+
+
+def main() -> None:
+    """Builds, rewrites and serves the result."""
+    name, layers = sys.argv[1], int(sys.argv[2])
+    library = libraries.load(name)
+    graph = tf.get_default_graph()
+    start = time.process_time()
+    with library.scope():
+        _build(bert.BASE._replace(layers=layers))
+    reply: control.Message = {'build': time.process_time() - start, 'ops': _count(graph)}
+    if name == 'epl':
+        from epl.parallel import transform
+        start = time.process_time()
+        report = transform(graph)
+        reply.update(rewrite=time.process_time() - start, ops_after=_count(graph), report=str(report))
+    control.serve(0, lambda request: reply)
+
+
+def _build(sizes: bert.BertConfig) -> None:
+    """Builds model, gradients, clipping and updates, as for one device."""
+    integers, reals = (lambda width: tf.placeholder(tf.int32, [None, width])), tf.placeholder
+    batch = bert.Batch(integers(sizes.sequence), reals(tf.float32, [None, sizes.sequence]), integers(sizes.sequence),
+                       integers(20), integers(20))
+    loss = bert.masked_lm_loss(sizes, batch)
+    variables = tf.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
+    optimizer = adamw.AdamWeightDecayOptimizer(1e-4)
+    optimizer.apply_gradients(list(zip(gradients, variables)), tf.train.get_or_create_global_step())
+    tf.global_variables_initializer()
+
+
+def _count(graph: tf.Graph) -> int:
+    """Returns the number of ops; from the GraphDef, since ops may exist that no Python object stands for yet."""
+    return len(graph.as_graph_def().node)
+
+
+if __name__ == '__main__':
+    main()

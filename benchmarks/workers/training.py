@@ -1,0 +1,70 @@
+"""A training step of a small BERT, the same script for plain TensorFlow, Horovod and EPL.
+
+Usage: training.py LIBRARY MICRO_BATCH LAYERS HIDDEN. Requests: ``{"steps": n, "warm_up": k}`` runs steps and
+answers with the seconds they took and the loss of the last one.
+"""
+import sys
+from typing import Dict, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from benchmarks import control
+from benchmarks.models import bert
+from benchmarks.workers import libraries
+
+_DISTINCT_BATCHES = 8
+_PREDICTIONS = 20
+
+
+def main() -> None:
+    """Builds the model, initializes it and serves the driver."""
+    library = libraries.load(sys.argv[1])
+    micro_batch, layers, hidden = (int(argument) for argument in sys.argv[2:5])
+    sizes = bert.config(layers, hidden, heads=4, vocabulary=bert.SMALL.vocabulary, dropout=0.0)
+    tf.set_random_seed(7)
+    loss, train = _build(library, sizes, micro_batch)
+    initialize = tf.global_variables_initializer()
+    then = library.after_initialization()
+    session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+    session.run(initialize)
+    session.run(then)
+    state: Dict[str, float] = {}
+
+    def step() -> None:
+        state['loss'], _ = session.run([loss, train])
+
+    def answer(request: control.Message) -> control.Message:
+        reply = control.timed(step, request['steps'], request['warm_up'])
+        reply['loss'] = float(state['loss'])
+        return reply
+
+    control.serve(library.rank, answer)
+
+
+def _build(library: libraries.Library, sizes: bert.BertConfig, micro_batch: int) -> Tuple[tf.Tensor, tf.Operation]:
+    """Returns the loss and the training op; written as for one device."""
+    batch = _input(sizes, micro_batch, library.rank)
+    with library.scope():
+        loss = bert.masked_lm_loss(sizes, batch)
+        optimizer = library.optimizer(tf.train.AdamOptimizer(1e-4))
+        # Densified for all alike, so that every contender applies the same dense update to the tied embedding table.
+        gradients = [(tf.convert_to_tensor(gradient), variable)
+                     for gradient, variable in optimizer.compute_gradients(loss) if gradient is not None]
+        return loss, optimizer.apply_gradients(gradients)
+
+
+def _input(sizes: bert.BertConfig, micro_batch: int, rank: int) -> bert.Batch:
+    """Returns the next batch of synthetic text; every rank has its own."""
+    random = np.random.RandomState(rank)
+    shape = [_DISTINCT_BATCHES, micro_batch, sizes.sequence]
+    tokens = random.randint(0, sizes.vocabulary, shape).astype(np.int32)
+    positions = random.randint(0, sizes.sequence, [_DISTINCT_BATCHES, micro_batch, _PREDICTIONS]).astype(np.int32)
+    arrays = bert.Batch(tokens, np.ones(shape, np.float32), np.zeros(shape, np.int32), positions,
+                        np.take_along_axis(tokens, positions, axis=2))
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(arrays)).repeat()
+    return bert.Batch(*tf.data.make_one_shot_iterator(dataset).get_next())
+
+
+if __name__ == '__main__':
+    main()
