@@ -1,0 +1,30 @@
+"""Each measured program runs at a tiny size, under the launcher that the benchmark uses.
+
+Horovod is left to the benchmark itself, which builds it on first use.
+"""
+from benchmarks import groups
+
+_TINY = ['2', '1', '16']
+
+
+def _ask(group, **request):
+    try:
+        with group.awake():
+            return group.ask(**request)
+    finally:
+        group.close()
+
+
+def test_plain_training_step_runs():
+    reply, = _ask(groups.start_plain('training', ['plain'] + _TINY), steps=2, warm_up=1)
+    assert reply['seconds'] > 0 and 5 < reply['loss'] < 15
+
+
+def test_unconnected_processes_train_on_different_batches():
+    first, second = _ask(groups.start_side_by_side('training', ['plain'] + _TINY, 2, 'independent'), steps=1, warm_up=0)
+    assert first['loss'] != second['loss']
+
+
+def test_plain_graph_is_built_without_being_rewritten():
+    reply, = _ask(groups.start_plain('rewriting', ['plain', '1']))
+    assert reply['ops'] > 1000 and 'rewrite' not in reply
