@@ -1,0 +1,75 @@
+"""How a tensor of a dtype that the core does not know travels: as another dtype, there and back.
+
+The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the rest; what cannot
+travel is refused with words.
+"""
+
+from typing import Callable, Dict, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+NATIVE_DTYPES = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
+
+_Conversion = Callable[[tf.Tensor], tf.Tensor]
+
+Carrier = NamedTuple("Carrier", [
+    ("encode", _Conversion),  # to a native dtype; keeps the first dimension
+    ("decode", _Conversion),  # and back
+    ("reductions", tuple),  # the reductions that are right on the encoded values
+])
+
+_ALL = ("sum", "prod", "min", "max")
+
+
+def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
+    """How tensors of `dtype` travel; None if they need no help.
+
+    Args:
+        dtype: dtype of the tensors.
+        reduce_op: the reduction that will be done on them, or None if they are only moved.
+
+    Returns:
+        The carrier, or None.
+
+    Raises:
+        TypeError: if such tensors cannot travel, or cannot be reduced so.
+    """
+    if dtype in NATIVE_DTYPES:
+        return None
+    if dtype not in _CARRIERS:
+        raise TypeError("Tensors of {} cannot be moved between ranks; those of {} can.".format(
+            dtype.name, ", ".join(sorted(known.name for known in list(_CARRIERS) + list(NATIVE_DTYPES)))))
+    found = _CARRIERS[dtype]
+    if reduce_op is not None and reduce_op not in found.reductions:
+        raise TypeError("Tensors of {} cannot be reduced with {}; legal: {}. Cast them to another dtype first.".format(
+            dtype.name, reduce_op, ", ".join(found.reductions) or "none"))
+    return found
+
+
+def _cast(dtype: tf.DType, wire: tf.DType, reductions: tuple = _ALL) -> Carrier:
+    return Carrier(lambda tensor: tf.cast(tensor, wire), lambda tensor: tf.cast(tensor, dtype), reductions)
+
+
+def _bits(dtype: tf.DType, wire: tf.DType, reductions: tuple) -> Carrier:
+    return Carrier(lambda tensor: tf.bitcast(tensor, wire), lambda tensor: tf.bitcast(tensor, dtype), reductions)
+
+
+def _pair_of_reals(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.stack([tf.real(tensor), tf.imag(tensor)], axis=-1)
+
+
+def _complex_of_pair(pair: tf.Tensor) -> tf.Tensor:
+    return tf.complex(pair[..., 0], pair[..., 1])
+
+
+_CARRIERS: Dict[tf.DType, Carrier] = {
+    tf.bool: _cast(tf.bool, tf.uint8, ("min", "max")),
+    tf.int16: _cast(tf.int16, tf.int32),
+    tf.uint16: _cast(tf.uint16, tf.int32),
+    # The bits of a sum or product modulo 2^n do not depend on the sign; an order does.
+    tf.uint32: _bits(tf.uint32, tf.int32, ("sum", "prod")),
+    tf.uint64: _bits(tf.uint64, tf.int64, ("sum", "prod")),
+    tf.bfloat16: _cast(tf.bfloat16, tf.float32),
+    tf.complex64: Carrier(_pair_of_reals, _complex_of_pair, ("sum",)),
+    tf.complex128: Carrier(_pair_of_reals, _complex_of_pair, ("sum",)),
+}

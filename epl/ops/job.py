@@ -1,0 +1,290 @@
+"""The processes of one training run, as Python sees them: start, exchange of bytes, end of data, failure, stop.
+
+The work is the collective core's (csrc/comm); this module turns its statuses into exceptions, keeps at most one job per
+process, and lets Ctrl-C through while the core waits. Ranks and collectives are in `communicator.py`.
+"""
+
+import atexit
+import ctypes
+import os
+import threading
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from epl.ops import native
+
+_POLL_S = 0.2
+
+
+class JobError(RuntimeError):
+    """Something went wrong between the processes of a job.
+
+    Attributes:
+        code: the core's code, one of TensorFlow's error codes (4: too late, 11: end of data, 13: a process has failed).
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super(JobError, self).__init__(message)
+        self.code = code
+
+
+class Job(object):
+    """The processes of one training run, joined by the core's control plane.
+
+    One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
+    other processes can tell an orderly end from a death.
+    """
+
+    _current: "Optional[Job]" = None
+    _lock = threading.RLock()
+
+    def __init__(self, handle: ctypes.c_void_p, hosts: Sequence[str], process: int) -> None:
+        """Use `Job.start`."""
+        self._handle: Optional[ctypes.c_void_p] = handle
+        self._hosts = tuple(hosts)
+        self._process = process
+        self._aborted = False
+        self._communicators: Dict[str, ctypes.c_void_p] = {}
+        self._pid = os.getpid()
+
+    @classmethod
+    def start(cls,
+              hosts: Sequence[str],
+              process: int,
+              listen_fd: Optional[int] = None,
+              start_timeout: float = 300.0,
+              stall_warning: float = 60.0,
+              timeout: float = 1800.0) -> "Job":
+        """Joins the processes of the job; returns when all have appeared.
+
+        A living job with the same hosts and process is returned as it is, with its own time limits; another one is stopped
+        first.
+
+        Args:
+            hosts: "host:port" of each process, the same list in all of them.
+            process: index of this process in it.
+            listen_fd: file descriptor of a listening socket on this process's own host and port, if a launcher opened one.
+            start_timeout: seconds that a process may take to appear.
+            stall_warning: seconds after which a waiting collective is reported on stderr; 0: never.
+            timeout: seconds after which a waiting collective fails; 0: never.
+
+        Returns:
+            The job.
+
+        Raises:
+            JobError: if a process does not appear, with its index and host, or an address cannot be used.
+            NativeUnavailableError: if the native libraries are missing.
+            ValueError: if `process` is not an index of `hosts`.
+        """
+        if not 0 <= process < len(hosts):
+            raise ValueError("process is {}, but there are {} hosts: it must be 0 to {}.".format(
+                process, len(hosts), len(hosts) - 1))
+        with cls._lock:
+            living = cls.current()
+            if living is not None:
+                if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
+                    return living
+                living.stop()
+            job = cls(_start(hosts, process, listen_fd, start_timeout, stall_warning, timeout), hosts, process)
+            cls._current = job
+            atexit.register(job.stop)
+            return job
+
+    @classmethod
+    def current(cls) -> "Optional[Job]":
+        """The living job of this process, or None."""
+        job = cls._current
+        return job if job is not None and job.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job can still be used: it was not stopped, and this is not a forked child."""
+        return self._handle is not None and self._pid == os.getpid()
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the job."""
+        return len(self._hosts)
+
+    @property
+    def process(self) -> int:
+        """Index of this process."""
+        return self._process
+
+    @property
+    def hosts(self) -> Tuple[str, ...]:
+        """"host:port" of each process."""
+        return self._hosts
+
+    def exchange(self, key: str, data: bytes) -> List[bytes]:
+        """Gives `data` to every process and gets theirs; blocks until all have called it with this key.
+
+        Args:
+            key: names the exchange; the same in every process.
+            data: the bytes of this process; their sizes may differ.
+
+        Returns:
+            The bytes of every process, in process order.
+
+        Raises:
+            JobError: if a process has failed, or is missing for longer than the job's timeout.
+        """
+        core = native.require().core
+        handle = self._living_handle()
+
+        def call() -> List[bytes]:
+            gathered = ctypes.c_void_p()
+            sizes = (ctypes.c_int64 * self.num_processes)()
+            status = native.Status()
+            core.epl_job_exchange(handle, key.encode(), data, len(data), ctypes.byref(gathered), sizes,
+                                  ctypes.byref(status))
+            check(status)
+            try:
+                everything = ctypes.string_at(gathered, sum(sizes))
+            finally:
+                core.epl_free(gathered)
+            parts = []
+            start = 0
+            for size in sizes:
+                parts.append(everything[start:start + size])
+                start += size
+            return parts
+
+        return interruptible(call)
+
+    def end_generation(self, reason: str) -> None:
+        """Gives the current step up, in every process: collectives that not all have joined fail with OutOfRangeError.
+
+        To be called by every process whose step failed with OutOfRangeError, and in a job of one process after any failed
+        step; the next step starts with fresh counters. Calling it again in the same generation does nothing.
+
+        Args:
+            reason: why, for the messages of the other processes.
+        """
+        if self.alive:
+            native.require().core.epl_job_end_generation(self._handle, reason.encode())
+
+    def abort(self, reason: str) -> None:
+        """Tells every process that this one has failed; their pending and later collectives fail, naming it.
+
+        Args:
+            reason: why, for the messages of the other processes.
+        """
+        if self.alive:
+            self._aborted = True
+            native.require().core.epl_job_abort(self._handle, reason.encode())
+
+    def stop(self) -> None:
+        """Leaves the job in good order; what is still pending fails. Later calls do nothing."""
+        with Job._lock:
+            if not self.alive:
+                return
+            handle, self._handle = self._handle, None
+            self._communicators.clear()
+            atexit.unregister(self.stop)
+            if Job._current is self:
+                Job._current = None
+        native.require().core.epl_job_stop(handle)
+
+    def create_communicator(self, name: str, rank_process: Sequence[int], transport: str) -> str:
+        """Creates a communicator in the core, or finds the one of that name; see `communicator.Communicator`.
+
+        Returns:
+            The transport that it uses.
+        """
+        core = native.require().core
+        handle = self._living_handle()
+
+        def call() -> ctypes.c_void_p:
+            communicator = ctypes.c_void_p()
+            status = native.Status()
+            core.epl_communicator_create(handle, name.encode(), (ctypes.c_int * len(rank_process))(*rank_process),
+                                         len(rank_process), transport.encode(), ctypes.byref(communicator),
+                                         ctypes.byref(status))
+            check(status)
+            return communicator
+
+        communicator = interruptible(call)
+        self._communicators[name] = communicator
+        return core.epl_communicator_transport(communicator).decode()
+
+    def destroy_communicator(self, name: str) -> None:
+        """Destroys the communicator of that name, if it exists; no session may be using it."""
+        communicator = self._communicators.pop(name, None)
+        if communicator is not None and self.alive:
+            native.require().core.epl_communicator_destroy(communicator)
+
+    def _living_handle(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise JobError("This job was stopped; start a new one.", code=9)
+        if self._pid != os.getpid():
+            raise JobError("This job belongs to process {}, of which this one is a fork; a fork cannot use it.".format(
+                self._pid), code=9)
+        return self._handle
+
+    def __repr__(self) -> str:
+        return "Job(process={} of {}, hosts={}, {})".format(self._process, len(self._hosts), list(self._hosts),
+                                                            "alive" if self.alive else "stopped")
+
+
+def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_timeout: float, stall_warning: float,
+           timeout: float) -> ctypes.c_void_p:
+    core = native.require().core
+    names = (ctypes.c_char_p * len(hosts))(*[host.encode() for host in hosts])
+    options = native.JobOptions(len(hosts), process, names, -1 if listen_fd is None else listen_fd, start_timeout,
+                                stall_warning, timeout)
+
+    def call() -> ctypes.c_void_p:
+        job = ctypes.c_void_p()
+        status = native.Status()
+        core.epl_job_start(ctypes.byref(options), ctypes.byref(job), ctypes.byref(status))
+        check(status)
+        return job
+
+    return interruptible(call, undo=core.epl_job_stop)
+
+
+def check(status: native.Status) -> None:
+    """Raises JobError unless the status is OK."""
+    if status.code != 0:
+        raise JobError(status.message.decode(errors="replace"), status.code)
+
+
+def interruptible(call: Callable[[], Any], undo: Optional[Callable[[Any], None]] = None) -> Any:
+    """Runs a call that may block in the core for minutes so that Ctrl-C still works meanwhile.
+
+    Python handles signals only between byte codes of the main thread, so the call runs in a thread of its own. After
+    Ctrl-C that thread is left behind (it owns all its buffers); should its call still succeed, `undo` takes it back.
+    """
+    finished = threading.Event()
+    lock = threading.Lock()
+    results: List[Any] = []
+    errors: List[BaseException] = []
+    abandoned: List[bool] = []
+
+    def run() -> None:
+        try:
+            result = call()
+            with lock:
+                results.append(result)
+                late = bool(abandoned)
+            if late and undo is not None:
+                undo(result)
+        except BaseException as error:  # pylint: disable=broad-except  (raised again in the caller's thread)
+            errors.append(error)
+        finally:
+            finished.set()
+
+    threading.Thread(target=run, name="epl_job_call", daemon=True).start()
+    try:
+        while not finished.wait(_POLL_S):
+            pass
+    except BaseException:
+        with lock:
+            abandoned.append(True)
+            done = list(results)
+        if done and undo is not None:
+            undo(done[0])
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]

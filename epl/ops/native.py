@@ -1,0 +1,173 @@
+"""Loading of the native libraries and the ctypes binding of the collective core's C ABI (csrc/comm/epl_comm.h).
+
+Nothing is loaded when this module is imported: a package without its libraries still imports, and says what is off when a
+collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
+"""
+
+import ctypes
+import os
+import threading
+from typing import Any, List, Optional
+
+import tensorflow.compat.v1 as tf
+
+ABI_VERSION = 1
+LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
+CORE_LIBRARY = "libepl_comm.so"
+OP_LIBRARY = "libepl_tf.so"
+
+_HOW_TO_BUILD = ("Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or install "
+                 "the package again on a machine with a compiler.")
+
+
+class NativeUnavailableError(RuntimeError):
+    """The native collectives cannot be used here; the message says why and what to do."""
+
+
+class Status(ctypes.Structure):
+    """epl_status."""
+
+    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 4096)]
+
+
+class JobOptions(ctypes.Structure):
+    """epl_job_options."""
+
+    _fields_ = [
+        ("num_processes", ctypes.c_int),
+        ("process", ctypes.c_int),
+        ("hosts", ctypes.POINTER(ctypes.c_char_p)),
+        ("listen_fd", ctypes.c_int),
+        ("start_timeout_s", ctypes.c_double),
+        ("stall_warning_s", ctypes.c_double),
+        ("timeout_s", ctypes.c_double),
+    ]
+
+
+class Native(object):
+    """The loaded libraries.
+
+    Attributes:
+        core: the collective core, its functions typed.
+        ops: the module of op wrappers that `tf.load_op_library` made.
+    """
+
+    def __init__(self, core: ctypes.CDLL, ops: Any) -> None:
+        self.core = core
+        self.ops = ops
+
+    def transports(self) -> List[str]:
+        """Names of the transports that this build has: local, shm, gloo, nccl."""
+        return self.core.epl_comm_transports(None).decode().split()
+
+    def missing_transports(self) -> str:
+        """What the missing transports need, in words; empty if none is missing."""
+        why = ctypes.c_char_p()
+        self.core.epl_comm_transports(ctypes.byref(why))
+        return (why.value or b"").decode()
+
+
+class _Loader(object):
+    """Loads once, under a lock; a failure is tried again the next time, since a build may have come in between."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._native: Optional[Native] = None
+
+    def load(self) -> Native:
+        with self._lock:
+            if self._native is None:
+                core = _load_core(os.path.join(LIBRARY_FOLDER, CORE_LIBRARY))
+                self._native = Native(core, _load_ops(os.path.join(LIBRARY_FOLDER, OP_LIBRARY)))
+            return self._native
+
+
+_LOADER = _Loader()
+
+
+def require() -> Native:
+    """The native libraries.
+
+    Raises:
+        NativeUnavailableError: if they are missing or do not fit.
+    """
+    return _LOADER.load()
+
+
+def available() -> bool:
+    """Whether the native collectives can be used."""
+    return why_not() is None
+
+
+def why_not() -> Optional[str]:
+    """Why the native collectives cannot be used and what to do about it; None if they can."""
+    try:
+        require()
+    except NativeUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _load_core(path: str) -> ctypes.CDLL:
+    if not os.path.exists(path):
+        raise NativeUnavailableError("Collectives between devices and processes are off: {} does not exist. {}".format(
+            path, _HOW_TO_BUILD))
+    try:
+        # Global: the op library finds the symbols in this very copy, so both see one registry of communicators.
+        core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NativeUnavailableError("Collectives between devices and processes are off: {} does not load: {}. {}".format(
+            path, error, _HOW_TO_BUILD))
+    _bind(core)
+    version = core.epl_comm_abi_version()
+    if version != ABI_VERSION:
+        raise NativeUnavailableError(
+            "Collectives between devices and processes are off: {} has ABI version {}, this package needs {}. {}".format(
+                path, version, ABI_VERSION, _HOW_TO_BUILD))
+    return core
+
+
+def _load_ops(path: str) -> Any:
+    if not os.path.exists(path):
+        raise NativeUnavailableError(
+            "Collectives between devices and processes are off: {} does not exist, although {} does. {}".format(
+                path, CORE_LIBRARY, _HOW_TO_BUILD))
+    try:
+        return tf.load_op_library(path)
+    except (tf.errors.OpError, RuntimeError, OSError) as error:
+        raise NativeUnavailableError(
+            "Collectives between devices and processes are off: {} does not load into TensorFlow {}, perhaps because it was "
+            "built for another one: {}. {}".format(path, tf.VERSION, error, _HOW_TO_BUILD))
+
+
+def _bind(core: ctypes.CDLL) -> None:
+    """Gives the functions of the core their types; without them ctypes would cut pointers to 32 bits."""
+    text, number, pointer = ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p
+    status = ctypes.POINTER(Status)
+    signatures = {
+        "epl_job_start": (number, [ctypes.POINTER(JobOptions), ctypes.POINTER(pointer), status]),
+        "epl_job_stop": (None, [pointer]),
+        "epl_job_exchange": (number, [
+            pointer, text, text, ctypes.c_int64, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int64), status
+        ]),
+        "epl_free": (None, [pointer]),
+        "epl_job_end_generation": (None, [pointer, text]),
+        "epl_job_abort": (None, [pointer, text]),
+        "epl_communicator_create": (number, [
+            pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status
+        ]),
+        "epl_communicator_find": (pointer, [text]),
+        "epl_communicator_size": (number, [pointer]),
+        "epl_communicator_transport": (text, [pointer]),
+        "epl_communicator_destroy": (None, [pointer]),
+        "epl_comm_abi_version": (number, []),
+        "epl_comm_transports": (text, [ctypes.POINTER(text)]),
+    }
+    for name, (result, arguments) in signatures.items():
+        try:
+            function = getattr(core, name)
+        except AttributeError:
+            raise NativeUnavailableError("Collectives between devices and processes are off: {} has no function {}. {}".format(
+                CORE_LIBRARY, name, _HOW_TO_BUILD))
+        function.restype = result
+        function.argtypes = arguments

@@ -1,0 +1,23 @@
+"""Which op types are collectives, and how to read one in a graph: a table for whoever orders, checks or counts them.
+
+Every op of these types has the attributes `communicator`, `rank` and `key`. Building them is `collectives.py`'s.
+"""
+
+from typing import Dict, NamedTuple
+
+CollectiveOpType = NamedTuple("CollectiveOpType", [
+    ("kind", str),  # the name that docs and messages use
+    ("first_tensor", int),  # index of the first input that is moved; what stands before it is a parameter
+    ("fused", bool),  # moves a list of tensors at once (attribute N)
+    ("reduces", bool),  # has the attribute reduce_op
+])
+
+COLLECTIVE_OP_TYPES: Dict[str, CollectiveOpType] = {
+    "EplAllReduce": CollectiveOpType("all_reduce", first_tensor=1, fused=True, reduces=True),
+    "EplReduce": CollectiveOpType("reduce", first_tensor=1, fused=True, reduces=True),
+    "EplBroadcast": CollectiveOpType("broadcast", first_tensor=0, fused=True, reduces=False),
+    "EplAllGather": CollectiveOpType("all_gather", first_tensor=0, fused=False, reduces=False),
+    "EplReduceScatter": CollectiveOpType("reduce_scatter", first_tensor=1, fused=False, reduces=True),
+    "EplAllToAll": CollectiveOpType("all_to_all", first_tensor=0, fused=False, reduces=False),
+    "EplAllToAllV": CollectiveOpType("all_to_all", first_tensor=0, fused=False, reduces=False),
+}
