@@ -1,0 +1,105 @@
+#!/usr/bin/env python
+"""Writes docs/config.md from the table of configuration keys; `--check` only says whether the page is up to date.
+
+Owns the layout of that page. Its content is in `epl/config_keys.py` and `epl/config_types.py`.
+"""
+
+import argparse
+import os
+import sys
+from typing import List, Optional
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, _ROOT)
+
+from epl import config_keys  # noqa: E402
+from epl.config_keys import Key  # noqa: E402
+
+PAGE = os.path.join(_ROOT, "docs", "config.md")
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by tools/gen_config_docs.py from epl/config_keys.py. Do not edit: change the table and run the tool. -->
+
+```python
+import epl
+
+config = epl.Config({"pipeline.num_micro_batch": 4, "communication.fp16": True})
+config.communication.max_splits = 8
+epl.init(config)
+print(config)
+```
+
+Every key has a section, a name and a type. Its value comes, in this order, from
+
+1. the dict given to `epl.Config` (by dotted key, or nested: `{"pipeline": {"num_micro_batch": 4}}`), or an attribute
+   set later;
+2. the environment variable `EPL_<SECTION>_<KEY>`, read when the `epl.Config` is made;
+3. the default below.
+
+`print(config)` shows every value and which of the three it came from. After `epl.init` a configuration is in use and
+can no longer be changed: make a new one and call `epl.init` again.
+
+- An unknown key, a value of the wrong type and an illegal value are errors (`epl.utils.errors.ConfigError`, which is a
+  `ValueError`) that name the nearest key or the legal values. A variable `EPL_<SECTION>_...` in the environment that
+  is no key is reported by a warning.
+- Booleans in the environment are `true`, `1`, `yes`, `false`, `0`, `no`, in upper or lower case. In code only `True`
+  and `False` are: an integer key takes no boolean, a boolean key no integer.
+- Values with a fixed set of words are accepted in upper and lower case and stored in lower case:
+  `config.pipeline.strategy` reads back as `"preferbackward"`.
+"""
+
+
+def render() -> str:
+    """Returns the text of the page."""
+    parts = [_HEAD]
+    for section, title in config_keys.SECTIONS:
+        parts.append(f"\n## `{section}`: {title}\n")
+        parts.extend(_render_key(key) for key in config_keys.keys_of(section))
+    return "".join(parts)
+
+
+def _render_key(key: Key) -> str:
+    facts = [f"Type: {key.type.name}", f"default: `{key.type.show(key.default)}`"]
+    if key.unit:
+        facts.append(f"unit: {key.unit}")
+    return "\n".join(
+        [
+            "",
+            f"### `{key.name}`",
+            "",
+            key.help,
+            "",
+            f"- {', '.join(facts)}",
+            f"- Legal: {key.type.expected()}",
+            f"- Environment: `{config_keys.env_name(key.name)}`",
+            "",
+        ]
+    )
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Writes or checks the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
+    parser.add_argument("--output", default=PAGE, help="the page (default: docs/config.md)")
+    options = parser.parse_args(argv)
+    text = render()
+    if not options.check:
+        with open(options.output, "w", encoding="utf-8") as page:
+            page.write(text)
+        return 0
+    try:
+        with open(options.output, encoding="utf-8") as page:
+            written = page.read()
+    except FileNotFoundError:
+        written = ""
+    if written == text:
+        return 0
+    print(f"{options.output} is stale. Run: python tools/gen_config_docs.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
