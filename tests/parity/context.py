@@ -1,0 +1,165 @@
+"""What a user script of the oracle sees: its share of the samples, the annotations, and where it puts its results.
+
+A script is a function ``script(ctx, ...)`` that builds a model, trains it and records losses and variables. The same
+script runs plain (one device, the global batch), by hand (one device, one tower per replica, averaged gradients) and
+under a plan; it asks ``ctx`` for whatever differs. How processes are started is left to ``pool.py``, comparing results
+to ``oracle.py``.
+"""
+import contextlib
+import tempfile
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+PLAIN = 'plain'  # one device, the batch of all replicas at once, EPL not imported
+BY_HAND = 'by hand'  # one device, a tower per replica with its own statistics, gradients averaged; EPL not imported
+PLAN = 'plan'  # EPL
+
+GLOBAL_BATCH = 16
+STEPS = 6
+
+ModelFunction = Callable[..., tf.Tensor]
+
+
+def clone_name(name: str, replica: int) -> str:
+    """Returns the name that a local replica's copy of ``name`` has in the graph."""
+    return name if replica == 0 else 'EPL_REPLICA_%d/%s' % (replica, name)
+
+
+class Context:
+    """One run of one script in one process.
+
+    Attributes:
+        mode: PLAIN, BY_HAND or PLAN.
+        workers: processes of the job.
+        devices: devices (replicas) of each process; in BY_HAND mode the towers of the one process.
+        worker: index of this process.
+        results: what the script recorded; a list per name.
+    """
+
+    def __init__(self, mode: str, workers: int, devices: int, worker: int, directory: str) -> None:
+        self.mode = mode
+        self.workers = workers
+        self.devices = devices
+        self.worker = worker
+        self.directory = directory
+        self.results = {}  # type: Dict[str, List[Any]]
+
+    # ---- The job.
+
+    @property
+    def replicas(self) -> int:
+        return self.workers * self.devices
+
+    @property
+    def planned(self) -> bool:
+        return self.mode == PLAN
+
+    @property
+    def batch(self) -> int:
+        """Rows that the model, written as for one device, consumes at once."""
+        return GLOBAL_BATCH if self.mode == PLAIN else GLOBAL_BATCH // self.replicas
+
+    @property
+    def process_batch(self) -> int:
+        """Rows that this process consumes in one step."""
+        return GLOBAL_BATCH if self.mode != PLAN else GLOBAL_BATCH // self.workers
+
+    def init(self, annotate: bool = True, **config: Any) -> None:
+        """Calls ``epl.init``; keys are written ``section__key``. A no-op without a plan."""
+        if not self.planned:
+            return
+        import epl
+        epl.init(epl.Config({key.replace('__', '.'): value for key, value in config.items()}))
+        if annotate:
+            epl.set_default_strategy(epl.replicate(1))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The model's annotation, for scripts that use a scope and not a default strategy."""
+        if not self.planned:
+            yield
+            return
+        import epl
+        with epl.replicate(1):
+            yield
+
+    # ---- The samples.
+
+    def mine(self, rows: np.ndarray) -> np.ndarray:
+        """Returns this process's rows of one step's global batch: contiguous, in the order of the replicas."""
+        return rows[self.worker * self.process_batch:(self.worker + 1) * self.process_batch]
+
+    def step_rows(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Returns what this process feeds in a step, of ``rows`` that hold all steps one after the other."""
+        return self.mine(rows[step * GLOBAL_BATCH:(step + 1) * GLOBAL_BATCH])
+
+    def stream(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows that this process reads in all steps, in order."""
+        return np.concatenate([self.step_rows(rows, step) for step in range(len(rows) // GLOBAL_BATCH)])
+
+    # ---- The model.
+
+    def towers(self, model: ModelFunction, inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """Returns the loss of the model; in BY_HAND mode one loss per replica, on its rows and its own statistics."""
+        if self.mode != BY_HAND:
+            return [model(*inputs)]
+        first = {}  # type: Dict[str, tf.Variable]
+        pieces = [tf.split(tensor, self.replicas) for tensor in inputs]
+        losses = []
+        for replica in range(self.replicas):
+            prefix = clone_name('', replica)
+
+            def share(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+                if kwargs.get('trainable', True):
+                    if name not in first:
+                        first[name] = getter(name, *args, **kwargs)
+                    return first[name]
+                kwargs['reuse'] = False
+                return getter(prefix + name, *args, **kwargs)
+
+            with tf.variable_scope(tf.get_variable_scope(), custom_getter=share), tf.name_scope(prefix or None):
+                losses.append(model(*[piece[replica] for piece in pieces]))
+        return losses
+
+    def minimize(self, losses: List[tf.Tensor], optimizer: tf.train.Optimizer) -> tf.Operation:
+        """Returns the training op of the mean of the losses, with UPDATE_OPS before it."""
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            if len(losses) == 1:
+                return optimizer.minimize(losses[0], global_step=tf.train.get_or_create_global_step())
+            towers = [optimizer.compute_gradients(loss) for loss in losses]
+            mean = [(tf.add_n([tf.convert_to_tensor(g) for g, _ in same]) / len(same), same[0][1])
+                    for same in zip(*towers) if same[0][0] is not None]
+            return optimizer.apply_gradients(mean, global_step=tf.train.get_or_create_global_step())
+
+    # ---- The results.
+
+    def temporary_directory(self) -> str:
+        """Returns a new directory of this process."""
+        return tempfile.mkdtemp(dir=self.directory)
+
+    def record(self, **values: Any) -> None:
+        """Appends each value to the list of its name."""
+        for name, value in values.items():
+            self.results.setdefault(name, []).append(value)
+
+    def record_variables(self, sess: tf.Session, variables: Optional[Sequence[tf.Variable]] = None) -> None:
+        """Records every global variable, as the user fetches it, and as it stands on each further local replica."""
+        variables = list(tf.global_variables() if variables is None else variables)
+        names = [variable.op.name for variable in variables]
+        self.results['variables'] = [dict(zip(names, sess.run(variables)))]
+        if not self.planned:
+            return
+        replicas = []
+        for replica in range(1, self.devices):
+            fetches = {variable.op.name: self._replica_value(sess.graph, variable, replica) for variable in variables}
+            replicas.append(sess.run(fetches))
+        self.results['replicas'] = replicas
+
+    def _replica_value(self, graph: tf.Graph, variable: tf.Variable, replica: int) -> tf.Tensor:
+        name = clone_name(variable.op.name, replica)
+        operation = graph.get_operation_by_name(name)
+        if operation.type == 'VarHandleOp':
+            return graph.get_tensor_by_name(name + '/Read/ReadVariableOp:0')
+        return operation.outputs[0]

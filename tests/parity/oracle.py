@@ -1,0 +1,118 @@
+"""The oracle: the same user script plain and under a plan must give the same losses and the same variables.
+
+Equal means: the largest difference in a tensor is at most ``TOLERANCE`` of its largest value (float32). Replicas, local
+ones and those of other processes, must hold the same variables as each other to the last bit.
+"""
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from tests.parity import context
+from tests.parity.pool import Answer, Pool, ScriptFailed, Topology
+
+TOLERANCE = 1e-6
+# (workers, devices): one process with two devices, two processes, both, and four devices.
+TOPOLOGIES = [(1, 2), (2, 1), (2, 2), (1, 4)]
+
+Script = Callable[..., None]
+
+
+def topology_name(topology: Sequence[int]) -> str:
+    """Returns "2x1" for two workers with one device each."""
+    return '%dx%d' % (topology[0], topology[1])
+
+
+class Oracle:
+    """Runs scripts and compares what they recorded."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def plain(self, script: Script, **arguments: Any) -> Answer:
+        """Runs on one device, on the batch of all replicas."""
+        return self._good(Topology(context.PLAIN, 1, 1), script, arguments)[0]
+
+    def by_hand(self, topology: Sequence[int], script: Script, **arguments: Any) -> Answer:
+        """Runs on one device, one tower per replica, gradients averaged."""
+        return self._good(Topology(context.BY_HAND, 1, topology[0] * topology[1]), script, arguments)[0]
+
+    def plan(self, topology: Sequence[int], script: Script, **arguments: Any) -> List[Answer]:
+        """Runs under a plan; a script that fails fails the test."""
+        return self._good(Topology(context.PLAN, topology[0], topology[1]), script, arguments)
+
+    def failing_plan(self, topology: Sequence[int], script: Script, **arguments: Any) -> List[Answer]:
+        """Runs a script that is expected to fail; the answers tell how."""
+        return self._pool.run(Topology(context.PLAN, topology[0], topology[1]), script, arguments)
+
+    def _good(self, topology: Topology, script: Script, arguments: Dict[str, Any]) -> List[Answer]:
+        answers = self._pool.run(topology, script, arguments)
+        errors = ['---- worker %d\n%s' % (worker, answer.error) for worker, answer in enumerate(answers)
+                  if answer.error]
+        if errors:
+            raise ScriptFailed('%s under %s\n%s' % (script.__name__, topology, '\n'.join(errors)))
+        return answers
+
+    def check(self, topology: Sequence[int], script: Script, reference: Optional[Answer] = None,
+              tolerance: float = TOLERANCE, **arguments: Any) -> List[Answer]:
+        """Runs the script plain and under a plan, and compares; returns what the plan's processes answered."""
+        reference = reference or self.plain(script, **arguments)
+        answers = self.plan(topology, script, **arguments)
+        compare(reference, answers, tolerance)
+        return answers
+
+
+def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERANCE) -> None:
+    """Compares losses (mean over processes) and variables, and the replicas with each other.
+
+    Raises:
+        AssertionError: names every value that differs, and by how much.
+    """
+    problems = []  # type: List[str]
+    expected = reference.results
+    losses = np.mean([answer.results['loss'] for answer in answers], axis=0)
+    _near(problems, 'loss', losses, np.array(expected['loss']), tolerance)
+    variables = _of_user(expected['variables'][0])
+    for worker, answer in enumerate(answers):
+        seen = _of_user(answer.results['variables'][0])
+        if sorted(seen) != sorted(variables):
+            problems.append('worker %d has the variables %s, expected %s' % (worker, sorted(seen), sorted(variables)))
+        elif worker == 0:
+            for name in seen:
+                _near(problems, name, seen[name], variables[name], tolerance)
+    problems += replica_differences(answers)
+    if len(expected['loss']) < 5:
+        problems.append('the script made %d steps; at least 5 are needed' % len(expected['loss']))
+    assert not problems, '\n'.join(problems)
+
+
+def replica_differences(answers: List[Answer], ignore: Sequence[str] = ()) -> List[str]:
+    """Returns a line for each variable that is not equal, bit for bit, on all replicas of all processes."""
+    problems = []
+    first = answers[0].results['variables'][0]
+    for worker, answer in enumerate(answers):
+        copies = answer.results['variables'] + answer.results.get('replicas', [])
+        for replica, copy in enumerate(copies):
+            for name, value in copy.items():
+                if any(word in name for word in ignore):
+                    continue
+                if not np.array_equal(value, first[name]):
+                    problems.append('%s differs between replica 0 of worker 0 and replica %d of worker %d:\n%s\n%s' % (
+                        name, replica, worker, first[name], value))
+    return problems
+
+
+def _of_user(variables: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    # By hand every tower's statistics stand in the graph; those of replica 0 are what a user sees.
+    return {name: value for name, value in variables.items() if not name.startswith('EPL_REPLICA_')}
+
+
+def _near(problems: List[str], name: str, seen: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    seen, expected = np.asarray(seen, np.float64), np.asarray(expected, np.float64)
+    if seen.shape != expected.shape:
+        problems.append('%s has shape %s, expected %s' % (name, seen.shape, expected.shape))
+        return
+    difference = np.max(np.abs(seen - expected)) if expected.size else 0.
+    bound = tolerance * max(np.max(np.abs(expected)) if expected.size else 0., 1e-3)
+    if not difference <= bound:  # also when it is not a number
+        problems.append('%s differs by %.3g, more than %.3g:\n%s\nexpected\n%s' % (
+            name, difference, bound, seen, expected))

@@ -1,0 +1,54 @@
+"""A worker process of ``pool.py``: receives names of scripts, runs each in a fresh graph, sends back what it recorded."""
+import ctypes
+import importlib
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, Dict, Optional, Tuple
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _run(module: str, name: str, arguments: Dict[str, Any], mode: str, workers: int, devices: int, worker: int,
+         directory: str) -> Tuple[Dict[str, Any], Optional[str]]:
+    import tensorflow.compat.v1 as tf
+    from tests.parity.context import Context
+    context = Context(mode, workers, devices, worker, directory)
+    try:
+        tf.reset_default_graph()
+        getattr(importlib.import_module(module), name)(context, **arguments)
+        return context.results, None
+    except BaseException:  # pylint: disable=broad-except; whatever it was, the test is told
+        traceback.print_exc()
+        return context.results, traceback.format_exc()
+
+
+def main() -> None:
+    """Serves until the other end of the connection is closed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    connection = multiprocessing.connection.Connection(int(sys.argv[1]))
+    mode, workers, devices, worker = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+    directory = sys.argv[6]
+    while True:
+        try:
+            module, name, arguments = connection.recv()
+        except EOFError:
+            break
+        sys.stderr.flush()
+        start = os.fstat(2).st_size
+        results, error = _run(module, name, arguments, mode, workers, devices, worker, directory)
+        sys.stderr.flush()
+        sys.stdout.flush()
+        with open(os.path.join(directory, 'worker_%d.log' % worker), errors='replace') as stream:
+            stream.seek(start)
+            log = stream.read()
+        connection.send((results, log, error))
+    # A collective that waits for a process which is gone already must not keep this one alive.
+    threading.Timer(3, os._exit, [0]).start()
+
+
+if __name__ == '__main__':
+    main()
