@@ -1,0 +1,124 @@
+"""epl-launch: starts the worker processes of a job on this machine and ends with them.
+
+Also `python -m epl.utils.launcher`. Owns the order of things; each thing is in a module of its own:
+
+    launcher_options    the command line                     launcher_job        one run: output, failure, end
+    launcher_devices    which GPUs                           launcher_guard      the process that watches the workers
+    launcher_plan       command, environment, logs, ports    launcher_processes  /proc and prctl
+                                                             launcher_console    the terminal
+
+TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
+"""
+
+import os
+import sys
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from epl.utils import launcher_devices, launcher_guard, launcher_options, launcher_plan
+from epl.utils.launcher_console import Console
+from epl.utils.launcher_job import Interrupts, Job, Outcome
+from epl.utils.launcher_options import Options
+from epl.utils.launcher_plan import Port, Worker
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the launcher.
+
+    Args:
+      argv: the command line without the program's name; None: that of this process.
+
+    Returns:
+      The exit code: 0; that of the worker that failed first, 128 + n where signal n killed it; 128 + n where signal n
+      ended the launcher; 2 for what was asked for wrongly.
+    """
+    options = launcher_options.parse(sys.argv[1:] if argv is None else argv)
+    try:
+        devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
+    except launcher_devices.DeviceError as error:
+        return _refuse(error)
+    if options.dry_run:
+        _dry_run(options, devices)
+        return 0
+    interrupts = Interrupts()
+    console = Console(sys.stdout.buffer, sys.stdout.isatty())
+    console.say(f"{options.num_workers} worker(s), {len(options.local_indices)} of them here: {devices.text}")
+    log_dir = options.log_dir
+    for restart in range(options.max_restarts + 1):
+        try:
+            workers, logs, ports, log_dir = _prepare(options, devices.environments, log_dir, restart)
+        except (launcher_plan.LogInUseError, OSError) as error:
+            return _refuse(error)
+        outcome = _run(options, workers, logs, ports, console, interrupts)
+        if outcome.code == 0 or outcome.interrupted:
+            break
+        if restart < options.max_restarts:
+            console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
+    return outcome.code
+
+
+def _refuse(error: Exception) -> int:
+    print(f"epl-launch: error: {error}", file=sys.stderr)
+    return 2
+
+
+def _dry_run(options: Options, devices: launcher_devices.Devices) -> None:
+    hosts = options.hosts or [f"127.0.0.1:<free port {index}>" for index in range(options.num_workers)]
+    log_dir = options.log_dir or launcher_plan.default_log_dir(options)
+    print(f"# {devices.text}")
+    for worker in launcher_plan.plan_workers(options, log_dir, hosts, devices.environments, None, 0):
+        print(worker.describe())
+
+
+def _prepare(
+    options: Options, devices: Sequence[Mapping[str, str]], log_dir: Optional[str], restart: int
+) -> Tuple[List[Worker], Dict[int, int], Optional[List[Port]], str]:
+    """Reserves ports and log files of one run.
+
+    A default log directory where another job is writing just now gets a number; one that the user named is refused.
+    """
+    ports = None if options.hosts else launcher_plan.reserve_ports(options.num_workers)
+    hosts = options.hosts or [f"127.0.0.1:{port.number}" for port in ports or []]
+    default = launcher_plan.default_log_dir(options)
+    number = 1
+    while True:
+        directory = log_dir or (default if number == 1 else f"{default}_{number}")
+        workers = launcher_plan.plan_workers(options, directory, hosts, devices, ports, restart)
+        try:
+            return workers, launcher_plan.open_logs(workers), ports, directory
+        except launcher_plan.LogInUseError:
+            if log_dir is not None:
+                raise
+            number += 1
+
+
+def _run(
+    options: Options,
+    workers: List[Worker],
+    logs: Dict[int, int],
+    ports: Optional[List[Port]],
+    console: Console,
+    interrupts: Interrupts,
+) -> Outcome:
+    null = os.open(os.devnull, os.O_RDONLY)
+    starts = []
+    for worker in workers:
+        debugged = worker.log is None
+        starts.append(
+            launcher_guard.Start(
+                worker.worker_index,
+                worker.argv,
+                worker.environment(os.environ),
+                None if debugged else null,
+                logs.get(worker.worker_index),
+                ports[worker.worker_index].fd if ports is not None else None,
+            )
+        )
+    paths = {worker.worker_index: worker.log for worker in workers if worker.log is not None}
+    shown = options.local_indices if options.show_all else [0]
+    outcome = Job(starts, paths, shown, console, interrupts).run(options.kill_after)
+    os.close(null)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())
