@@ -201,23 +201,6 @@ class TestGpuDevices:
         with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES leaves none"):
             cluster(device_type="gpu")
 
-    @pytest.mark.parametrize(
-        "value,count",
-        [
-            ("", 0),
-            ("0,1", 2),
-            ("3", 1),
-            ("0,-1,1", 1),
-            ("4", 0),
-            ("1,4,0", 1),
-            ("0,0", 0),
-            ("GPU-8932f937", 1),
-            ("none", 0),
-        ],
-    )
-    def test_cuda_visible_devices_is_read_as_cuda_does(self, value, count):
-        assert gpu_info.count_visible(value, present=4) == count
-
 
 class TestLayouts:
     def test_all_puts_every_device_into_one_virtual_device(self):
