@@ -19,13 +19,14 @@ def run(quick: bool) -> harness.Result:
     rounds = 3 if quick else 11
     elements = [str(size // 4) for size, _, _ in sizes]
 
-    def horovod() -> groups.Group:
+    def horovod(variables: Dict[str, str]) -> groups.Group:
         environment.ensure()
-        return groups.start_horovod('collective', ['horovod'] + elements, PROCESSES)
+        return groups.start_horovod('collective', ['horovod'] + elements, PROCESSES, variables)
 
     missing: List[str] = []
     contenders = harness.start_all({
-        'horovod': horovod,
+        'horovod': lambda: horovod({}),
+        'horovod, allocator set': lambda: horovod(groups.ALLOCATOR),
         'epl': lambda: groups.start_epl('collective', ['epl'] + elements, PROCESSES),
     }, missing)
     rows: List[harness.Row] = []
@@ -35,12 +36,14 @@ def run(quick: bool) -> harness.Result:
             steps = min(steps, 10) if quick else steps
             seconds = harness.interleave(contenders, rounds, missing, elements=size // 4, steps=steps, warm_up=2)
             details[label] = {name: [value / steps for value in values] for name, values in seconds.items()}
-            if 'epl' in seconds and 'horovod' in seconds:
-                rows.append(harness.row('EPL against Horovod, ' + label,
-                                        harness.ratios(seconds['horovod'], seconds['epl']), at_least=1.0))
+            for peer in seconds:
+                if 'epl' in seconds and peer != 'epl':
+                    rows.append(harness.row('%s: EPL against %s' % (label, peer.capitalize()),
+                                            harness.ratios(seconds[peer], seconds['epl']), at_least=1.0))
     finally:
         for group in contenders.values():
             group.close()
     conditions = ['sum of float32 between 2 processes of one machine, one all-reduce per session.run; ratio of speeds',
-                  'each library as its own launcher starts it, then alternating pairs of processes']
+                  'each library as its own launcher starts it, in alternating pairs of processes',
+                  'allocator set: with the settings of malloc that epl-launch gives to its workers']
     return harness.Result('all-reduce (speed)', conditions, rows, {'seconds_per_all_reduce': details}, missing)

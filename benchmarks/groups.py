@@ -24,6 +24,9 @@ START_SECONDS = 300
 REPLY_SECONDS = 600
 END_SECONDS = 10
 _LOG_TAIL_LINES = 25
+# What epl-launch sets for its workers. Given to the other contenders as well, it takes nothing from EPL's figures but
+# what any launcher could do for its own.
+ALLOCATOR = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 34), 'MALLOC_ARENA_MAX': '1'}
 
 
 class GroupError(RuntimeError):
@@ -164,9 +167,9 @@ def start_plain(worker: str, arguments: List[str], variables: Optional[Dict[str,
     return Group(name, [sys.executable, _script(worker)] + arguments, 1, variables or {})
 
 
-def start_side_by_side(worker: str, arguments: List[str], size: int, name: str) -> Group:
+def start_side_by_side(worker: str, arguments: List[str], size: int, variables: Dict[str, str], name: str) -> Group:
     """Starts ``size`` unconnected processes of ``worker``: a data-parallel step without its communication."""
-    return Group(name, [sys.executable, _script(worker)] + arguments, size, {}, copies=size)
+    return Group(name, [sys.executable, _script(worker)] + arguments, size, variables, copies=size)
 
 
 def start_horovod(worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None,

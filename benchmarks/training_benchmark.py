@@ -4,6 +4,7 @@ from typing import Callable, Dict, List
 from benchmarks import environment, groups, harness
 
 PROCESSES = 2
+HOROVOD_ALLOCATOR = 'horovod, allocator set'
 
 
 def run(quick: bool) -> harness.Result:
@@ -29,17 +30,16 @@ def run(quick: bool) -> harness.Result:
 
 
 def _starters(sizes: List[str]) -> Dict[str, Callable[[], groups.Group]]:
-    def independent() -> groups.Group:
-        return groups.start_side_by_side('training', ['plain'] + sizes, PROCESSES, name='independent')
-
-    def horovod() -> groups.Group:
+    def horovod(variables: Dict[str, str]) -> groups.Group:
         environment.ensure()
-        return groups.start_horovod('training', ['horovod'] + sizes, PROCESSES)
+        return groups.start_horovod('training', ['horovod'] + sizes, PROCESSES, variables)
 
     return {
-        'plain': lambda: groups.start_plain('training', ['plain'] + sizes),
-        'independent': independent,
-        'horovod': horovod,
+        'plain': lambda: groups.start_plain('training', ['plain'] + sizes, groups.ALLOCATOR),
+        'independent': lambda: groups.start_side_by_side('training', ['plain'] + sizes, PROCESSES, groups.ALLOCATOR,
+                                                         name='independent'),
+        'horovod': lambda: horovod({}),
+        HOROVOD_ALLOCATOR: lambda: horovod(groups.ALLOCATOR),
         'epl': lambda: groups.start_epl('training', ['epl'] + sizes, PROCESSES),
     }
 
@@ -61,13 +61,13 @@ def _first_losses(contenders: Dict[str, groups.Group], missing: List[str]) -> Di
 
 def _rows(seconds: Dict[str, List[float]]) -> List[harness.Row]:
     rows = []
-    for name in ('epl', 'horovod'):
+    for peer in ('horovod', HOROVOD_ALLOCATOR):
+        if 'epl' in seconds and peer in seconds:
+            rows.append(harness.row('EPL against ' + peer.capitalize(),
+                                    harness.ratios(seconds[peer], seconds['epl']), at_least=1.0))
+    for name, label in (('epl', 'EPL'), ('horovod', 'Horovod'), (HOROVOD_ALLOCATOR, HOROVOD_ALLOCATOR.capitalize())):
         if name not in seconds:
             continue
-        label = {'epl': 'EPL', 'horovod': 'Horovod'}[name]
-        if name == 'epl' and 'horovod' in seconds:
-            rows.append(harness.row('EPL against Horovod', harness.ratios(seconds['horovod'], seconds['epl']),
-                                    at_least=1.0))
         if 'plain' in seconds:
             rows.append(harness.row('%s, 2 processes, against plain TensorFlow, 1 process (bound: 2)' % label,
                                     harness.ratios(seconds['plain'], seconds[name], factor=PROCESSES)))
@@ -82,4 +82,5 @@ def _conditions(sizes: List[str]) -> List[str]:
         'BERT, %s layers, hidden %s, sequence 128, vocabulary 8,192, micro batch %s per process, Adam, float32' %
         (sizes[1], sizes[2], sizes[0]),
         'every process has 1 intra-op and 1 inter-op thread; contenders take turns in one run, the others are stopped',
+        'allocator set: the settings of malloc that epl-launch gives to its workers; plain TensorFlow has them too',
     ]

@@ -66,9 +66,16 @@ class Epl(Library):
         self._epl = epl
         self.rank = json.loads(os.environ['TF_CONFIG'])['task']['index'] if 'TF_CONFIG' in os.environ else 0
 
+
     def scope(self) -> ContextManager:
         """See Library."""
         return self._epl.replicate(1)
+
+    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
+        """See Library."""
+        from epl.ops.communicator import Communicator
+        communicator = Communicator('benchmark', range(self._epl.Env.get().cluster.worker_num))
+        return communicator.all_reduce(tensor, self.rank, key=tensor.op.name)
 
 
 def load(name: str) -> Library:

@@ -2,7 +2,11 @@
 
 Horovod is left to the benchmark itself, which builds it on first use.
 """
-from benchmarks import groups
+import os
+import subprocess
+import sys
+
+from benchmarks import environment, groups
 
 _TINY = ['2', '1', '16']
 
@@ -21,10 +25,18 @@ def test_plain_training_step_runs():
 
 
 def test_unconnected_processes_train_on_different_batches():
-    first, second = _ask(groups.start_side_by_side('training', ['plain'] + _TINY, 2, 'independent'), steps=1, warm_up=0)
+    group = groups.start_side_by_side('training', ['plain'] + _TINY, 2, {}, name='independent')
+    first, second = _ask(group, steps=1, warm_up=0)
     assert first['loss'] != second['loss']
 
 
 def test_plain_graph_is_built_without_being_rewritten():
     reply, = _ask(groups.start_plain('rewriting', ['plain', '1']))
     assert reply['ops'] > 1000 and 'rewrite' not in reply
+
+
+def test_allocator_settings_are_those_of_the_launcher():
+    printed = subprocess.check_output([sys.executable, os.path.join(environment.ROOT, 'tools', 'epl-launch'),
+                                       '--num_workers', '1', '--gpu_per_worker', '1', '--dry_run', __file__])
+    for name, value in groups.ALLOCATOR.items():
+        assert '%s=%s' % (name, value) in printed.decode()
