@@ -1,0 +1,51 @@
+# The commands of the project; docs/install.md explains them.
+#   make quickstart   set up this machine and run the first example
+#   make test         set up and run every test but the long ones
+# Variables: PYTHON=<a Python 3.7>, VENV=<folder>, EPL_TF=auto|cpu|gpu|system, ARGS=<more words for pytest or a program>.
+
+VENV ?= .venv
+VENV_PYTHON := $(abspath $(VENV))/bin/python
+BOOT_PYTHON := $(shell command -v python3 || command -v python3.7 || command -v python)
+# What this make was told is for this make: programs that call make themselves start afresh.
+RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
+CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
+JOBS ?= 2
+
+.PHONY: help setup quickstart test test-long lint bench docs build clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo "also: make test-long lint bench docs build clean"
+
+setup:
+	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
+
+quickstart: setup
+	@$(RUN) $(VENV_PYTHON) examples/quickstart/run.py $(ARGS)
+
+test: setup
+	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" $(ARGS)
+
+test-long: setup
+	@$(RUN) $(VENV_PYTHON) -m pytest -m long $(ARGS)
+
+lint: setup
+	@$(VENV_PYTHON) -m ruff --version >/dev/null 2>&1 || \
+	  { echo "make lint: ruff needs Python 3.7; make another environment: VENV=.venv37 PYTHON=python3.7 make lint"; exit 1; }
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m mypy
+	$(abspath $(VENV))/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+bench: setup
+	@$(RUN) $(VENV_PYTHON) benchmarks/run.py $(ARGS)
+
+docs: setup
+	$(VENV_PYTHON) tools/gen_config_docs.py
+
+build: setup
+	$(MAKE) -C csrc PYTHON=$(VENV_PYTHON)
+
+clean:
+	rm -rf build dist epl.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	if [ -f csrc/Makefile ]; then $(RUN) $(MAKE) -C csrc clean PYTHON=$(VENV_PYTHON); fi
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf

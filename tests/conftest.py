@@ -1,0 +1,132 @@
+"""What every test runs under: a fixed environment, a time limit that holds, and no process left behind.
+
+The limit of pytest-timeout (pytest.ini) interrupts Python; a test that hangs inside native code is ended, with the stacks of
+all threads, by the watchdog here, and pytest-xdist goes on with the next test in a new worker.
+"""
+import faulthandler
+import os
+import signal
+import sys
+import time
+import uuid
+from typing import Dict, Iterator, List, Set
+
+import pytest
+
+# What a user has in the shell must not change what a test sees. A random hash seed in every child process makes order that
+# depends on hashing show.
+for _name in [name for name in os.environ if name.startswith("EPL_")] + ["TF_CONFIG", "PYTHONHASHSEED"]:
+    os.environ.pop(_name, None)
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+_MARK = "TEST_PROCESS_OF"  # set in this process alone, so found in the environment of what it starts
+os.environ[_MARK] = uuid.uuid4().hex
+
+_WATCHDOG_MARGIN = 30  # seconds that pytest-timeout gets to end a test in an orderly way
+_GRACE = 5.0  # seconds that processes get to end after their test has
+# They outlive a test by design: the helpers of multiprocessing, and the pool of workers that the parity tests share.
+_KEPT = (
+    "multiprocessing.semaphore_tracker",
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "-m tests.parity.worker",
+)
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Skips the tests that name a GPU where there is none."""
+    if not os.path.exists("/proc/driver/nvidia/gpus"):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Ends the process when a test goes past its limit and Python cannot be interrupted."""
+    limit = _limit(item)
+    if limit:
+        faulthandler.dump_traceback_later(limit + _WATCHDOG_MARGIN, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0] if marker.args else marker.kwargs.get("timeout", 0))
+    given = item.config.getoption("timeout", None)
+    return float(given if given is not None else item.config.getini("timeout") or 0)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fails a test that leaves a process behind, and ends that process. Those of wider fixtures may stay."""
+    before = set(started_processes())
+    yield
+    left = _wait_until_gone(before)
+    for pid in left:
+        _kill(pid)
+    if left:
+        pytest.fail("the test left processes behind: {}".format("; ".join(left.values())), pytrace=False)
+
+
+def pytest_sessionfinish() -> None:
+    """Ends what fixtures left."""
+    for pid in started_processes():
+        _kill(pid)
+
+
+def started_processes() -> Dict[int, str]:
+    """The living processes that this process has started, in any depth: pid and command line."""
+    found = {}
+    mark = "{}={}".format(_MARK, os.environ[_MARK]).encode()
+    own = _children()
+    for name in os.listdir("/proc"):
+        pid = int(name) if name.isdigit() else 0
+        if not pid or pid == os.getpid() or not (pid in own or mark in _read(pid, "environ").split(b"\0")):
+            continue
+        command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+        if command:  # a zombie has none
+            found[pid] = "{} ({})".format(command[:200], pid)
+    return found
+
+
+def _wait_until_gone(expected: Set[int]) -> Dict[int, str]:
+    end = time.time() + _GRACE
+    while True:
+        left = {
+            pid: command
+            for pid, command in started_processes().items()
+            if pid not in expected and not any(kept in command for kept in _KEPT)
+        }
+        if not left or time.time() > end:
+            return left
+        time.sleep(0.05)
+
+
+def _children() -> Set[int]:
+    """Direct children: forks that did not start another program keep the environment of before the mark."""
+    children = set()  # type: Set[int]
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open("/proc/self/task/{}/children".format(thread)) as source:
+                children.update(int(pid) for pid in source.read().split())
+        except OSError:
+            pass  # the thread has ended, or the kernel does not tell: the mark finds the others
+    return children
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open("/proc/{}/{}".format(pid, name), "rb") as source:
+            return source.read()
+    except OSError:
+        return b""  # ended meanwhile, or another user's
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass

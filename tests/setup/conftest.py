@@ -1,0 +1,49 @@
+"""Makes the modules of tools/set_up importable, and describes machines to them."""
+import json
+import os
+import sys
+from typing import Callable, Dict
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tools", "set_up"))
+
+
+def write_program(path: str, text: str) -> str:
+    """Writes an executable shell script and returns its path."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as target:
+        target.write("#!/bin/sh\n" + text + "\n")
+    os.chmod(path, 0o755)
+    return path
+
+
+class Machine:
+    """A machine of which set-up sees only what a test has put there."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.bin = os.path.join(folder, "bin")
+        os.makedirs(self.bin)
+        self.env = {"PATH": self.bin, "HOME": os.path.join(folder, "home")}  # type: Dict[str, str]
+        self.said = []
+
+    def python(self, path: str, version: str, tensorflow: str = None, has_venv: bool = True) -> str:
+        """Puts an interpreter at `path`, relative to the machine's folder."""
+        facts = {"version": [int(p) for p in version.split(".")], "has_venv": has_venv, "tensorflow": tensorflow}
+        return write_program(os.path.join(self.folder, path), "echo '{}'".format(json.dumps(facts)))
+
+    def program(self, name: str, text: str) -> str:
+        """Puts a program on the machine's PATH."""
+        return write_program(os.path.join(self.bin, name), text)
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return self.said.append
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    """An empty machine."""
+    return Machine(str(tmp_path / "machine"))

@@ -1,0 +1,302 @@
+"""The layers of the package: imports of epl/ point downward only, and TensorFlow's insides are touched in two places.
+
+Reads the sources, imports nothing: a wrong import is named even when it would work. Imports under `if TYPE_CHECKING:` are
+for mypy and do not count.
+"""
+import ast
+import os
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Low to high. A module may import its own layer and those before it.
+LAYERS = (
+    ("epl.utils",),
+    ("epl.config", "epl.config_types", "epl.config_keys"),
+    ("epl.ops",),
+    ("epl.cluster", "epl.layouts", "epl.tf_config"),
+    ("epl.ir",),
+    ("epl.env",),
+    ("epl.strategies",),
+    ("epl.parallel",),
+    ("epl.runtime",),
+    ("epl",),
+)
+
+# Imports that point upward all the same, each with its reason. They stand inside functions.
+EXCEPTIONS = {
+    ("epl.cluster", "epl.env"): "`with epl.Cluster(...)` makes itself the cluster of Env",
+}
+
+TF_COMPAT = "epl.utils.tf_compat"  # alone imports private TensorFlow
+HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
+LAUNCHER = "epl.utils.launcher"  # its modules stand alone: no TensorFlow, nothing of epl but utils
+
+Import = NamedTuple("Import", [("target", str), ("alias", str), ("line", int), ("top_level", bool)])
+Module = NamedTuple("Module", [("name", str), ("path", str), ("tree", ast.Module), ("imports", List[Import])])
+
+
+def read_modules(root: str) -> Dict[str, Module]:
+    """Every module of the package `epl` under `root`, by its dotted name."""
+    modules = {}
+    for at, _, names in os.walk(os.path.join(root, "epl")):
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(at, name)
+                dotted = os.path.relpath(path, root)[: -len(".py")].replace(os.sep, ".")
+                if dotted.endswith(".__init__"):
+                    dotted = dotted[: -len(".__init__")]
+                with open(path, encoding="utf-8") as source:
+                    tree = ast.parse(source.read(), path)
+                modules[dotted] = Module(dotted, os.path.relpath(path, root), tree, [])
+    for module in modules.values():
+        module.imports.extend(_imports(module, set(modules)))
+    return modules
+
+
+def _imports(module: Module, known: Set[str]) -> Iterator[Import]:
+    top_level = set(ast.walk(ast.Module(body=[n for n in module.tree.body if not _is_scope(n)], type_ignores=[])))
+    for node in _walk(module.tree):
+        if isinstance(node, ast.Import):
+            for item in node.names:
+                bound = item.asname or item.name.split(".")[0]
+                yield Import(item.name, bound, node.lineno, node in top_level)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            for item in node.names:
+                inner = base + "." + item.name
+                target = inner if inner in known or base.startswith("tensorflow") else base
+                yield Import(target, item.asname or item.name, node.lineno, node in top_level)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """`ast.walk` without what stands under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and _chain(child.test)[-1:] == ["TYPE_CHECKING"]):
+            yield child
+            yield from _walk(child)
+
+
+def _is_scope(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def _absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.name.split(".")
+    keep = len(parts) - node.level + (1 if module.path.endswith("__init__.py") else 0)
+    return ".".join(parts[:keep] + ([node.module] if node.module else []))
+
+
+def layer_of(name: str) -> int:
+    """The index in LAYERS of a module, by its longest matching prefix; -1 when it has none."""
+    best = (-1, -1)
+    for index, prefixes in enumerate(LAYERS):
+        for prefix in prefixes:
+            own = name == prefix or (prefix != "epl" and name.startswith(prefix + "."))
+            if own:
+                best = max(best, (len(prefix), index))
+    return best[1]
+
+
+def upward_imports(modules: Dict[str, Module]) -> List[Tuple[str, str, str]]:
+    """(importing module, imported module, place) for every import that points upward."""
+    return [
+        (module.name, found.target, "{}:{}".format(module.path, found.line))
+        for module in modules.values()
+        for found in module.imports
+        if found.target in modules and layer_of(found.target) > layer_of(module.name)
+    ]
+
+
+def private_tensorflow(modules: Dict[str, Module]) -> List[str]:
+    """Where a module other than tf_compat sees TensorFlow through anything but `import tensorflow.compat.v1 as tf`."""
+    places = []
+    for module in modules.values():
+        if module.name == TF_COMPAT:
+            continue
+        for found in module.imports:
+            if found.target.split(".")[0] == "tensorflow" and (found.target, found.alias) != (
+                "tensorflow.compat.v1", "tf",
+            ):  # fmt: skip
+                places.append("{}:{}: import of {}".format(module.path, found.line, found.target))
+        for node in ast.walk(module.tree):
+            chain = _chain(node)
+            if chain[:1] == ["tf"] and any(part.startswith("_") or part == "python" for part in chain[1:]):
+                places.append("{}:{}: {}".format(module.path, node.lineno, ".".join(chain)))
+    return places
+
+
+def replaced_attributes(modules: Dict[str, Module]) -> List[str]:
+    """Where a module other than hooks assigns to an attribute of TensorFlow, or of what tf_compat gives."""
+    places = []
+    for module in modules.values():
+        if module.name == HOOKS:
+            continue
+        foreign = {
+            found.alias for found in module.imports if found.target.startswith(("tensorflow", TF_COMPAT))
+        }  # fmt: skip
+        for node in ast.walk(module.tree):
+            for target in _assigned(node):
+                chain = _chain(target)
+                if len(chain) > 1 and chain[0] in foreign:
+                    places.append("{}:{}: {} is replaced".format(module.path, target.lineno, ".".join(chain)))
+    return places
+
+
+def _assigned(node: ast.AST) -> List[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return [part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Attribute)]
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+        return [node.target]
+    if isinstance(node, ast.Delete):
+        return list(node.targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+        return [ast.copy_location(ast.Attribute(value=node.args[0], attr="<setattr>", ctx=ast.Store()), node)]
+    return []
+
+
+def _chain(node: ast.AST) -> List[str]:
+    """`a.b.c` as ["a", "b", "c"]; [] for anything else, calls included: what they return is no attribute of a module."""
+    parts = []  # type: List[str]
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return [node.id] + parts if isinstance(node, ast.Name) else []
+
+
+def import_cycle(modules: Dict[str, Module]) -> List[str]:
+    """A cycle of imports that run when the modules are imported; [] when there is none."""
+    done = set()  # type: Set[str]
+
+    def visit(name: str, trail: List[str]) -> List[str]:
+        if name in trail:
+            return trail[trail.index(name) :] + [name]
+        if name in done:
+            return []
+        for found in modules[name].imports:
+            # A package's own modules may be imported by its __init__; the reverse is the import of the package.
+            if found.top_level and found.target in modules and not name.startswith(found.target + "."):
+                cycle = visit(found.target, trail + [name])
+                if cycle:
+                    return cycle
+        done.add(name)
+        return []
+
+    for name in sorted(modules):
+        cycle = visit(name, [])
+        if cycle:
+            return cycle
+    return []
+
+
+@pytest.fixture(scope="module")
+def modules() -> Dict[str, Module]:
+    """The modules of this checkout."""
+    return read_modules(ROOT)
+
+
+def test_every_module_has_a_layer(modules):
+    assert [name for name in modules if layer_of(name) < 0] == []
+
+
+def test_imports_point_downward(modules):
+    assert [place for place in upward_imports(modules) if place[:2] not in EXCEPTIONS] == []
+
+
+def test_exceptions_are_needed(modules):
+    assert set(EXCEPTIONS) <= {place[:2] for place in upward_imports(modules)}
+
+
+def test_no_import_cycle(modules):
+    assert import_cycle(modules) == []
+
+
+def test_only_tf_compat_sees_private_tensorflow(modules):
+    assert private_tensorflow(modules) == []
+
+
+def test_only_hooks_replaces_attributes_of_tensorflow(modules):
+    assert replaced_attributes(modules) == []
+
+
+def test_launcher_stands_alone(modules):
+    found = [
+        "{}:{}: {}".format(module.path, found.line, found.target)
+        for module in modules.values()
+        if module.name.startswith(LAUNCHER)
+        for found in module.imports
+        if found.target.split(".")[0] == "tensorflow"
+        or (found.target.startswith("epl") and not found.target.startswith("epl.utils"))
+    ]
+    assert found == []
+
+
+# The checks themselves, on a package made for it.
+
+
+def _package(tmp_path, **sources):
+    (tmp_path / "epl").mkdir()
+    for name, source in sources.items():
+        path = tmp_path.joinpath("epl", *name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return read_modules(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["from epl.parallel import planner", "import epl.parallel.planner"])
+def test_an_upward_import_is_found(tmp_path, source):
+    found = upward_imports(_package(tmp_path, ir__graph=source, parallel__planner=""))
+    assert [place[:2] for place in found] == [("epl.ir.graph", "epl.parallel.planner")]
+
+
+def test_an_upward_import_inside_a_function_is_found(tmp_path):
+    found = upward_imports(_package(tmp_path, ops__native="def f():\n  from epl.env import Env", env=""))
+    assert [place[:2] for place in found] == [("epl.ops.native", "epl.env")]
+
+
+def test_a_relative_upward_import_is_found(tmp_path):
+    found = upward_imports(_package(tmp_path, ops__native="from ..runtime import hooks", runtime__hooks=""))
+    assert [place[:2] for place in found] == [("epl.ops.native", "epl.runtime.hooks")]
+
+
+def test_a_cycle_is_found(tmp_path):
+    modules = _package(tmp_path, ir__a="from epl.ir import b", ir__b="from epl.ir import a")
+    assert import_cycle(modules) == ["epl.ir.a", "epl.ir.b", "epl.ir.a"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import tensorflow",
+        "import tensorflow as tf",
+        "from tensorflow.python.framework import ops",
+        "from tensorflow.compat import v1",
+        "import tensorflow.compat.v1 as tf\ntf._private()",
+        "import tensorflow.compat.v1 as tf\ntf.python.ops",
+    ],
+)
+def test_private_tensorflow_is_found(tmp_path, source):
+    assert private_tensorflow(_package(tmp_path, ir__graph=source))
+
+
+def test_a_type_only_import_is_no_import(tmp_path):
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from epl.env import Env"
+    assert upward_imports(_package(tmp_path, ops__native=source, env="")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["tf.Session.run = f", "tf.a, b = 1, 2", "setattr(tf.Session, 'run', f)", "ops.Graph.x += 1", "del tf.gradients"],
+)
+def test_a_replaced_attribute_is_found(tmp_path, line):
+    source = "import tensorflow.compat.v1 as tf\nfrom epl.utils.tf_compat import ops\n" + line
+    assert replaced_attributes(_package(tmp_path, ir__graph=source))
+
+
+def test_hooks_may_replace_attributes(tmp_path):
+    source = "import tensorflow.compat.v1 as tf\ntf.Session.run = 1"
+    assert replaced_attributes(_package(tmp_path, runtime__hooks=source)) == []
