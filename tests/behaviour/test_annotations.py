@@ -1,0 +1,164 @@
+"""Models without annotation stay as they are; wrong annotations and features that do not exist yet are refused."""
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.behaviour.small import Small, error_of
+from tests.parity.context import GLOBAL_BATCH, Context
+from tests.parity.oracle import Oracle
+
+
+def _unannotated(ctx: Context) -> None:
+    ctx.init(annotate=False)
+    small = Small()
+    before = len(tf.get_default_graph().get_operations())
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        before = len(tf.get_default_graph().get_operations())
+        for step in range(3):
+            feed = {small.x: small.data.x[:GLOBAL_BATCH], small.y: small.data.y[:GLOBAL_BATCH]}
+            ctx.record(loss=sess.run([small.loss, small.train_op], feed)[0])
+    ctx.record(new=len(tf.get_default_graph().get_operations()) - before)
+    ctx.record(clones=[one.name for one in tf.get_default_graph().get_operations() if 'EPL' in one.name])
+
+
+@pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=['1x2', '2x1'])
+def test_a_model_without_annotation_is_plain_tensorflow_with_one_warning(oracle: Oracle, topology: Any) -> None:
+    expected = oracle.plain(_unannotated).results['loss']
+    for answer in oracle.plan(topology, _unannotated):
+        assert answer.results['loss'] == expected
+        assert answer.results['new'] == [0]
+        assert answer.results['clones'] == [[]]
+        warnings = [line for line in answer.log.splitlines() if 'annotat' in line.lower()]
+        assert len(warnings) == 1, answer.log
+
+
+def _nesting(ctx: Context) -> None:
+    import epl
+    ctx.init(annotate=False)
+
+    def nested(outer: Any, inner: Any) -> None:
+        with outer(1):
+            with inner(1):
+                tf.constant(0.)
+
+    ctx.record(same=error_of(nested, epl.replicate, epl.replicate))
+    ctx.record(split_in_split=error_of(nested, epl.split, epl.split))
+    ctx.record(in_split=error_of(nested, epl.split, epl.replicate))
+    ctx.record(split_inside=error_of(nested, epl.replicate, epl.split))
+    ctx.record(default=error_of(epl.set_default_strategy, epl.split(1)))
+    ctx.record(no_strategy=error_of(epl.set_default_strategy, 'replicate'))
+
+    def default_inside() -> None:
+        with epl.replicate(1):
+            epl.set_default_strategy(epl.replicate(1))
+
+    ctx.record(default_inside=error_of(default_inside))
+    ctx.record(count=error_of(epl.replicate, 0), kind=error_of(epl.replicate, 'two'))
+    with epl.replicate(1) as strategy:
+        ctx.record(bound=isinstance(strategy, type(epl.replicate(1))))
+    # After all these errors the next model is none the worse.
+    ctx.init()
+    small = Small()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        ctx.record(loss=sess.run([small.loss, small.train_op], small.feed(ctx))[0])
+
+
+def test_nesting_and_wrong_arguments_are_errors(oracle: Oracle) -> None:
+    answer, = oracle.plan((1, 2), _nesting)
+    results = answer.results
+    assert "Can't nest strategies with same type" in results['same'][0]
+    assert "Can't nest strategies" in results['split_in_split'][0]
+    assert "Can't nest strategies in split strategy" in results['in_split'][0]
+    assert "Can't nest split strategy in replicate strategy" in results['split_inside'][0]
+    for name in ('same', 'split_in_split', 'in_split', 'split_inside', 'default_inside'):
+        assert 'RuntimeError' in results[name][0]
+    assert 'Only replicate is supported as default strategy' in results['default'][0]
+    assert 'no error' not in results['no_strategy'][0] + results['count'][0] + results['kind'][0]
+    assert results['bound'] == [True]
+    assert np.isfinite(results['loss'][0])
+
+
+def _refused(ctx: Context, config: Dict[str, Any]) -> None:
+    def build_and_run() -> None:
+        ctx.init(**config)
+        small = Small()
+        tf.add_to_collection('checkpoints', small.hidden)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(small.train_op, small.feed(ctx))
+
+    ctx.record(error=error_of(build_and_run))
+
+
+@pytest.mark.parametrize('key,value', [
+    ('gradient_checkpoint.type', 'auto'), ('gradient_checkpoint.type', 'collection'), ('zero.level', 'v0'),
+    ('zero.level', 'v1'), ('zero.level', 'v2'), ('offload.level', 'v0'), ('amp.level', 'O1'),
+    ('auto.auto_parallel', True), ('pipeline.num_micro_batch', 2), ('optimizer.num_apply_group', 2)])
+def test_features_to_come_are_refused_by_their_key(oracle: Oracle, key: str, value: Any) -> None:
+    answer, = oracle.plan((1, 2), _refused, config={key.replace('.', '__'): value})
+    error = answer.results['error'][0]
+    assert 'not available yet: ' + key in error
+    assert 'RuntimeError' in error
+
+
+def _two_taskgraphs(ctx: Context) -> None:
+    import epl
+
+    def build_and_run() -> None:
+        ctx.init(annotate=False)
+        x = tf.placeholder(tf.float32, [None, 12])
+        with epl.replicate(1):
+            hidden = tf.layers.dense(x, 4)
+        with epl.replicate(1):
+            loss = tf.reduce_mean(tf.layers.dense(hidden, 1))
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(train_op, {x: np.ones([8, 12])})
+
+    ctx.record(error=error_of(build_and_run))
+
+
+def _split(ctx: Context) -> None:
+    import epl
+
+    def build_and_run() -> None:
+        ctx.init(annotate=False)
+        x = tf.placeholder(tf.float32, [None, 12])
+        with epl.split(2):
+            loss = tf.reduce_mean(tf.layers.dense(x, 4))
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(train_op, {x: np.ones([8, 12])})
+
+    ctx.record(error=error_of(build_and_run))
+
+
+@pytest.mark.parametrize('script', [_two_taskgraphs, _split])
+def test_stages_and_split_are_refused(oracle: Oracle, script: Any) -> None:
+    answer, = oracle.plan((1, 2), script)
+    assert 'not available yet: ' in answer.results['error'][0]
+
+
+def _before_init(ctx: Context) -> None:
+    import epl
+
+    def enter() -> None:
+        with epl.replicate(1):
+            pass
+
+    epl.Env.get().reset()
+    ctx.record(scope=error_of(enter), default=error_of(epl.set_default_strategy, epl.replicate(1)))
+    ctx.record(config=error_of(epl.init, {'pipeline.num_micro_batch': 1}))
+
+
+def test_annotations_before_init_are_errors(oracle: Oracle) -> None:
+    answer, = oracle.plan((1, 2), _before_init)
+    assert 'epl.init' in answer.results['scope'][0]
+    assert 'epl.init' in answer.results['default'][0]
+    assert 'no error' not in answer.results['config'][0]
