@@ -26,7 +26,7 @@ def main() -> None:
         from epl.parallel import transform
         start = time.process_time()
         report = transform(graph)
-        reply.update(rewrite=time.process_time() - start, ops_after=_count(graph), report=str(report))
+        reply.update(rewrite=time.process_time() - start, ops_after=_count(graph), passes=[entry._asdict() for entry in report.passes])
     control.serve(0, lambda request: reply)
 
 
