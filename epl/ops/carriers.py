@@ -1,7 +1,7 @@
 """How a tensor of a dtype that the core does not know travels: as another dtype, there and back.
 
-The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the rest; what cannot
-travel is refused with words.
+The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the rest; what
+cannot travel is refused with words.
 """
 
 from typing import Callable, Dict, NamedTuple, Optional
@@ -44,6 +44,18 @@ def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
         raise TypeError("Tensors of {} cannot be reduced with {}; legal: {}. Cast them to another dtype first.".format(
             dtype.name, reduce_op, ", ".join(found.reductions) or "none"))
     return found
+
+
+def integer_mean(dtype: tf.DType, world: int) -> Carrier:
+    """How integers travel to be averaged: summed as int64, then divided; the mean is truncated towards zero.
+
+    Raises:
+        TypeError: for uint64, whose values int64 cannot hold.
+    """
+    if dtype == tf.uint64:
+        raise TypeError("Tensors of uint64 cannot be averaged; cast them to another dtype first.")
+    return Carrier(lambda tensor: tf.cast(tensor, tf.int64),
+                   lambda total: tf.cast(tf.truncatediv(total, tf.constant(world, tf.int64)), dtype), ("sum",))
 
 
 def _cast(dtype: tf.DType, wire: tf.DType, reductions: tuple = _ALL) -> Carrier:

@@ -1,7 +1,7 @@
 """One function per native op: builds it, of native dtypes only, for one rank of a communicator.
 
-What a user of collectives wants beside that (any dtype, lists of several dtypes, sparse tensors, means, a world of one) is
-`communicator.py`'s; gradients are in `gradients.py`. Both build their ops here.
+What a user of collectives wants beside that (any dtype, lists of several dtypes, sparse tensors, means, a world of
+one) is `communicator.py`'s; gradients are in `gradients.py`. Both build their ops here.
 """
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -16,7 +16,8 @@ Weight = Union[float, tf.Tensor]
 Member = NamedTuple("Member", [("communicator", str), ("rank", int), ("key", str), ("world", int)])
 
 
-def all_reduce(member: Member, tensors: Sequence[tf.Tensor], reduce_op: str = "sum", weight: Weight = 1.0) -> List[tf.Tensor]:
+def all_reduce(member: Member, tensors: Sequence[tf.Tensor], reduce_op: str = "sum",
+               weight: Weight = 1.0) -> List[tf.Tensor]:
     """EplAllReduce: the tensors (all of one dtype), times `weight`, reduced over the ranks."""
     return native.require().ops.epl_all_reduce(weight=_weight(weight), tensors=list(tensors), reduce_op=reduce_op,
                                                communicator=member.communicator, rank=member.rank, key=member.key)
@@ -25,8 +26,9 @@ def all_reduce(member: Member, tensors: Sequence[tf.Tensor], reduce_op: str = "s
 def reduce(member: Member, tensors: Sequence[tf.Tensor], root: int, reduce_op: str = "sum",
            weight: Weight = 1.0) -> List[tf.Tensor]:
     """EplReduce: the same on rank `root`; zeros on the others."""
-    return native.require().ops.epl_reduce(weight=_weight(weight), tensors=list(tensors), root=root, reduce_op=reduce_op,
-                                           communicator=member.communicator, rank=member.rank, key=member.key)
+    return native.require().ops.epl_reduce(weight=_weight(weight), tensors=list(tensors), root=root,
+                                           reduce_op=reduce_op, communicator=member.communicator, rank=member.rank,
+                                           key=member.key)
 
 
 def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int) -> List[tf.Tensor]:
@@ -51,7 +53,7 @@ def reduce_scatter(member: Member, tensor: tf.Tensor, reduce_op: str = "sum", we
 
 def all_to_all(member: Member, tensor: tf.Tensor,
                row_splits: Optional[tf.Tensor] = None) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
-    """EplAllToAll, or with `row_splits` EplAllToAllV: the rows that each rank sent here, and how many (None if equal)."""
+    """EplAllToAll, or with `row_splits` EplAllToAllV: the rows that each rank sent here; how many, None if equal."""
     ops = native.require().ops
     if row_splits is None:
         return ops.epl_all_to_all(tensor=tensor, world=member.world, communicator=member.communicator, rank=member.rank,
@@ -65,4 +67,6 @@ def _weight(weight: Weight) -> tf.Tensor:
     """The weight as the ops take it: float64, so that a mean of float64 tensors is as exact as they are."""
     if tf.is_tensor(weight):
         return tf.cast(weight, tf.float64)
-    return tf.constant(weight, tf.float64, name="weight")
+    # Made inside a control_dependencies block, it would take the control edge in place of the collective.
+    with tf.control_dependencies(None):
+        return tf.constant(weight, tf.float64, name="weight")

@@ -1,8 +1,8 @@
 """Communicator: ranks that do collectives together, and the collectives of one rank as TensorFlow ops.
 
-Takes any dtype, lists and IndexedSlices apart into native ops (`collectives.py`), and does without them in a world of one.
-The order of the ops between calls is the caller's: per communicator and rank it must be fixed by control edges, the same
-on every rank (docs/collectives.md). Ops of one call are chained here.
+Takes any dtype, lists and IndexedSlices apart into native ops (`collectives.py`), and does without them in a world of
+one. The order of the ops between calls is the caller's: per communicator and rank it must be fixed by control edges,
+the same on every rank (docs/collectives.md). Ops of one call are chained here.
 """
 
 import re
@@ -11,12 +11,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
-from epl.ops.carriers import carrier
+from epl.ops.carriers import Carrier, carrier, integer_mean
 from epl.ops.collectives import Member, Weight
 from epl.ops.job import Job
 
 Dense = Union[tf.Tensor, tf.Variable]
 Reducible = Union[Dense, tf.IndexedSlices]
+
+_Build = Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]]
 
 REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 
@@ -24,8 +26,8 @@ REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 class Communicator(object):
     """Ranks 0 to W - 1, each owned by a process of the job, that do collectives together.
 
-    A collective is built once per local rank, with the same `key` on every rank; all ranks must run it in one step. With
-    one rank every collective is the identity, and neither a job nor the native libraries are needed.
+    A collective is built once per local rank, with the same `key` on every rank; all ranks must run it in one step.
+    With one rank every collective is the identity, and neither a job nor the native libraries are needed.
     """
 
     def __init__(self,
@@ -66,7 +68,8 @@ class Communicator(object):
             self._transport = self._job.create_communicator(name, self._rank_process, transport)
         elif job is not None:
             process = job.process
-        self._local_ranks = tuple(r for r, owner in enumerate(self._rank_process) if owner == process or self.world_size == 1)
+        self._local_ranks = tuple(r for r, owner in enumerate(self._rank_process)
+                                  if owner == process or self.world_size == 1)
 
     def _check_processes(self, job: Job) -> None:
         beyond = [owner for owner in self._rank_process if not 0 <= owner < job.num_processes]
@@ -129,7 +132,8 @@ class Communicator(object):
             rank: the local rank that this is built for.
             key: names the collective; the same on every rank.
             reduce_op: sum, mean, prod, min or max. The mean of integers is truncated.
-            weight: number or scalar tensor that multiplies this rank's tensors before the reduction; for floating dtypes.
+            weight: number or scalar tensor that multiplies this rank's tensors before the reduction; for floating
+                dtypes.
 
         Returns:
             The reduced tensor, or the list of them.
@@ -176,7 +180,7 @@ class Communicator(object):
         tensor = tf.convert_to_tensor(tensor)
         if tensor.shape.ndims == 0:
             raise ValueError("reduce_scatter \"{}\": a scalar has no rows.".format(key))
-        native_op, scale = self._native_reduction(tensor.dtype, reduce_op, weight)
+        native_op, scale, found = self._way(tensor.dtype, reduce_op, weight)
         if self.world_size == 1:
             return _weigh(tensor, weight)
 
@@ -184,7 +188,7 @@ class Communicator(object):
             return collectives.reduce_scatter(self._member(rank, key), wire, native_op, scale)
 
         with _scope("reduce_scatter", key):
-            return self._finish_mean(_carried(tensor, native_op, build), reduce_op)
+            return _carried(tensor, found, build)
 
     # ---- Moves.
 
@@ -236,7 +240,7 @@ class Communicator(object):
             return output
 
         with _scope("all_gather", key):
-            return _carried(tensor, None, build), rows[0]
+            return _carried(tensor, carrier(tensor.dtype, None), build), rows[0]
 
     def all_to_all(self, tensor: Dense, rank: int, key: str, row_splits: Optional[Any] = None) -> Any:
         """Sends part r of the rows to rank r.
@@ -265,7 +269,7 @@ class Communicator(object):
             return output
 
         with _scope("all_to_all", key):
-            output = _carried(tensor, None, build)
+            output = _carried(tensor, carrier(tensor.dtype, None), build)
         return output if row_splits is None else (output, received[0])
 
     # ---- Shared by the above.
@@ -287,26 +291,25 @@ class Communicator(object):
         if reduce_op not in REDUCE_OPS:
             raise ValueError("reduce_op is \"{}\"; it must be one of {}.".format(reduce_op, ", ".join(REDUCE_OPS)))
 
-    def _native_reduction(self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]) -> Tuple[str, Weight]:
-        """The reduction and the weight that the native op gets; the mean of floats is a sum with weight 1 / W."""
+    def _way(self, dtype: tf.DType, reduce_op: str,
+             weight: Optional[Weight]) -> Tuple[str, Weight, Optional[Carrier]]:
+        """How a reduction is done: the native one, the weight that the op gets, and how the dtype travels.
+
+        The mean of floats is a sum with weight 1 / W, which cannot overflow.
+        """
         fractional = dtype.is_floating or dtype.is_complex
         if weight is not None and not fractional:
             raise TypeError("Tensors of {} cannot be weighted; cast them to a floating dtype.".format(dtype.name))
         if reduce_op != "mean":
-            return reduce_op, 1.0 if weight is None else weight
-        if not fractional:
-            return "sum", 1.0
+            return reduce_op, 1.0 if weight is None else weight, carrier(dtype, reduce_op)
+        if dtype.is_integer:
+            return "sum", 1.0, integer_mean(dtype, self.world_size)
         if weight is None:
-            return "sum", 1.0 / self.world_size
-        return "sum", tf.cast(weight, tf.float64) / self.world_size
-
-    def _finish_mean(self, tensor: tf.Tensor, reduce_op: Optional[str]) -> tf.Tensor:
-        if reduce_op == "mean" and tensor.dtype.is_integer:
-            return tf.truncatediv(tensor, tf.cast(self.world_size, tensor.dtype))
-        return tensor
+            return "sum", 1.0 / self.world_size, carrier(dtype, "sum")
+        return "sum", tf.cast(weight, tf.float64) / self.world_size, carrier(dtype, "sum")
 
     def _reduce_list(self, tensors: Any, rank: int, key: str, reduce_op: Optional[str], weight: Optional[Weight],
-                     build: Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]], sparse: bool) -> Any:
+                     build: _Build, sparse: bool) -> Any:
         """Builds one op per dtype of the dense tensors, and gathers the sparse ones; reduce_op None only moves."""
         self._check_rank(rank)
         single = not isinstance(tensors, (list, tuple))
@@ -320,7 +323,8 @@ class Communicator(object):
             else:
                 groups.setdefault(value.dtype, []).append(index)
         if slices and not sparse:
-            raise TypeError("\"{}\": IndexedSlices can only be all-reduced; convert them with tf.convert_to_tensor.".format(key))
+            raise TypeError(
+                "\"{}\": IndexedSlices can only be all-reduced; convert them with tf.convert_to_tensor.".format(key))
         plain = len(groups) + len(slices) == 1
         results = list(values)
         previous: List[tf.Operation] = []
@@ -328,47 +332,56 @@ class Communicator(object):
             for dtype in sorted(groups, key=lambda dtype: dtype.name):
                 indices = groups[dtype]
                 op_key = key if plain else "{}/{}".format(key, dtype.name)
-                with tf.control_dependencies(previous):
-                    outputs = self._reduce_group([values[i] for i in indices], rank, op_key, reduce_op, weight, build)
-                previous = [outputs[0].op] if self.world_size > 1 else []
+                group = [values[i] for i in indices]
+                outputs = self._reduce_group(group, self._member(rank, op_key), reduce_op, weight, build, previous)
                 for index, output in zip(indices, outputs):
-                    results[index] = self._finish_mean(output, reduce_op)
+                    results[index] = output
             for index in slices:
                 op_key = key if plain else "{}/{}".format(key, index)
-                with tf.control_dependencies(previous):
-                    results[index] = self._reduce_slices(values[index], rank, op_key, str(reduce_op), weight)
-                previous = [results[index].indices.op] if self.world_size > 1 else []
+                results[index] = self._reduce_slices(values[index], rank, op_key, str(reduce_op), weight, previous)
         return results[0] if single else results
 
-    def _reduce_group(self, group: List[tf.Tensor], rank: int, key: str, reduce_op: Optional[str],
-                      weight: Optional[Weight],
-                      build: Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]]) -> List[tf.Tensor]:
+    def _reduce_group(self, group: List[tf.Tensor], member: Member, reduce_op: Optional[str],
+                      weight: Optional[Weight], build: _Build,
+                      previous: List[tf.Operation]) -> List[tf.Tensor]:
+        """One op for dense tensors of one dtype, after `previous`, which it replaces."""
         dtype = group[0].dtype
-        native_op, scale = "", 1.0  # type: Tuple[str, Weight]
-        if reduce_op is not None:
-            native_op, scale = self._native_reduction(dtype, reduce_op, weight)
-        found = carrier(dtype, native_op or None)
+        if reduce_op is None:
+            native_op, scale, found = "", 1.0, carrier(dtype, None)  # type: Tuple[str, Weight, Optional[Carrier]]
+        else:
+            native_op, scale, found = self._way(dtype, reduce_op, weight)
         if self.world_size == 1:
             return [_weigh(tensor, weight) for tensor in group]
         wire = group if found is None else [found.encode(tensor) for tensor in group]
-        outputs = build(self._member(rank, key), wire, native_op, scale)
+        if tf.is_tensor(scale):
+            scale = tf.cast(scale, tf.float64)
+        # The collective alone: TensorFlow gives a control edge to the first ops made here and drops it from their users.
+        with tf.control_dependencies(previous):
+            outputs = build(member, wire, native_op, scale)
+        previous[:] = [outputs[0].op]
         return list(outputs) if found is None else [found.decode(output) for output in outputs]
 
     def _reduce_slices(self, slices: tf.IndexedSlices, rank: int, key: str, reduce_op: str,
-                       weight: Optional[Weight]) -> tf.IndexedSlices:
-        """The slices of all ranks; duplicate indices add up, so that this is their sum."""
+                       weight: Optional[Weight], previous: List[tf.Operation]) -> tf.IndexedSlices:
+        """The slices of all ranks, gathered after `previous`, which they replace.
+
+        Duplicate indices add up, so that this is their sum.
+        """
         if reduce_op not in ("sum", "mean"):
-            raise TypeError("\"{}\": IndexedSlices can only be summed or averaged, not reduced with {}.".format(key, reduce_op))
+            raise TypeError("\"{}\": IndexedSlices can only be summed or averaged, not reduced with {}.".format(
+                key, reduce_op))
         if reduce_op == "mean" and slices.dtype.is_integer:
             raise TypeError("\"{}\": IndexedSlices of {} cannot be averaged; cast them to a floating dtype.".format(
                 key, slices.dtype.name))
         if self.world_size == 1:
             return tf.IndexedSlices(_weigh(slices.values, weight), slices.indices, slices.dense_shape)
-        _, scale = self._native_reduction(slices.dtype, reduce_op, weight)
+        _, scale, _ = self._way(slices.dtype, reduce_op, weight)
         values = _weigh(slices.values, None if isinstance(scale, float) and scale == 1.0 else scale)
-        values = self.all_gather(values, rank, key + "/values")
+        with tf.control_dependencies(previous):
+            values = self.all_gather(values, rank, key + "/values")
         with tf.control_dependencies([values.op]):
             indices = self.all_gather(slices.indices, rank, key + "/indices")
+        previous[:] = [indices.op]
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -377,9 +390,8 @@ def _scope(kind: str, key: str) -> Any:
     return tf.name_scope("{}/{}".format(kind, re.sub(r"[^A-Za-z0-9_./-]", "_", key) or "unnamed"))
 
 
-def _carried(tensor: tf.Tensor, reduce_op: Optional[str], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+def _carried(tensor: tf.Tensor, found: Optional[Carrier], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Builds a collective of one tensor, through the carrier of its dtype if it needs one."""
-    found = carrier(tensor.dtype, reduce_op)
     return build(tensor) if found is None else found.decode(build(found.encode(tensor)))
 
 

@@ -1,7 +1,7 @@
 """Which tensors travel together: the plan of buckets for a list of tensors that become ready one after the other.
 
-Pure planning on sizes and dtypes; it builds no op. The op of a bucket starts when its last tensor is ready, so that many
-buckets start early and few cost fewer calls.
+Pure planning on sizes and dtypes; it builds no op. The op of a bucket starts when its last tensor is ready, so that
+many buckets start early and few cost fewer calls.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -30,9 +30,9 @@ def plan_buckets(sizes_bytes: Sequence[Optional[int]], dtypes: Sequence[str], or
                  max_splits: int) -> BucketPlan:
     """Plans the buckets: each of one dtype, at most `max_splits` of them, or one per dtype if there are more dtypes.
 
-    The buckets of one dtype are filled in the order of readiness and cut where the running sum of bytes passes each equal
-    share, so that none holds more than its share and one tensor besides. Dtypes share the number of buckets by their
-    bytes. The same arguments always give the same plan.
+    The buckets of one dtype are filled in the order of readiness and cut where the running sum of bytes passes each
+    equal share, so that none holds more than its share and one tensor besides. Dtypes share the number of buckets by
+    their bytes. The same arguments always give the same plan.
 
     Args:
         sizes_bytes: size of each tensor, None if unknown: taken as the mean of the known ones.
@@ -75,7 +75,7 @@ def _known(sizes: Sequence[Optional[int]]) -> List[int]:
 
 def _share_splits(totals: Dict[str, int], counts: Dict[str, int], max_splits: int) -> Dict[str, int]:
     """One bucket for each dtype; the rest one by one to the dtype whose buckets are the largest and can be cut."""
-    splits = {dtype: 1 for dtype in totals}
+    splits = dict.fromkeys(totals, 1)
     for _ in range(max_splits - len(totals)):
         cuttable = [dtype for dtype in splits if splits[dtype] < counts[dtype]]
         if not cuttable:

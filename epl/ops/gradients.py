@@ -1,15 +1,15 @@
 """Gradients of the collective ops.
 
-The loss is the sum of the losses of all ranks, so the gradient of a collective is its adjoint across ranks: what was summed
-is summed back, what was gathered is scattered. A gradient collective belongs to the same communicator and rank, has the
-key `<key>/grad`, and waits for the forward op. Only sums have gradients.
+The loss is the sum of the losses of all ranks, so the gradient of a collective is its adjoint across ranks: what was
+summed is summed back, what was gathered is scattered. A gradient collective belongs to the same communicator and rank,
+has the key `<key>/grad`, and waits for the forward op. Only sums have gradients.
 
 | forward | gradient |
 | --- | --- |
 | all_reduce(w * x) | w * all_reduce(g) |
 | reduce(w * x) to root | w * broadcast(g) from root |
 | broadcast from root | reduce(g) to root, zeros elsewhere |
-| all_gather | reduce_scatter if the rows are known to be equal; else all_to_all of each rank's rows back to it, and a sum |
+| all_gather | reduce_scatter if the rows are known to be equal, else an all_to_all of each rank's rows and a sum |
 | reduce_scatter(w * x) | w * all_gather(g) |
 | all_to_all | all_to_all, with the received row counts as splits |
 """
@@ -23,7 +23,8 @@ from epl.ops.collectives import Member
 
 
 def _member(op: tf.Operation, world: int = 0) -> Member:
-    return Member(op.get_attr("communicator").decode(), op.get_attr("rank"), op.get_attr("key").decode() + "/grad", world)
+    key = op.get_attr("key").decode() + "/grad"
+    return Member(op.get_attr("communicator").decode(), op.get_attr("rank"), key, world)
 
 
 def _differentiable(op: tf.Operation) -> bool:
@@ -34,8 +35,9 @@ def _require_sum(op: tf.Operation) -> None:
     reduce_op = op.get_attr("reduce_op").decode()
     if reduce_op != "sum":
         raise NotImplementedError(
-            "{} \"{}\" (key \"{}\") reduces with {}, which has no gradient; only sum and mean have. Use tf.stop_gradient on its "
-            "input if none is wanted.".format(op.type, op.name, op.get_attr("key").decode(), reduce_op))
+            "{} \"{}\" (key \"{}\") reduces with {}, which has no gradient; only sum and mean have. Use "
+            "tf.stop_gradient on its input if none is wanted.".format(op.type, op.name, op.get_attr("key").decode(),
+                                                                      reduce_op))
 
 
 def _weigh(weight: tf.Tensor, grads: Sequence[tf.Tensor]) -> List[tf.Tensor]:
@@ -67,8 +69,9 @@ def _all_reduce_grad(op: tf.Operation, *grads: Any) -> List[Optional[tf.Tensor]]
     if not _differentiable(op):
         return [None] * len(op.inputs)
     _require_sum(op)
+    dense = _dense(grads)
     with _After(op):
-        summed = collectives.all_reduce(_member(op), _dense(grads))
+        summed = collectives.all_reduce(_member(op), dense)
         return [None] + _weigh(op.inputs[0], summed)
 
 
@@ -77,8 +80,9 @@ def _reduce_grad(op: tf.Operation, *grads: Any) -> List[Optional[tf.Tensor]]:
     if not _differentiable(op):
         return [None] * len(op.inputs)
     _require_sum(op)
+    dense = _dense(grads)
     with _After(op):
-        sent = collectives.broadcast(_member(op), _dense(grads), op.get_attr("root"))
+        sent = collectives.broadcast(_member(op), dense, op.get_attr("root"))
         return [None] + _weigh(op.inputs[0], sent)
 
 
@@ -86,8 +90,9 @@ def _reduce_grad(op: tf.Operation, *grads: Any) -> List[Optional[tf.Tensor]]:
 def _broadcast_grad(op: tf.Operation, *grads: Any) -> List[Optional[tf.Tensor]]:
     if not _differentiable(op):
         return [None] * len(op.inputs)
+    dense = _dense(grads)
     with _After(op):
-        return list(collectives.reduce(_member(op), _dense(grads), op.get_attr("root")))
+        return list(collectives.reduce(_member(op), dense, op.get_attr("root")))
 
 
 @tf.RegisterGradient("EplAllGather")
@@ -100,8 +105,8 @@ def _all_gather_grad(op: tf.Operation, grad: Any, _: Any) -> Optional[tf.Tensor]
     with _After(op):
         if op.get_attr("equal_rows") and tensor.shape.ndims not in (0, None):
             return collectives.reduce_scatter(_member(op, world), grad)
-        # The core's reduce_scatter cuts the rows evenly, which is not how they were gathered. An all_to_all moves as many
-        # bytes as a reduce_scatter would, and half of what an all_reduce with a slice of it would.
+        # The core's reduce_scatter cuts the rows evenly, which is not how they were gathered. An all_to_all moves as
+        # many bytes as a reduce_scatter would, and half of what an all_reduce with a slice of it would.
         parts, _ = collectives.all_to_all(_member(op, world), grad, op.outputs[1])
         own = tf.shape(tensor)
         return tf.reduce_sum(tf.reshape(parts, tf.concat([[world], own], axis=0)), axis=0)
@@ -112,8 +117,9 @@ def _reduce_scatter_grad(op: tf.Operation, grad: Any) -> List[Optional[tf.Tensor
     if not _differentiable(op):
         return [None, None]
     _require_sum(op)
+    grad = tf.convert_to_tensor(grad)
     with _After(op):
-        gathered, _ = collectives.all_gather(_member(op, op.get_attr("world")), tf.convert_to_tensor(grad))
+        gathered, _ = collectives.all_gather(_member(op, op.get_attr("world")), grad)
         gathered.set_shape(op.inputs[1].shape)
         return [None] + _weigh(op.inputs[0], [gathered])
 
@@ -122,16 +128,18 @@ def _reduce_scatter_grad(op: tf.Operation, grad: Any) -> List[Optional[tf.Tensor
 def _all_to_all_grad(op: tf.Operation, grad: Any) -> Optional[tf.Tensor]:
     if not _differentiable(op):
         return None
+    grad = tf.convert_to_tensor(grad)
     with _After(op):
-        return collectives.all_to_all(_member(op, op.get_attr("world")), tf.convert_to_tensor(grad))[0]
+        return collectives.all_to_all(_member(op, op.get_attr("world")), grad)[0]
 
 
 @tf.RegisterGradient("EplAllToAllV")
 def _all_to_all_v_grad(op: tf.Operation, grad: Any, _: Any) -> List[Optional[tf.Tensor]]:
     if not _differentiable(op):
         return [None, None]
+    grad = tf.convert_to_tensor(grad)
     with _After(op):
-        returned, _ = collectives.all_to_all(_member(op, op.get_attr("world")), tf.convert_to_tensor(grad), op.outputs[1])
+        returned, _ = collectives.all_to_all(_member(op, op.get_attr("world")), grad, op.outputs[1])
         returned.set_shape(op.inputs[0].shape)
         return [returned, None]
 

@@ -11,11 +11,12 @@ import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.ops import native
+from epl.utils.errors import EplError
 
 _POLL_S = 0.2
 
 
-class JobError(RuntimeError):
+class JobError(EplError, RuntimeError):
     """Something went wrong between the processes of a job.
 
     Attributes:
@@ -56,13 +57,14 @@ class Job(object):
               timeout: float = 1800.0) -> "Job":
         """Joins the processes of the job; returns when all have appeared.
 
-        A living job with the same hosts and process is returned as it is, with its own time limits; another one is stopped
-        first.
+        A living job with the same hosts and process is returned as it is, with its own time limits; another one is
+        stopped first.
 
         Args:
             hosts: "host:port" of each process, the same list in all of them.
             process: index of this process in it.
-            listen_fd: file descriptor of a listening socket on this process's own host and port, if a launcher opened one.
+            listen_fd: file descriptor of a listening socket on this process's own host and port, if a launcher opened
+                one.
             start_timeout: seconds that a process may take to appear.
             stall_warning: seconds after which a waiting collective is reported on stderr; 0: never.
             timeout: seconds after which a waiting collective fails; 0: never.
@@ -154,8 +156,8 @@ class Job(object):
     def end_generation(self, reason: str) -> None:
         """Gives the current step up, in every process: collectives that not all have joined fail with OutOfRangeError.
 
-        To be called by every process whose step failed with OutOfRangeError, and in a job of one process after any failed
-        step; the next step starts with fresh counters. Calling it again in the same generation does nothing.
+        To be called by every process whose step failed with OutOfRangeError, and in a job of one process after any
+        failed step; the next step starts with fresh counters. Calling it again in the same generation does nothing.
 
         Args:
             reason: why, for the messages of the other processes.
@@ -184,6 +186,15 @@ class Job(object):
             if Job._current is self:
                 Job._current = None
         native.require().core.epl_job_stop(handle)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, kind: Optional[type], error: Optional[BaseException], trace: Any) -> None:
+        """Stops; a body that failed aborts the job, so that the other processes learn why."""
+        if error is not None:
+            self.abort("{}: {}".format(type(error).__name__, error))
+        self.stop()
 
     def create_communicator(self, name: str, rank_process: Sequence[int], transport: str) -> str:
         """Creates a communicator in the core, or finds the one of that name; see `communicator.Communicator`.

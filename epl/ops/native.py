@@ -1,7 +1,7 @@
 """Loading of the native libraries and the ctypes binding of the collective core's C ABI (csrc/comm/epl_comm.h).
 
-Nothing is loaded when this module is imported: a package without its libraries still imports, and says what is off when a
-collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
+Nothing is loaded when this module is imported: a package without its libraries still imports, and says what is off
+when a collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
 """
 
 import ctypes
@@ -11,16 +11,18 @@ from typing import Any, List, Optional
 
 import tensorflow.compat.v1 as tf
 
+from epl.utils.errors import EplError
+
 ABI_VERSION = 1
 LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
 
-_HOW_TO_BUILD = ("Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or install "
-                 "the package again on a machine with a compiler.")
+_HOW_TO_BUILD = ("Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or "
+                 "install the package again on a machine with a compiler.")
 
 
-class NativeUnavailableError(RuntimeError):
+class NativeUnavailableError(EplError, RuntimeError):
     """The native collectives cannot be used here; the message says why and what to do."""
 
 
@@ -108,36 +110,34 @@ def why_not() -> Optional[str]:
     return None
 
 
+def _unavailable(what: str) -> NativeUnavailableError:
+    return NativeUnavailableError("Collectives between devices and processes are off: {} {}".format(
+        what, _HOW_TO_BUILD))
+
+
 def _load_core(path: str) -> ctypes.CDLL:
     if not os.path.exists(path):
-        raise NativeUnavailableError("Collectives between devices and processes are off: {} does not exist. {}".format(
-            path, _HOW_TO_BUILD))
+        raise _unavailable("{} does not exist.".format(path))
     try:
         # Global: the op library finds the symbols in this very copy, so both see one registry of communicators.
         core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise NativeUnavailableError("Collectives between devices and processes are off: {} does not load: {}. {}".format(
-            path, error, _HOW_TO_BUILD))
+        raise _unavailable("{} does not load: {}.".format(path, error)) from error
     _bind(core)
     version = core.epl_comm_abi_version()
     if version != ABI_VERSION:
-        raise NativeUnavailableError(
-            "Collectives between devices and processes are off: {} has ABI version {}, this package needs {}. {}".format(
-                path, version, ABI_VERSION, _HOW_TO_BUILD))
+        raise _unavailable("{} has ABI version {}, this package needs {}.".format(path, version, ABI_VERSION))
     return core
 
 
 def _load_ops(path: str) -> Any:
     if not os.path.exists(path):
-        raise NativeUnavailableError(
-            "Collectives between devices and processes are off: {} does not exist, although {} does. {}".format(
-                path, CORE_LIBRARY, _HOW_TO_BUILD))
+        raise _unavailable("{} does not exist, although {} does.".format(path, CORE_LIBRARY))
     try:
         return tf.load_op_library(path)
     except (tf.errors.OpError, RuntimeError, OSError) as error:
-        raise NativeUnavailableError(
-            "Collectives between devices and processes are off: {} does not load into TensorFlow {}, perhaps because it was "
-            "built for another one: {}. {}".format(path, tf.VERSION, error, _HOW_TO_BUILD))
+        raise _unavailable("{} does not load into TensorFlow {}: {}. Perhaps it was built for another one.".format(
+            path, tf.VERSION, error)) from error
 
 
 def _bind(core: ctypes.CDLL) -> None:
@@ -166,8 +166,7 @@ def _bind(core: ctypes.CDLL) -> None:
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(core, name)
-        except AttributeError:
-            raise NativeUnavailableError("Collectives between devices and processes are off: {} has no function {}. {}".format(
-                CORE_LIBRARY, name, _HOW_TO_BUILD))
+        except AttributeError as error:
+            raise _unavailable("{} has no function {}.".format(CORE_LIBRARY, name)) from error
         function.restype = result
         function.argtypes = arguments
