@@ -1,0 +1,25 @@
+"""EPL: parallel training of TensorFlow 1.x models by annotation.
+
+    import epl
+    epl.init()
+    with epl.replicate(1):
+        model()
+
+The public names, nothing else.
+"""
+
+from tensorflow.compat.v1 import executing_eagerly
+
+from epl.api import add_to_collection, get_all_collections, get_collection, init, set_default_strategy
+from epl.cluster import Cluster
+from epl.config import Config
+from epl.env import Env
+from epl.ir.graph import Graph, GraphKeys
+from epl.strategies import replicate, split
+
+VERSION = "0.6.0"
+
+__all__ = [
+    "Cluster", "Config", "Env", "Graph", "GraphKeys", "VERSION", "add_to_collection", "executing_eagerly",
+    "get_all_collections", "get_collection", "init", "replicate", "set_default_strategy", "split",
+]  # fmt: skip

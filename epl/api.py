@@ -1,0 +1,106 @@
+"""The public functions: epl.init, the default strategy, the output collections."""
+
+from typing import List, Optional, Sequence, Union
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster import Cluster
+from epl.config import Config
+from epl.env import Env
+from epl.ir.graph import Graph, GraphKeys
+from epl.parallel.transformation import close_communicators
+from epl.runtime import hooks
+from epl.strategies import Replicate
+from epl.utils.errors import AnnotationError
+
+
+def init(config: Optional[Config] = None) -> None:
+    """Sets EPL up: configuration, devices, the other processes of the job, the hooks into TensorFlow.
+
+    Called again it starts anew: annotations and plans of all graphs are forgotten.
+
+    Args:
+      config: the configuration; None means defaults and environment. It is frozen: to change it, make a new one and
+        call `epl.init` again.
+
+    Raises:
+      RuntimeError: TensorFlow executes eagerly.
+      TypeError: `config` is not an epl.Config.
+      ClusterError: TF_CONFIG is incomplete.
+      JobError: a process of the job did not appear in time; the message names it.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "Tensorflow eager mode is not supported by EPL: remove tf.enable_eager_execution(), or call "
+            "tf.disable_eager_execution() first."
+        )
+    config = Config() if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(
+            "epl.init expected an epl.Config, got {}: epl.init(epl.Config({{...}})).".format(type(config).__name__)
+        )
+    config.freeze()
+    close_communicators()
+    env = Env.get()
+    env.reset()
+    layout = "all" if config.cluster.colocate_split_and_replicate else None
+    env.init(config, Cluster(layout=layout, config=config))
+    hooks.install()
+
+
+def set_default_strategy(strategy: Replicate) -> None:
+    """Makes `strategy` that of all ops outside an explicit scope. Each call begins a new TaskGraph.
+
+    Args:
+      strategy: an `epl.replicate(...)`.
+
+    Raises:
+      AnnotationError: before `epl.init`, or not a `replicate`.
+      NestingError: inside a strategy scope.
+    """
+    if not isinstance(strategy, Replicate):
+        raise AnnotationError(
+            "Only replicate is supported as default strategy now, got {!r}: "
+            "epl.set_default_strategy(epl.replicate(1)).".format(strategy)
+        )
+    env = Env.get()
+    if not env.is_ready:
+        raise AnnotationError("epl.set_default_strategy was called before epl.init(). Call epl.init() first.")
+    env.strategy_context.set_default(strategy)
+
+
+def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], graph_key: str) -> None:
+    """Has the fetched value of tensors merged over micro batches and replicas, as `graph_key` says.
+
+    Args:
+      tensor_or_list: a tensor or a list of them; the list is not changed.
+      graph_key: one of `epl.GraphKeys`.
+
+    Raises:
+      KeyError: unknown key.
+      ValueError: not a tensor, or a tensor that is in another collection already.
+    """
+    tensors = list(tensor_or_list) if isinstance(tensor_or_list, (list, tuple)) else [tensor_or_list]
+    for tensor in tensors:
+        if not isinstance(tensor, tf.Tensor):
+            raise ValueError("Expected tf.Tensor in epl.add_to_collection, got {!r}.".format(tensor))
+    graph = Graph.get(may_create=True)
+    assert graph is not None
+    graph.add_to_collection(tensors, graph_key)
+
+
+def get_collection(graph_key: str) -> List[tf.Tensor]:
+    """The tensors of a collection of the default graph, in the order in which they were added.
+
+    Raises:
+      KeyError: unknown key.
+    """
+    if graph_key not in GraphKeys.ALL_COLLECTION_KEYS:
+        raise KeyError("Unknown collection {!r}; the keys are {}.".format(graph_key, GraphKeys.ALL_COLLECTION_KEYS))
+    graph = Graph.get()
+    return [] if graph is None else graph.get_collection(graph_key)
+
+
+def get_all_collections() -> List[List[tf.Tensor]]:
+    """The tensors of all collections, in the order of `GraphKeys.ALL_COLLECTION_KEYS`."""
+    return [get_collection(key) for key in GraphKeys.ALL_COLLECTION_KEYS]

@@ -1,0 +1,119 @@
+"""What `epl.init()` set up, for the whole process: configuration, cluster, job, scopes, graphs."""
+
+from typing import Any, Dict, List, Optional
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster import Cluster
+from epl.config import Config
+from epl.ir.graph import Graph
+from epl.ir.strategy_context import StrategyContext
+from epl.ops.job import Job
+from epl.utils.errors import PlanError
+
+
+class Env(object):
+    """The process-wide state of EPL. `Env.get()` gives the one instance."""
+
+    _instance = None  # type: Optional[Env]
+
+    def __init__(self) -> None:
+        self.config = Config()
+        self.cluster = None  # type: Optional[Cluster]
+        self.strategy_context = StrategyContext()
+        self.is_ready = False
+        self.transformed_graphs = 0
+        self._server = None  # type: Optional[tf.train.Server]
+
+    @classmethod
+    def get(cls) -> "Env":
+        """The Env of this process."""
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def reset(self) -> None:
+        """Forgets graphs, scopes and cluster, as every `epl.init` does; the connection to the other processes stays."""
+        Graph.forget_all()
+        self.config = Config()
+        self.cluster = None
+        self.strategy_context = StrategyContext()
+        self.is_ready = False
+
+    def init(self, config: Config, cluster: Cluster) -> None:
+        """Takes over a configuration and a cluster, and meets the other processes of the job.
+
+        Raises:
+          JobError: a process did not appear in time; the message names it.
+        """
+        self.config = config
+        self.cluster = cluster
+        if cluster.worker_num > 1:
+            Job.start(
+                hosts=cluster.hosts,
+                process=cluster.worker_index,
+                start_timeout=config.communication.start_timeout,
+                stall_warning=config.communication.stall_warning,
+                timeout=config.communication.timeout,
+            )
+        self.is_ready = True
+
+    def new_graph_name(self) -> str:
+        """A name for the communicators of the next planned graph: the same in every process, used once."""
+        self.transformed_graphs += 1
+        return "graph{}".format(self.transformed_graphs)
+
+    @property
+    def epl_graphs(self) -> List[Graph]:
+        """The annotated graphs that are alive."""
+        return Graph.all()
+
+    @property
+    def graph_map(self) -> Dict[tf.Graph, Graph]:
+        """tf.Graph -> epl.Graph."""
+        return {graph.tf_graph: graph for graph in Graph.all()}
+
+    @property
+    def default_graph(self) -> Optional[Graph]:
+        """The epl.Graph of the default tf.Graph, or None."""
+        return Graph.get()
+
+    @property
+    def parallel_information(self) -> Optional[Dict[str, Any]]:
+        """Facts that layers share about the default graph; None without an annotated graph."""
+        graph = Graph.get()
+        return None if graph is None else graph.parallel_information
+
+    def get_config_proto(self, allow_growth: bool = True) -> tf.ConfigProto:
+        """The session configuration for this process's devices."""
+        return self._ready_cluster().config_proto(allow_growth=allow_growth)
+
+    @property
+    def server(self) -> Optional[tf.train.Server]:
+        """The TensorFlow server of this process, if one was made."""
+        return self._server
+
+    @server.setter
+    def server(self, server: tf.train.Server) -> None:
+        if self._server is not None:
+            raise RuntimeError("Server is already set.")
+        self._server = server
+
+    def get_or_create_server(self) -> tf.train.Server:
+        """The TensorFlow server of this process; made at the first call."""
+        if self._server is None:
+            cluster = self._ready_cluster()
+            if cluster.worker_num > 1:
+                raise PlanError(
+                    "A TensorFlow server was asked for in a job of {} workers: data parallelism runs a local session in "
+                    "each worker and needs none; the ports of TF_CONFIG are used by EPL's own communication.".format(
+                        cluster.worker_num
+                    )
+                )
+            self._server = tf.train.Server.create_local_server(config=self.get_config_proto())
+        return self._server
+
+    def _ready_cluster(self) -> Cluster:
+        if self.cluster is None:
+            raise RuntimeError("There is no cluster yet: call epl.init() first.")
+        return self.cluster

@@ -1,0 +1,166 @@
+"""The annotated model of one tf.Graph: TaskGraphs, gradient calls, apply calls and output collections.
+
+It records what the user did, in order, and nothing of what will be done about it: that is the plan's (epl.parallel).
+"""
+
+import contextlib
+import weakref
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
+from epl.utils import tf_compat
+
+Gradient = Union[tf.Tensor, tf.IndexedSlices]
+
+
+class GraphKeys(object):
+    """Collections of tensors whose values are merged over micro batches and replicas when they are fetched.
+
+    GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM keep
+    the shape.
+    """
+
+    GLOBAL_CONCAT_OBJECTS = "global_concat_objects"
+    GLOBAL_MEAN_OBJECTS = "global_mean_objects"
+    GLOBAL_SUM_OBJECTS = "global_sum_objects"
+    LOCAL_CONCAT_OBJECTS = "local_concat_objects"
+    LOCAL_MEAN_OBJECTS = "local_mean_objects"
+    LOCAL_SUM_OBJECTS = "local_sum_objects"
+    ALL_COLLECTION_KEYS = [
+        GLOBAL_CONCAT_OBJECTS,
+        GLOBAL_MEAN_OBJECTS,
+        GLOBAL_SUM_OBJECTS,
+        LOCAL_CONCAT_OBJECTS,
+        LOCAL_MEAN_OBJECTS,
+        LOCAL_SUM_OBJECTS,
+    ]
+
+
+GradientCall = NamedTuple(
+    "GradientCall", [("ys", Tuple[tf.Tensor, ...]), ("boundaries", Tuple[Tuple[str, Gradient], ...])]
+)
+GradientCall.__doc__ = """One call of tf.gradients.
+
+Attributes:
+  ys: the tensors differentiated: the objective.
+  boundaries: (variable op name, gradient as returned to the user) for every x that is a variable. The gradient is an
+    identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
+"""
+
+ApplyCall = NamedTuple("ApplyCall", [("boundaries", Tuple[Tuple[str, Gradient], ...])])
+ApplyCall.__doc__ = """One outermost call of an optimizer's apply_gradients; boundaries as in GradientCall."""
+
+
+class Graph(object):
+    """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
+
+    _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
+
+    def __init__(self, tf_graph: tf.Graph) -> None:
+        self._tf_graph = weakref.ref(tf_graph)
+        self.taskgraphs = []  # type: List[TaskGraph]
+        self.gradient_calls = []  # type: List[GradientCall]
+        self.apply_calls = []  # type: List[ApplyCall]
+        self.plan = None  # type: Any  # the Rewrite, set once by epl.parallel.transformation
+        self.runner = None  # type: Any  # the GraphRunner, set by epl.runtime.hooks
+        self.parallel_information = {}  # type: Dict[str, Any]
+        self._collections = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}  # type: Dict[str, List[tf.Tensor]]
+        self._ids_at_creation = {}  # type: Dict[int, int]
+
+    @property
+    def tf_graph(self) -> tf.Graph:
+        """The graph of the user."""
+        graph = self._tf_graph()
+        if graph is None:
+            raise RuntimeError("The tf.Graph of this epl.Graph no longer exists.")
+        return graph
+
+    @classmethod
+    def get(cls, may_create: bool = False) -> Optional["Graph"]:
+        """The Graph of the default tf.Graph, or None; with `may_create` it is made."""
+        return cls.of(tf.get_default_graph(), may_create)
+
+    @classmethod
+    def of(cls, tf_graph: tf.Graph, may_create: bool = False) -> Optional["Graph"]:
+        """The Graph of `tf_graph`, or None; with `may_create` it is made."""
+        graph = cls._registry.get(tf_graph)
+        if graph is None and may_create:
+            graph = cls._registry[tf_graph] = cls(tf_graph)
+        return graph
+
+    @classmethod
+    def all(cls) -> List["Graph"]:
+        """The Graphs that are alive."""
+        return list(cls._registry.values())
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """Drops what is known of every graph (`epl.init` again)."""
+        for tf_graph in list(cls._registry.keys()):
+            tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
+        cls._registry.clear()
+
+    # ---- TaskGraphs
+
+    def open_taskgraph(self, strategy: Any) -> Optional[tf.AttrValue]:
+        """Ops created from now on belong to the TaskGraph of `strategy`. Returns the mark in effect before.
+
+        The same strategy object continues its TaskGraph. One that got no op is dropped when the next is opened.
+        """
+        self._drop_empty_taskgraph()
+        for taskgraph in self.taskgraphs:
+            if taskgraph.strategy is strategy:
+                index = taskgraph.index
+                break
+        else:
+            index = len(self.taskgraphs)
+            self.taskgraphs.append(TaskGraph(index, strategy))
+            self._ids_at_creation[index] = tf_compat.last_op_id(self.tf_graph)
+        return tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
+
+    def close_taskgraph(self, mark: Optional[tf.AttrValue]) -> None:
+        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again."""
+        self._drop_empty_taskgraph()
+        tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
+
+    def _drop_empty_taskgraph(self) -> None:
+        if self.taskgraphs and self._ids_at_creation[self.taskgraphs[-1].index] == tf_compat.last_op_id(self.tf_graph):
+            self.taskgraphs.pop()
+
+    @contextlib.contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        """Ops created inside were built for `phase`."""
+        before = tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, tf.AttrValue(s=phase.encode()))
+        try:
+            yield
+        finally:
+            tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
+
+    # ---- Output collections
+
+    def add_to_collection(self, tensors: Sequence[tf.Tensor], key: str) -> None:
+        """Registers tensors to be merged as `key` says; see `epl.add_to_collection`."""
+        if key not in self._collections:
+            raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
+        for tensor in tensors:
+            for other, members in self._collections.items():
+                if other != key and any(member is tensor for member in members):
+                    raise ValueError(
+                        "{} is in collection {!r} already and cannot be in {!r} as well: it has one merged value. "
+                        "Wrap one of the two in tf.identity.".format(tensor.name, other, key)
+                    )
+            if not any(member is tensor for member in self._collections[key]):
+                self._collections[key].append(tensor)
+
+    def get_collection(self, key: str) -> List[tf.Tensor]:
+        """The tensors registered under `key`, in order."""
+        if key not in self._collections:
+            raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
+        return list(self._collections[key])
+
+    def __repr__(self) -> str:
+        return "epl.Graph(taskgraphs={}, gradient_calls={}, apply_calls={}, planned={})".format(
+            len(self.taskgraphs), len(self.gradient_calls), len(self.apply_calls), self.plan is not None
+        )

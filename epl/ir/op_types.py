@@ -1,0 +1,71 @@
+"""What is known about TensorFlow op types: which hold variables, write them, hold other state, or read data.
+
+Tables only. The functions that use them are in epl.ir.view and in the passes.
+"""
+
+# Ops that are a variable: one output, a reference or a handle.
+REF_VARIABLES = frozenset(["Variable", "VariableV2", "AutoReloadVariable"])
+RESOURCE_VARIABLES = frozenset(["VarHandleOp"])
+VARIABLES = REF_VARIABLES | RESOURCE_VARIABLES
+
+# Ops that write a variable, which is their first input (fused optimizers write several: all are among the inputs).
+_REF_WRITES = [
+    "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin", "ScatterMul",
+    "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate", "StridedSliceAssign",
+    "ApplyAdaMax", "ApplyAdadelta", "ApplyAdagrad", "ApplyAdagradDA", "ApplyAdagradV2", "ApplyAdam", "ApplyAddSign",
+    "ApplyCenteredRMSProp", "ApplyFtrl", "ApplyFtrlV2", "ApplyGradientDescent", "ApplyMomentum", "ApplyPowerSign",
+    "ApplyProximalAdagrad", "ApplyProximalGradientDescent", "ApplyRMSProp", "SparseApplyAdadelta", "SparseApplyAdagrad",
+    "SparseApplyAdagradDA", "SparseApplyAdagradV2", "SparseApplyCenteredRMSProp", "SparseApplyFtrl", "SparseApplyFtrlV2",
+    "SparseApplyMomentum", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent", "SparseApplyRMSProp",
+]  # fmt: skip
+_RESOURCE_WRITES = [
+    "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceCountUpTo", "ResourceStridedSliceAssign",
+    "ResourceScatterAdd", "ResourceScatterDiv", "ResourceScatterMax", "ResourceScatterMin", "ResourceScatterMul",
+    "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub",
+    "ResourceScatterNdUpdate", "ResourceApplyAdamWithAmsgrad", "ResourceApplyKerasMomentum",
+    "ResourceSparseApplyKerasMomentum",
+] + ["Resource" + name for name in _REF_WRITES if "Apply" in name]  # fmt: skip
+WRITES = frozenset(_REF_WRITES + _RESOURCE_WRITES)
+PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
+
+# Ops that hold state which all replicas of a process share: their data is drawn from it, or they look things up in it.
+SHARED_STATE = frozenset(
+    [
+        "Iterator", "IteratorV2", "OneShotIterator", "IteratorFromStringHandle", "IteratorFromStringHandleV2",
+        "AnonymousIterator", "AnonymousIteratorV2", "MultiDeviceIterator", "MultiDeviceIteratorFromStringHandle",
+        "FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2", "PriorityQueue", "PriorityQueueV2",
+        "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier",
+        "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
+        "MutableHashTableOfTensorsV2", "MutableDenseHashTable", "MutableDenseHashTableV2", "AnonymousHashTable",
+        "FixedLengthRecordReader", "FixedLengthRecordReaderV2", "IdentityReader", "IdentityReaderV2", "LMDBReader",
+        "TextLineReader", "TextLineReaderV2", "TFRecordReader", "TFRecordReaderV2", "WholeFileReader",
+        "WholeFileReaderV2", "BigtableClient", "SummaryWriter", "MutexV2",
+    ]  # fmt: skip
+)  # fmt: skip
+
+# Ops that draw the next piece of data: each replica runs its own and so gets a piece of its own.
+DATA_SOURCES = frozenset(
+    [
+        "IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional", "OptionalGetValue",
+        "MultiDeviceIteratorGetNextFromShard",
+        "QueueDequeue", "QueueDequeueV2", "QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo",
+        "QueueDequeueUpToV2", "ReaderRead", "ReaderReadV2", "ReaderReadUpTo", "ReaderReadUpToV2", "BarrierTakeMany",
+        "Unstage", "OrderedMapUnstage", "MapUnstage",
+    ]  # fmt: skip
+)  # fmt: skip
+
+PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
+
+# What a restore reads from.
+CHECKPOINT_READS = frozenset(["RestoreV2", "Restore", "RestoreSlice"])
+
+SUMMARIES = frozenset(
+    ["ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2", "TensorSummary",
+     "TensorSummaryV2"]  # fmt: skip
+)
+
+# Ops of tf.train.SyncReplicasOptimizer and parameter servers, whose own synchronisation contradicts the plan's.
+FOREIGN_SYNCHRONISATION = frozenset(
+    ["ConditionalAccumulator", "SparseConditionalAccumulator", "ResourceConditionalAccumulator", "CollectiveReduce",
+     "NcclAllReduce"]  # fmt: skip
+)

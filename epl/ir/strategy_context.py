@@ -1,0 +1,84 @@
+"""The stack of strategies in effect: the default one below, at most one explicit scope above it."""
+
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.utils.errors import NestingError
+
+if TYPE_CHECKING:
+    from epl.strategies.parallel_strategy import ParallelStrategy  # a type, not a dependency
+
+_REMEDY = "Close the first scope before opening the next: strategy annotations stand side by side, they do not nest."
+
+
+class StrategyContext(object):
+    """Which strategy new ops belong to, in whichever graph they are created."""
+
+    def __init__(self) -> None:
+        self._default = None  # type: Optional[ParallelStrategy]
+        self._scope = None  # type: Optional[ParallelStrategy]
+        self._marks = []  # type: List[Tuple[Graph, Any]]  # graphs in which the open scope is in effect
+        self._count = 0
+
+    @property
+    def state(self) -> List["ParallelStrategy"]:
+        """The strategies in effect, outermost first."""
+        return [strategy for strategy in (self._default, self._scope) if strategy is not None]
+
+    @property
+    def current(self) -> Optional["ParallelStrategy"]:
+        """The strategy that new ops belong to."""
+        return self._scope or self._default
+
+    def set_default(self, strategy: "ParallelStrategy") -> None:
+        """Makes `strategy` that of every op outside an explicit scope; see `epl.set_default_strategy`."""
+        if self._scope is not None:
+            raise NestingError(
+                "set_default_strategy was called inside {}. Call it outside of any scope.".format(self._scope)
+            )
+        self._default = strategy
+        graph = Graph.get(may_create=True)
+        assert graph is not None
+        graph.open_taskgraph(strategy)
+
+    def enter(self, strategy: "ParallelStrategy") -> None:
+        """Opens an explicit scope in the default graph."""
+        outer = self._scope
+        if outer is not None:
+            if outer.name_of_kind == "split":
+                raise NestingError("Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY))
+            if strategy.name_of_kind == outer.name_of_kind:
+                raise NestingError(
+                    "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)
+                )
+            raise NestingError(
+                "Can't nest split strategy in replicate strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
+            )
+        if strategy.index is None:
+            strategy.index = self._count
+            self._count += 1
+        self._scope = strategy
+        self._marks = []
+        graph = Graph.get(may_create=True)
+        assert graph is not None
+        self._marks.append((graph, graph.open_taskgraph(strategy)))
+
+    def exit(self) -> None:
+        """Closes the explicit scope; the default strategy, if any, is in effect again."""
+        marks, self._marks = self._marks, []
+        self._scope = None
+        for graph, mark in marks:
+            graph.close_taskgraph(mark)
+
+    def annotate(self, tf_graph: tf.Graph) -> None:
+        """A new tf.Graph begins with the strategies in effect (an Estimator builds in a graph of its own)."""
+        if self._default is not None:
+            graph = Graph.of(tf_graph, may_create=True)
+            assert graph is not None
+            graph.open_taskgraph(self._default)
+        if self._scope is not None:
+            graph = Graph.of(tf_graph, may_create=True)
+            assert graph is not None
+            self._marks.append((graph, graph.open_taskgraph(self._scope)))

@@ -1,0 +1,24 @@
+"""A TaskGraph: the ops of one annotation, the unit that a plan places."""
+
+from typing import Any, NamedTuple
+
+# NodeDef attributes in which the facts about an op travel with the graph.
+TASKGRAPH_ATTR = "_epl_taskgraph"
+PHASE_ATTR = "_epl_phase"
+
+
+class Phase(object):
+    """What an op was built for."""
+
+    FORWARD = "forward"  # also: no phase attribute
+    BACKWARD = "backward"
+    APPLY = "apply"
+
+
+TaskGraph = NamedTuple("TaskGraph", [("index", int), ("strategy", Any)])
+TaskGraph.__doc__ = """The ops whose NodeDef carries `index` in TASKGRAPH_ATTR.
+
+Attributes:
+  index: position in the order of annotation; with several TaskGraphs, the pipeline stage.
+  strategy: the `Replicate` or `Split` that annotated them.
+"""

@@ -1,0 +1,1 @@
+"""One rewrite of the graph per module; epl.parallel.transformation puts them in order."""

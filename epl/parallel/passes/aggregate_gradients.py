@@ -1,0 +1,124 @@
+"""Gradients of replica 0 are replaced by the mean (or sum) over all replicas.
+
+    g0 --> identity --> apply            g0 --> +-----------+ --> identity --> apply
+    g1 --> identity --> apply     =>     g1 --> | allreduce | --> identity --> apply
+                                         w/W -> +-----------+
+
+The weight of a replica is its number of rows over that of all (1 / world size when nothing is fed). Summing the rows of
+all is itself a collective, the *gate*: it runs once every replica of the job has its data, and no gradient moves before.
+"""
+
+from typing import Dict, List, Optional, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Gradient
+from epl.ops import compression
+from epl.ops.communicator import Communicator
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.pass_manager import Pass
+from epl.parallel.plan import GradientGroup
+from epl.parallel.planner import BoundaryGroup
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+
+def run(rewrite: Rewrite) -> None:
+    """Adds the collectives of replica 0 and rewires the boundaries."""
+    with rewrite.building("rows"):
+        weight = tf.placeholder_with_default(tf.constant(1.0), [], name="weight")
+    rewrite.weights = [weight]
+    for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
+        context = _control_flow_context(boundaries)
+        with rewrite.building(group.name), tf_compat.control_flow_context(rewrite.tf_graph, context):
+            _aggregate(rewrite, group, boundaries, weight)
+
+
+def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, weight: tf.Tensor) -> None:
+    rank = rewrite.base_rank
+    sources = [_source(gradient) for _, gradient in boundaries.boundaries]
+    gate = rewrite.communicator(group.transfers[0].communicator)
+    rows = gate.all_reduce(weight, rank, "{}/rows".format(group.name))
+    rewrite.gates.append(rows.op)
+    rewrite.collectives.add(rows.op.name)
+    share = weight / rows
+    if rewrite.plan.reduce_method == "sum":
+        share = share * float(rewrite.world_size)
+    previous = {}  # type: Dict[str, List[tf.Operation]]
+    moved = set()  # type: Set[str]
+    for transfer in group.transfers:
+        communicator = rewrite.communicator(transfer.communicator)
+        gradients = [sources[i] for i in transfer.members]
+        with tf.control_dependencies(previous.get(transfer.communicator, [])):
+            reduced, ops = _reduce(rewrite, communicator, transfer.key, gradients, share)
+        previous[transfer.communicator] = ops
+        moved.update(op.name for op in ops)
+        for i, gradient in zip(transfer.members, reduced):
+            _replace(boundaries.boundaries[i][1], gradient)
+    rewrite.collectives |= moved
+    rewrite.gradient_collectives.append(moved)
+
+
+def _reduce(
+    rewrite: Rewrite, communicator: Communicator, key: str, gradients: List[Gradient], share: tf.Tensor
+) -> Tuple[List[Gradient], List[tf.Operation]]:
+    """The reduced gradients, and the collective ops that make them."""
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    scale = rewrite.plan.fp16_scale
+    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    received = communicator.all_reduce(sent, rewrite.base_rank, key, "sum", weight=share)
+    if scale is not None:
+        received = [
+            compression.decompress(new, _first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
+        ]
+    added = tf_compat.ops_since(rewrite.tf_graph, before)
+    return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+
+
+def _control_flow_context(group: BoundaryGroup) -> Optional[object]:
+    contexts = {
+        id(context): context
+        for context in (
+            tf_compat.control_flow_context_of(_first_tensor(gradient).op) for _, gradient in group.boundaries
+        )
+    }
+    if len(contexts) > 1:
+        raise PlanError(
+            "The gradients of {} are applied in different branches of control flow ({}). Apply all of them in one "
+            "branch, or outside of tf.cond.".format(
+                group.name, ", ".join(sorted(variable for variable, _ in group.boundaries))
+            )
+        )
+    (context,) = contexts.values()
+    if tf_compat.is_in_while(context):
+        raise PlanError(
+            "{} applies gradients inside a tf.while_loop: its replicas cannot be kept in step. Apply them once per "
+            "Session.run.".format(group.name)
+        )
+    return context
+
+
+def _first_tensor(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _source(boundary: Gradient) -> Gradient:
+    """What the identities of a boundary are taken from."""
+    if isinstance(boundary, tf.IndexedSlices):
+        shape = boundary.dense_shape
+        return tf.IndexedSlices(
+            boundary.values.op.inputs[0], boundary.indices.op.inputs[0], None if shape is None else shape.op.inputs[0]
+        )
+    return boundary.op.inputs[0]
+
+
+def _replace(boundary: Gradient, new: Gradient) -> None:
+    if isinstance(boundary, tf.IndexedSlices):
+        boundary.values.op._update_input(0, new.values)
+        boundary.indices.op._update_input(0, new.indices)
+    else:
+        boundary.op._update_input(0, new)
+
+
+PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)

@@ -1,0 +1,113 @@
+"""One copy of the selected ops for every further local device, and the means to make their variables equal.
+
+Replica r runs on local device r; its collectives have their own rank, its random ops their own seed. Ops that the user
+pinned to the CPU, and those that use a shared resource, stay where they are.
+"""
+
+import re
+from typing import Dict, List
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.clone import clone_nodes
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.pass_manager import Pass
+from epl.parallel.passes import sync_variables
+from epl.parallel.rewrite import Rewrite
+
+_CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
+_GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
+_HOST = "/device:CPU:0"
+_SEED_STEP = 0x3779B1  # an odd number, so that seeds of different ranks never meet
+
+
+def run(rewrite: Rewrite) -> None:
+    """Places replica 0, varies its seeds, clones it."""
+    view = rewrite.view
+    assert view is not None
+    devices = _devices(view)
+    _place_replica_0(rewrite, view, devices)
+    _vary_seeds_of_replica_0(rewrite, view)
+    replicas = range(1, rewrite.local_replicas)
+    nodes = sync_variables.initialization_nodes(rewrite, view)
+    if not replicas:
+        clone_nodes(rewrite.tf_graph, view, [], [], _no_edit, nodes)
+        return
+    targets = [rewrite.cluster.local_device(replica) for replica in replicas]
+    first_rank = rewrite.base_rank + 1
+    types = view.types
+
+    def edit(node: tf.NodeDef, copy: int, original: int) -> None:
+        node.device = devices.get(original) or targets[copy]
+        if "seed2" in node.attr:
+            _vary_seed(node, first_rank + copy)
+        elif types[original] in COLLECTIVE_OP_TYPES:
+            node.attr["rank"].i = first_rank + copy
+
+    prefixes = [rewrite.prefix(replica) for replica in replicas]
+    nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
+    clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes)
+    weight = rewrite.weights[0].name
+    rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
+
+
+def _no_edit(node: tf.NodeDef, copy: int, original: int) -> None:
+    pass
+
+
+def _devices(view: GraphView) -> Dict[int, str]:
+    """The device of ops that do not move with their replica; no entry for those that do."""
+    shared = {node: view.nodes[node].device or _HOST for node in view.of_types(op_types.SHARED_STATE)}
+    devices = {node: _HOST for node, proto in enumerate(view.nodes) if proto.device and _CPU.search(proto.device)}
+    if shared:
+        for node, producers in enumerate(view.producers):
+            for producer in producers:
+                if producer in shared:
+                    devices[node] = _without_job(shared[producer])
+    return devices
+
+
+def _without_job(device: str) -> str:
+    """The device as a local session knows it: without job and task."""
+    return re.sub(r"/(?:job|replica|task):[^/]*", "", device) or _HOST
+
+
+def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str]) -> None:
+    """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs to the local session."""
+    first = rewrite.cluster.local_device(0)
+    for node, proto in enumerate(view.nodes):
+        if proto.device and node not in devices:
+            wanted = first if _GPU.search(proto.device) else _without_job(proto.device)
+        elif proto.device.startswith("/job:"):
+            wanted = devices[node]
+        else:
+            continue
+        if wanted != proto.device:
+            rewrite.tf_graph.get_operation_by_name(proto.name)._set_device(wanted)
+            proto.device = wanted
+
+
+def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
+    """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
+    if rewrite.base_rank == 0:
+        return
+    for node in rewrite.cloned:
+        proto = view.nodes[node]
+        if "seed2" in proto.attr and _vary_seed(proto, rewrite.base_rank):
+            op = rewrite.tf_graph.get_operation_by_name(proto.name)
+            op._set_attr("seed2", tf.AttrValue(i=proto.attr["seed2"].i))
+
+
+def _vary_seed(node: tf.NodeDef, rank: int) -> bool:
+    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
+    if seed == 0 and seed2 == 0:
+        return False  # drawn from the system: differs anyway
+    node.attr["seed2"].i = (seed2 + rank * _SEED_STEP) % 0x7FFFFFFF or 1
+    return True
+
+
+PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
+
+__all__ = ["PASS", "run"]  # type: List[str]

@@ -1,0 +1,92 @@
+"""Tensors of the output collections, and the objective, get one merged value for all replicas.
+
+Global outputs are collectives, built on replica 0 before it is cloned, each on a communicator of its own so that any of
+them can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors,
+built after the clone. Means weigh each replica by its rows.
+"""
+
+from typing import List
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.pass_manager import Pass
+from epl.parallel.plan import Output
+from epl.parallel.rewrite import Rewrite, Sibling
+
+
+def run_global(rewrite: Rewrite) -> None:
+    """Adds the collectives of global outputs to replica 0."""
+    for output in rewrite.plan.outputs:
+        if output.scope == "global":
+            tensor = rewrite.tf_graph.get_tensor_by_name(output.tensor)
+            with rewrite.building("outputs"):
+                merged, op = _merge_global(rewrite, output, tensor)
+            rewrite.collectives.add(op.name)
+            rewrite.merged[output.tensor] = Sibling(merged, op.name)
+
+
+def run_local(rewrite: Rewrite) -> None:
+    """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
+    for output in rewrite.plan.outputs:
+        if output.scope == "local" and rewrite.local_replicas > 1:
+            tensors = [
+                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + output.tensor)
+                for replica in range(rewrite.local_replicas)
+            ]
+            with rewrite.building("outputs"):
+                rewrite.merged[output.tensor] = Sibling(_merge_local(output, tensors, rewrite.weights), "")
+    _update_summaries(rewrite)
+
+
+def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> "tuple":
+    communicator = rewrite.communicator(output.communicator)
+    rank = rewrite.base_rank
+    key = "output {}".format(output.tensor)
+    if output.merge == "concat":
+        merged = communicator.all_gather(tensor, rank, key)
+        return merged, _collective_of(merged)
+    if output.merge == "sum":
+        merged = communicator.all_reduce(tensor, rank, key, "sum")
+        return merged, _collective_of(merged)
+    if not tensor.dtype.is_floating:
+        merged = communicator.all_reduce(tensor, rank, key, "mean")
+        return merged, _collective_of(merged)
+    weight = rewrite.weights[0]
+    total, rows = communicator.all_reduce([tensor, tf.ones([], tensor.dtype)], rank, key, "sum", weight=weight)
+    return total / rows, _collective_of(total)
+
+
+def _merge_local(output: Output, tensors: List[tf.Tensor], weights: List[tf.Tensor]) -> tf.Tensor:
+    if output.merge == "concat":
+        return tf.concat([tf.reshape(t, [1]) if t.shape.ndims == 0 else t for t in tensors], axis=0)
+    if output.merge == "sum":
+        return tf.add_n(tensors)
+    dtype = tensors[0].dtype
+    if not dtype.is_floating:
+        return tf.truncatediv(tf.add_n(tensors), tf.constant(len(tensors), dtype))
+    rows = [tf.cast(weight, dtype) for weight in weights]
+    return tf.add_n([tensor * row for tensor, row in zip(tensors, rows)]) / tf.add_n(rows)
+
+
+def _collective_of(tensor: tf.Tensor) -> tf.Operation:
+    """The collective op that a merged tensor comes from, past casts and reshapes."""
+    op = tensor.op
+    while not op.type.startswith("Epl"):
+        op = op.inputs[0].op
+    return op
+
+
+def _update_summaries(rewrite: Rewrite) -> None:
+    """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay."""
+    view = rewrite.view
+    assert view is not None
+    for node in view.of_types(op_types.SUMMARIES):
+        for index, name in enumerate(view.nodes[node].input):
+            merged = rewrite.merged.get(name if ":" in name else name + ":0")
+            if merged is not None and name[0] != "^":
+                rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)._update_input(index, merged.tensor)
+
+
+GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)
+LOCAL_PASS = Pass("merge_local_outputs", run_local, frozenset(["replicas"]), frozenset(["local outputs"]), True)

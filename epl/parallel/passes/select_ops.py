@@ -1,0 +1,118 @@
+"""Finds which ops every replica needs a copy of, and lets no state change before all replicas have their data.
+
+Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
+the output collections, and everything that these are computed from, down to what is shared: the state that data is drawn
+from (iterators, queues, readers) and tables.
+"""
+
+from typing import Dict, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+from epl.parallel.pass_manager import Pass
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+
+def run(rewrite: Rewrite) -> None:
+    """Reads the graph, selects the ops, and gates the writes."""
+    view = rewrite.view = GraphView(rewrite.tf_graph)
+    _refuse_foreign_synchronisation(view)
+    writes = _training_writes(rewrite, view)
+    roots = set(writes)
+    roots.update(view.index[name] for name in rewrite.collectives)
+    roots.update(view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs)
+    roots.update(view.index[weight.op.name] for weight in rewrite.weights)
+    shared = set(view.of_types(op_types.SHARED_STATE))
+    reads = set(view.of_types(op_types.CHECKPOINT_READS))
+    rewrite.cloned = view.ancestors(roots, lambda node: node in shared) - shared
+    restored = rewrite.cloned & reads
+    if restored:
+        raise PlanError(
+            "{!r} reads a checkpoint within the training step. Restore before training (tf.train.Saver.restore, or "
+            "tf.train.init_from_checkpoint).".format(view.nodes[min(restored)].name)
+        )
+    rewrite.writes = writes
+    rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, writes)
+    _gate(rewrite, view, writes)
+
+
+def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
+    """Ops that write variables, those of initialization and restore left out."""
+    initializers = set()
+    for key in rewrite.tf_graph.get_all_collection_keys():
+        for item in rewrite.tf_graph.get_collection_ref(key):
+            initializer = getattr(item, "initializer", None)
+            name = getattr(initializer, "name", None)
+            if isinstance(name, str):
+                initializers.add(name)
+    reads = set(view.of_types(op_types.CHECKPOINT_READS))
+    variables = set(view.of_types(op_types.VARIABLES))
+    writes = set()
+    for node in view.of_types(op_types.WRITES):
+        if view.nodes[node].name in initializers:
+            continue
+        if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
+            values = [p for p in view.producers[node] if p not in variables]
+            if view.ancestors(values, lambda n: n in variables or n in reads) & reads:
+                continue
+        writes.add(node)
+    return writes
+
+
+def _foreign_writes(view: GraphView, cloned: Set[int], writes: Set[int]) -> Set[str]:
+    return {
+        view.nodes[node].name
+        for node in view.of_types(op_types.WRITES)
+        if node not in writes and any(p in cloned for p in view.variable_inputs(node))
+    }
+
+
+def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
+    """The gate of a group waits for the data of its gradients; writes from the same data wait for the gate.
+
+    So a step for which some replica of the job has no data changes nothing anywhere.
+    """
+    sources = set(view.of_types(op_types.DATA_SOURCES))
+    if not sources:
+        return
+    data = {}  # type: Dict[int, Set[int]]
+    for gate_op, collectives in zip(rewrite.gates, rewrite.gradient_collectives):
+        gate = view.index[gate_op.name]
+        transfers = [view.index[name] for name in collectives]
+        data[gate] = view.ancestors(transfers) & sources
+        for source in sorted(data[gate]):
+            if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):
+                _add_edge(rewrite, view, source, gate)
+    after_gate = view.descendants(list(data))
+    for write in sorted(writes - after_gate):
+        needed = view.ancestors([write]) & sources
+        if needed and not tf_compat.is_in_while(tf_compat.control_flow_context_of(_op(rewrite, view, write))):
+            for gate in sorted(data):
+                if needed <= data[gate]:
+                    _add_edge(rewrite, view, gate, write)
+                    break
+
+
+def _op(rewrite: Rewrite, view: GraphView, node: int) -> tf.Operation:
+    return rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
+
+
+def _add_edge(rewrite: Rewrite, view: GraphView, producer: int, node: int) -> None:
+    _op(rewrite, view, node)._add_control_input(_op(rewrite, view, producer))
+    view.add_control_input(node, producer)
+
+
+def _refuse_foreign_synchronisation(view: GraphView) -> None:
+    foreign = view.of_types(op_types.FOREIGN_SYNCHRONISATION)
+    if foreign:
+        raise PlanError(
+            "{!r} ({}) synchronises gradients by itself. Remove tf.train.SyncReplicasOptimizer or the distribution "
+            "strategy: EPL aggregates the gradients.".format(view.nodes[foreign[0]].name, view.types[foreign[0]])
+        )
+
+
+PASS = Pass("select_ops", run, frozenset(["aggregated", "global outputs"]), frozenset(["selection"]), bitwise=True)

@@ -1,0 +1,159 @@
+"""The plan: what will be done, as an immutable value that can be printed, hashed and compared between processes."""
+
+import hashlib
+import json
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+Reduction = NamedTuple(
+    "Reduction",
+    [
+        ("variable", str),
+        ("dtype", str),
+        ("shape", Optional[Tuple[Optional[int], ...]]),
+        ("sparse", bool),
+    ],
+)
+Reduction.__doc__ = """One gradient to be aggregated over all replicas.
+
+Attributes:
+  variable: name of the variable's op.
+  dtype: name of the gradient's dtype.
+  shape: static shape, None entries where unknown, None if the rank is.
+  sparse: an IndexedSlices, gathered rather than summed.
+"""
+
+Transfer = NamedTuple("Transfer", [("communicator", str), ("key", str), ("members", Tuple[int, ...])])
+Transfer.__doc__ = """One collective: a bucket of dense gradients, or one sparse gradient.
+
+Attributes:
+  communicator: its name; transfers of one communicator run in their order in the plan.
+  key: names the collective, the same on every rank.
+  members: indices into the group's reductions.
+"""
+
+GradientGroup = NamedTuple(
+    "GradientGroup", [("name", str), ("reductions", Tuple[Reduction, ...]), ("transfers", Tuple[Transfer, ...])]
+)
+GradientGroup.__doc__ = """The gradients of one apply_gradients call: aggregated together, in the order of readiness."""
+
+Output = NamedTuple("Output", [("tensor", str), ("scope", str), ("merge", str), ("communicator", str)])
+Output.__doc__ = """A tensor whose fetched value is merged.
+
+Attributes:
+  tensor: its name.
+  scope: "global" (all replicas) or "local" (those of one process).
+  merge: "concat", "mean" or "sum".
+  communicator: for global outputs.
+"""
+
+Plan = NamedTuple(
+    "Plan",
+    [
+        ("name", str),
+        ("workers", int),
+        ("devices_per_worker", int),
+        ("device_type", str),
+        ("strategy", str),
+        ("reduce_method", str),
+        ("fp16_scale", Optional[int]),
+        ("groups", Tuple[GradientGroup, ...]),
+        ("outputs", Tuple[Output, ...]),
+    ],
+)
+Plan.__doc__ = """Which replicas there are and what they exchange.
+
+Attributes:
+  name: prefix of the communicators.
+  workers, devices_per_worker, device_type: the devices; each carries one replica.
+  strategy: the annotation, for messages.
+  reduce_method: "mean" or "sum" over the replicas.
+  fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
+  groups, outputs: see there.
+"""
+
+
+def world_size(plan: Plan) -> int:
+    """Number of replicas of the plan."""
+    return plan.workers * plan.devices_per_worker
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as text; `from_json` reads it."""
+    return json.dumps(_plain(plan), indent=1, sort_keys=True)
+
+
+def from_json(text: str) -> Plan:
+    """The plan that `to_json` wrote."""
+    values = json.loads(text)
+    values["groups"] = tuple(
+        GradientGroup(
+            group["name"],
+            tuple(
+                Reduction(r["variable"], r["dtype"], None if r["shape"] is None else tuple(r["shape"]), r["sparse"])
+                for r in group["reductions"]
+            ),
+            tuple(Transfer(t["communicator"], t["key"], tuple(t["members"])) for t in group["transfers"]),
+        )
+        for group in values["groups"]
+    )
+    values["outputs"] = tuple(Output(**output) for output in values["outputs"])
+    return Plan(**values)
+
+
+def plan_hash(plan: Plan) -> str:
+    """Equal exactly for equal plans."""
+    return hashlib.sha256(to_json(plan).encode()).hexdigest()
+
+
+def first_difference(mine: Plan, other: Plan) -> Optional[str]:
+    """The first place in which two plans differ, in words, or None."""
+    return _difference("plan", _plain(mine), _plain(other))
+
+
+def describe(plan: Plan) -> str:
+    """The plan as a few lines for a person."""
+    lines = [
+        "{}: {} over {} worker(s) x {} {} device(s) = {} replica(s), gradients by {}{}".format(
+            plan.name, plan.strategy, plan.workers, plan.devices_per_worker, plan.device_type, world_size(plan),
+            plan.reduce_method, "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
+        )  # fmt: skip
+    ]
+    for group in plan.groups:
+        lines.append(
+            "  {}: {} gradients ({} sparse) in {} transfer(s)".format(
+                group.name, len(group.reductions), sum(r.sparse for r in group.reductions), len(group.transfers)
+            )
+        )
+    for output in plan.outputs:
+        lines.append("  output {}: {} {}".format(output.tensor, output.scope, output.merge))
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {key: _plain(item) for key, item in value._asdict().items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _difference(where: str, mine: Any, other: Any) -> Optional[str]:
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return _first(_difference("{}.{}".format(where, key), mine[key], other.get(key)) for key in _keys(mine))
+    if isinstance(mine, list) and isinstance(other, list):
+        pairs = [_difference("{}[{}]".format(where, i), m, o) for i, (m, o) in enumerate(zip(mine, other))]
+        if len(mine) != len(other):
+            pairs.append("{} has {} entries here and {} there".format(where, len(mine), len(other)))
+        return _first(pairs)
+    if mine != other:
+        return "{} is {!r} here and {!r} there".format(where, mine, other)
+    return None
+
+
+def _keys(mine: Dict[str, Any]) -> List[str]:
+    """The keys of a node of a plan, those that name a thing first: a difference is then told by name."""
+    return sorted(mine, key=lambda key: (key not in ("workers", "variable", "tensor"), key))
+
+
+def _first(differences: Any) -> Optional[str]:
+    return next((difference for difference in differences if difference is not None), None)

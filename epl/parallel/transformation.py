@@ -1,0 +1,182 @@
+"""`transform`: plans a graph, agrees on the plan with the other processes, and runs the passes. Once per graph."""
+
+import logging
+import os
+import time
+from typing import Dict, List, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.ops.job import Job
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel import plan as plans
+from epl.parallel import planner
+from epl.parallel.pass_manager import PassReport, run_passes
+from epl.parallel.passes import (
+    aggregate_gradients,
+    clone_replicas,
+    io_slicing,
+    merge_outputs,
+    select_ops,
+    sync_variables,
+)
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+from epl.utils.errors import PlanMismatchError
+
+logger = logging.getLogger("epl")
+
+PASSES = (
+    aggregate_gradients.PASS,
+    merge_outputs.GLOBAL_PASS,
+    select_ops.PASS,
+    sync_variables.PASS,
+    clone_replicas.PASS,
+    merge_outputs.LOCAL_PASS,
+)
+
+TransformReport = NamedTuple(
+    "TransformReport",
+    [("plan", plans.Plan), ("passes", List[PassReport]), ("cpu_s", float), ("cloned_ops", int), ("replicas", int)],
+)
+TransformReport.__doc__ = """What the rewriting of a graph did.
+
+Attributes:
+  plan: the plan.
+  passes: CPU seconds and ops added, per pass.
+  cpu_s: CPU seconds, planning and passes together.
+  cloned_ops: ops of replica 0 that have copies.
+  replicas: local replicas.
+"""
+
+
+def needs_transform(graph: Optional[Graph]) -> bool:
+    """Whether the graph is annotated, has gradients to aggregate, and was not rewritten before."""
+    return graph is not None and graph.plan is None and bool(graph.taskgraphs) and bool(graph.gradient_calls)
+
+
+def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
+    """Rewrites an annotated graph for all devices of the job. The first Session.run does it; calling it again does nothing.
+
+    Args:
+      tf_graph: the graph; the default graph if not given.
+
+    Returns:
+      A report, or None if there is nothing to do: no annotation, no gradients, or done before.
+
+    Raises:
+      NotAvailableError: a feature that does not exist yet is asked for.
+      PlanError: the model cannot be trained as asked; the message says why.
+      PlanMismatchError: the processes built different models.
+    """
+    graph = Graph.of(tf_graph or tf.get_default_graph())
+    if graph is None or not needs_transform(graph):
+        return None
+    start = time.process_time()
+    env = Env.get()
+    cluster = env.cluster
+    assert cluster is not None
+    planner.refuse_unavailable(env.config)
+    planner.refuse_taskgraphs(graph)
+    with tf_compat.unfinalized(graph.tf_graph):
+        groups = planner.find_groups(graph, env.config) if cluster.total_gpu_num > 1 else []
+        plan = planner.make_plan(env.new_graph_name(), graph, groups, env.config, cluster)
+        logger.info("%s", plans.describe(plan))
+        rewrite = Rewrite(graph, plan, groups, env.config, cluster)
+        passes = []  # type: List[PassReport]
+        if rewrite.world_size > 1:
+            _meet(rewrite)
+            _slice_inputs(rewrite)
+            passes = run_passes(PASSES, rewrite)
+            _agree(rewrite, "collectives", _fingerprint(rewrite))
+    graph.plan = rewrite
+    return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
+
+
+def _meet(rewrite: Rewrite) -> None:
+    """The job exists, and all its processes have the same plan."""
+    if Job.current() is None:
+        config = rewrite.config.communication
+        Job.start(
+            hosts=["localhost:0"],
+            process=0,
+            start_timeout=config.start_timeout,
+            stall_warning=config.stall_warning,
+            timeout=config.timeout,
+        )
+    plan = rewrite.plan
+    for worker, text in enumerate(_exchange(rewrite, "plan", plans.to_json(plan))):
+        difference = plans.first_difference(plan, plans.from_json(text))
+        if difference is not None:
+            raise PlanMismatchError(
+                "Worker {} and worker {} built different models: {}. Every worker runs the same script with the same "
+                "model; only its data may differ.".format(rewrite.cluster.worker_index, worker, difference)
+            )
+
+
+def _agree(rewrite: Rewrite, what: str, mine: Dict[str, str]) -> None:
+    """Compares a mapping of names to facts with those of the other processes."""
+    text = "\n".join("{}\t{}".format(key, mine[key]) for key in sorted(mine))
+    for worker, other in enumerate(_exchange(rewrite, what, text)):
+        if other != text:
+            theirs = dict(line.split("\t", 1) for line in other.split("\n") if line)
+            for key in sorted(set(mine) | set(theirs)):
+                if mine.get(key) != theirs.get(key):
+                    raise PlanMismatchError(
+                        "Worker {} and worker {} have different {}: {!r} is {} here and {} there.".format(
+                            rewrite.cluster.worker_index, worker, what, key, mine.get(key), theirs.get(key)
+                        )
+                    )
+
+
+def _exchange(rewrite: Rewrite, what: str, text: str) -> List[str]:
+    job = Job.current()
+    if rewrite.plan.workers == 1 or job is None:
+        return [text]
+    key = "{} of {}".format(what, rewrite.plan.name)
+    return [data.decode() for data in job.exchange(key, text.encode())]
+
+
+def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
+    """For every collective of replica 0: op, dtype, shapes and communicator, in the order of the graph."""
+    view = rewrite.view
+    assert view is not None
+    facts = {}  # type: Dict[str, str]
+    order = {}  # type: Dict[str, int]
+    for node in view.of_types(COLLECTIVE_OP_TYPES):
+        proto = view.nodes[node]
+        communicator = proto.attr["communicator"].s.decode()
+        place = order[communicator] = order.get(communicator, 0) + 1
+        op = rewrite.tf_graph.get_operation_by_name(proto.name)
+        tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[proto.op].first_tensor:]
+        facts["{} on {}".format(proto.attr["key"].s.decode(), communicator)] = "number {} there, {} of {}".format(
+            place, proto.op, ", ".join("{}{}".format(t.dtype.name, t.shape) for t in tensors)
+        )
+    return facts
+
+
+def _slice_inputs(rewrite: Rewrite) -> None:
+    config = rewrite.config.io
+    if not config.slicing or rewrite.plan.workers == 1:
+        return
+    for line in io_slicing.slice_inputs(
+        rewrite.tf_graph,
+        [rewrite.local_replicas] * rewrite.plan.workers,
+        rewrite.cluster.worker_index,
+        config.unbalanced_io_slicing,
+        config.drop_last_files,
+    ):
+        logger.info("%s", line)
+
+
+def close_communicators() -> None:
+    """Ends the communicators of every rewritten graph (`epl.init` again)."""
+    for graph in Graph.all():
+        if graph.plan is not None:
+            for communicator in graph.plan.communicators.values():
+                communicator.close()
+
+
+__all__ = ["PASSES", "TransformReport", "close_communicators", "needs_transform", "transform"]  # type: List[str]

@@ -1,0 +1,281 @@
+"""The only module that replaces TensorFlow attributes.
+
+| replaced | so that |
+| --- | --- |
+| Graph.__init__ | a new graph begins with the default strategy (an Estimator builds in its own) |
+| gradients_util._GradientsHelper | calls of tf.gradients are recorded |
+| gradients_util._maybe_colocate_with, ControlFlowState.AddWhileContext | backward ops carry the TaskGraph of their forward op |
+| Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
+| BaseSession.__init__ | the session has the devices of the plan |
+| BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
+| BaseSession.run, _do_run, make_callable, _make_callable_from_options, partial_run_setup | a run means what the user means |
+| Saver.save | worker 0 writes checkpoints |
+| Saver.export_meta_graph | a meta graph is the user's graph, not the plan's |
+| RunConfig.__init__ | an Estimator trains locally in each worker |
+
+`install` is called by epl.init and does it once; `remove` takes everything back.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.parallel import transformation
+from epl.parallel.rewrite import Rewrite
+from epl.runtime import recorder, saver
+from epl.runtime.session import GraphRunner
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_installed = []  # type: List[Tuple[Any, str, Any]]
+
+
+def install() -> None:
+    """Replaces the attributes listed above; a second call does nothing."""
+    if _installed:
+        return
+    gradients_util = tf_compat.gradients_util_module
+    _wrap(tf.Graph, "__init__", _graph_init)
+    _wrap(gradients_util, "_GradientsHelper", recorder.recorded_gradients)
+    _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
+    _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
+    for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
+        _wrap(optimizer, "__init__", _optimizer_init)
+    session = tf_compat.BaseSession
+    _wrap(session, "__init__", _session_init)
+    _wrap(session, "_extend_graph", _extend_graph)
+    _wrap(session, "run", _run)
+    _wrap(session, "_do_run", _do_run)
+    _wrap(session, "make_callable", _make_callable)
+    _wrap(session, "_make_callable_from_options", _make_callable_from_options)
+    _wrap(session, "partial_run_setup", _partial_run_setup)
+    _wrap(tf.train.Saver, "save", saver.save)
+    _wrap(tf.train.Saver, "export_meta_graph", saver.export_meta_graph)
+    _wrap(tf.estimator.RunConfig, "__init__", _run_config_init)
+
+
+def remove() -> None:
+    """Gives TensorFlow its attributes back."""
+    while _installed:
+        owner, name, original = _installed.pop()
+        tf_compat.replace_function(owner, name, original)
+
+
+def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    _installed.append((owner, name, tf_compat.replace_function(owner, name, wrapper)))
+
+
+# ---- Recording
+
+
+def _graph_init(original: Callable[..., None], graph: tf.Graph, *args: Any, **kwargs: Any) -> None:
+    original(graph, *args, **kwargs)
+    if Env.get().is_ready and not tf_compat.is_function_graph(graph):
+        Env.get().strategy_context.annotate(graph)
+
+
+def _optimizer_init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    original(optimizer, *args, **kwargs)
+    if "apply_gradients" not in vars(optimizer):
+        recorder.record_optimizer(optimizer)
+
+
+@contextlib.contextmanager
+def _differentiate(original: Callable[..., Any], op: tf.Operation, *args: Any, **kwargs: Any) -> Iterator[None]:
+    with _taskgraph_of(op), original(op, *args, **kwargs):
+        yield
+
+
+def _add_while_context(
+    original: Callable[..., Any], state: Any, op: tf.Operation, *args: Any, **kwargs: Any
+) -> Any:
+    with _taskgraph_of(op):
+        return original(state, op, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _taskgraph_of(op: tf.Operation) -> Iterator[None]:
+    """Ops created inside belong to the TaskGraph of `op`."""
+    if Graph.of(op.graph) is None:
+        yield
+        return
+    try:
+        mark = tf.AttrValue(i=op.get_attr(TASKGRAPH_ATTR))
+    except ValueError:
+        mark = None
+    before = tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, mark)
+    try:
+        yield
+    finally:
+        tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, before)
+
+
+# ---- Sessions
+
+
+def _session_init(
+    original: Callable[..., None], session: Any, target: Any = "", graph: Optional[tf.Graph] = None, config: Any = None
+) -> None:
+    env = Env.get()
+    if env.is_ready and env.cluster is not None:
+        if target:
+            raise ValueError(
+                "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, and "
+                "remove the tf.train.Server.".format(target)
+            )
+        config = env.cluster.config_proto(config)
+    original(session, target, graph, config)
+
+
+def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
+    _rewritten(session)
+    session._epl_shipped = tf_compat.last_op_id(session.graph)
+    return original(session)
+
+
+def _rewritten(session: Any) -> Optional[GraphRunner]:
+    """Rewrites the session's graph if that is due; the runner of a graph with replicas or other workers, else None."""
+    graph = Graph.of(session.graph)
+    if graph is None:
+        return None
+    if transformation.needs_transform(graph):
+        _refuse_shipped(session, graph)
+        transformation.transform(session.graph)
+    rewrite = graph.plan  # type: Optional[Rewrite]
+    if rewrite is None or rewrite.world_size == 1:
+        return None
+    if graph.runner is None:
+        graph.runner = GraphRunner(rewrite)
+    return graph.runner
+
+
+def _refuse_shipped(session: Any, graph: Graph) -> None:
+    """The rewriting changes gradients and what applies them; a session does not see changes of ops that it has."""
+    shipped = getattr(session, "_epl_shipped", 0)
+    for call in list(graph.gradient_calls) + list(graph.apply_calls):
+        for name, gradient in call.boundaries:
+            tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            if tf_compat.op_id(tensor.op) <= shipped:
+                raise PlanError(
+                    "The session ran before the graph could be rewritten for {} (its gradient {!r} is part of it already). "
+                    "Build the whole training step first, or open a new session.".format(name, tensor.name)
+                )
+
+
+def _run(
+    original: Callable[..., Any],
+    session: Any,
+    fetches: Any,
+    feed_dict: Any = None,
+    options: Any = None,
+    run_metadata: Any = None,
+) -> Any:
+    runner = _rewritten(session)
+    if runner is not None and feed_dict:
+        feed_dict = _cut_whole_batches(runner, session.graph, feed_dict)
+    return original(session, fetches, feed_dict, options, run_metadata)
+
+
+def _cut_whole_batches(runner: GraphRunner, graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
+    """Feeds of known first dimension that hold one batch per replica: TensorFlow would refuse them before `_do_run`."""
+    feeds = None
+    for key, value in tf_compat.flatten_feeds(feed_dict):
+        try:
+            tensor = graph.as_graph_element(key, allow_operation=False)
+        except (KeyError, TypeError, ValueError):
+            continue  # TensorFlow says what is wrong with it
+        if runner.feeds.whole_batch(tensor, value):
+            feeds = dict(feed_dict) if feeds is None else feeds
+            feeds.pop(key)
+            feeds.update(runner.feeds.cut_whole_batch(tensor, value))
+    return feed_dict if feeds is None else feeds
+
+
+def _do_run(
+    original: Callable[..., Any],
+    session: Any,
+    handle: Any,
+    target_list: Any,
+    fetch_list: Any,
+    feed_dict: Any,
+    options: Any,
+    run_metadata: Any,
+) -> Any:
+    runner = _rewritten(session)
+    if runner is None:
+        return original(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
+    return runner.run(original, session, target_list, fetch_list, feed_dict, options, run_metadata)
+
+
+def _make_callable(
+    original: Callable[..., Any],
+    session: Any,
+    fetches: Any,
+    feed_list: Optional[List[Any]] = None,
+    accept_options: bool = False,
+) -> Any:
+    if _rewritten(session) is None:
+        return original(session, fetches, feed_list, accept_options)
+    feed_list = list(feed_list or [])
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != len(feed_list):
+            raise TypeError("Expected {} values, one for each of {}, got {}.".format(len(feed_list), feed_list, len(args)))
+        return session.run(fetches, dict(zip(feed_list, args)), **kwargs)
+
+    return call
+
+
+def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
+    if _rewritten(session) is None:
+        return original(session, callable_options)
+    feeds = list(callable_options.feed)
+    fetches = list(callable_options.fetch)
+    targets = list(callable_options.target)
+
+    def call(*args: Any, **kwargs: Any) -> List[Any]:
+        return session.run((fetches, targets), dict(zip(feeds, args)), **kwargs)[0]
+
+    return call
+
+
+def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any) -> Any:
+    if _rewritten(session) is not None:
+        raise PlanError(
+            "Session.partial_run cannot feed several replicas bit by bit. Use Session.run with all feeds at once."
+        )
+    return original(session, *args, **kwargs)
+
+
+# ---- Estimator
+
+
+def _run_config_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
+    """An Estimator trains in a local session; without this it would wait for a TensorFlow server of TF_CONFIG."""
+    if not Env.get().is_ready:
+        original(config, *args, **kwargs)
+        return
+    if kwargs.get("train_distribute") is not None or kwargs.get("eval_distribute") is not None:
+        raise PlanError("RunConfig has a distribution strategy. Remove it: EPL distributes the training.")
+    hidden = os.environ.get("TF_CONFIG")
+    os.environ["TF_CONFIG"] = json.dumps({})
+    try:
+        original(config, *args, **kwargs)
+    finally:
+        if hidden is None:
+            del os.environ["TF_CONFIG"]
+        else:
+            os.environ["TF_CONFIG"] = hidden

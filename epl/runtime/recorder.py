@@ -1,0 +1,123 @@
+"""Records what the user builds: calls of tf.gradients and of apply_gradients, and where their gradients pass.
+
+Each gradient of a variable is returned through an identity, the *boundary*. The plan may later give it another source
+(the mean over replicas), and then everything that the user built from it computes with that.
+"""
+
+import functools
+import logging
+import threading
+from typing import Any, Callable, List, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir import op_types
+from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph
+from epl.ir.taskgraph import Phase
+from epl.utils import tf_compat
+from epl.utils.errors import NotAvailableError
+
+logger = logging.getLogger("epl")
+_inside = threading.local()  # whether this thread is inside an optimizer's apply_gradients
+
+
+def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
+    """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
+    graph = _annotated_graph()
+    if graph is None:
+        return original(ys, xs, *args, **kwargs)
+    with graph.phase(Phase.BACKWARD):
+        gradients = original(ys, xs, *args, **kwargs)
+        objective = tuple(t for t in _as_list(ys) if isinstance(t, tf.Tensor))
+        names = [_variable_name(x) for x in _as_list(xs)]
+        boundaries = []
+        returned = []
+        for name, gradient in zip(names, gradients):
+            if name is not None and gradient is not None:
+                gradient = _boundary(gradient)
+                boundaries.append((name, gradient))
+            returned.append(gradient)
+    graph.gradient_calls.append(GradientCall(objective, tuple(boundaries)))
+    return returned
+
+
+def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Optimizer.apply_gradients`, recorded; `original` is the optimizer's own bound method."""
+    graph = _annotated_graph()
+    if graph is None or getattr(_inside, "apply", False):
+        return original(grads_and_vars, *args, **kwargs)
+    pairs = list(grads_and_vars)
+    _inside.apply = True
+    try:
+        with graph.phase(Phase.APPLY):
+            sparse_as_dense = Env.get().config.communication.sparse_as_dense
+            boundaries = []
+            for i, (gradient, variable) in enumerate(pairs):
+                name = _variable_name(variable)
+                if gradient is None or name is None:
+                    continue
+                if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+                    gradient = tf.convert_to_tensor(gradient)
+                gradient = _boundary(gradient)
+                boundaries.append((name, gradient))
+                pairs[i] = (gradient, variable)
+            graph.apply_calls.append(ApplyCall(tuple(boundaries)))
+            return original(pairs, *args, **kwargs)
+    finally:
+        _inside.apply = False
+
+
+def record_optimizer(optimizer: Any) -> None:
+    """Sees to it that `optimizer.apply_gradients` is recorded, whatever class overrides it."""
+    optimizer.apply_gradients = functools.partial(recorded_apply, optimizer.apply_gradients)
+
+
+def _annotated_graph() -> Optional[Graph]:
+    """The Graph of the default tf.Graph if it is annotated; a model that is not gets one warning."""
+    env = Env.get()
+    tf_graph = tf.get_default_graph()
+    if not env.is_ready or tf_compat.is_function_graph(tf_graph):
+        return None
+    if env.config.auto.auto_parallel:
+        raise NotAvailableError("auto.auto_parallel", "Annotate the model with epl.replicate(1) instead.")
+    graph = Graph.of(tf_graph, may_create=True)
+    assert graph is not None
+    if graph.taskgraphs:
+        return graph
+    if "unannotated" not in graph.parallel_information:
+        graph.parallel_information["unannotated"] = True
+        logger.warning(
+            "The model has no EPL annotation, so it stays plain TensorFlow: every worker trains it by itself and no "
+            "configuration of EPL applies. Use epl.set_default_strategy(epl.replicate(1)), or `with epl.replicate(1):` "
+            "around the model, before tf.gradients or minimize."
+        )
+    return None
+
+
+def _boundary(gradient: Gradient) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        shape = gradient.dense_shape
+        return tf.IndexedSlices(
+            _identity(gradient.values), _identity(gradient.indices), None if shape is None else _identity(shape)
+        )
+    return _identity(gradient)
+
+
+def _identity(tensor: tf.Tensor) -> tf.Tensor:
+    with tf.colocate_with(tensor.op, ignore_existing=True):
+        return tf.identity(tensor, name="epl_boundary")
+
+
+def _variable_name(x: Any) -> Optional[str]:
+    """The name of the variable op behind what was given to tf.gradients or an optimizer, or None."""
+    handle = getattr(x, "handle", None)
+    tensor = handle if isinstance(handle, tf.Tensor) else x
+    op = getattr(tensor, "op", None)
+    return op.name if op is not None and op.type in op_types.VARIABLES else None
+
+
+def _as_list(values: Any) -> Sequence[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+

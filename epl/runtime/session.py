@@ -1,0 +1,138 @@
+"""Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.ops.job import Job
+from epl.parallel.rewrite import Rewrite
+from epl.runtime.feeds import FeedSharing
+from epl.runtime.step import Step, StepFinder
+from epl.utils.errors import PlanError
+
+# How TensorFlow runs ops once fetches and feeds are resolved: (session, handle, targets, fetches, feeds, options, metadata)
+RawRun = Callable[..., List[Any]]
+
+_FIRST_NAMES = 5
+
+
+class SessionState(object):
+    """What one session has done to the variables of a rewritten graph."""
+
+    def __init__(self) -> None:
+        self.replicas_current = False  # the other local replicas hold replica 0's values
+        self.processes_current = False  # this process holds rank 0's values
+
+
+class GraphRunner(object):
+    """Runs sessions of one rewritten graph."""
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        self.rewrite = rewrite
+        self.feeds = FeedSharing(rewrite)
+        self._steps = StepFinder(rewrite)
+        self._states = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary
+        self._lock = threading.RLock()
+
+    def run(
+        self,
+        raw: RawRun,
+        session: tf.Session,
+        targets: Sequence[tf.Operation],
+        fetches: Sequence[tf.Tensor],
+        feeds: Dict[tf.Tensor, Any],
+        options: Any,
+        metadata: Any,
+    ) -> List[Any]:
+        """What the user asked for, on all replicas that it concerns."""
+        step = self._steps.find(fetches, targets, feeds)
+        state = self._state(session)
+        if step.uses_replicas or step.is_collective:
+            feeds = self.feeds.share(feeds)
+        if step.is_collective:
+            return self._run_collective(raw, session, state, step, feeds, options, metadata)
+        if step.uses_replicas:
+            self._copy_to_replicas(raw, session, state)
+        result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
+        self._note_writes(step, state)
+        return result
+
+    def _run_collective(
+        self,
+        raw: RawRun,
+        session: tf.Session,
+        state: SessionState,
+        step: Step,
+        feeds: Dict[tf.Tensor, Any],
+        options: Any,
+        metadata: Any,
+    ) -> List[Any]:
+        try:
+            self._take_values_of_rank_0(raw, session, state)
+            self._copy_to_replicas(raw, session, state)
+            result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
+        except tf.errors.OutOfRangeError as error:
+            _job().end_generation(error.message)
+            raise
+        except BaseException as error:
+            if self.rewrite.plan.workers == 1:
+                _job().end_generation(str(error))
+            else:
+                _job().abort("{}: {}".format(type(error).__name__, str(error)[:2000]))
+            raise
+        self._note_writes(step, state)
+        return result
+
+    def _state(self, session: tf.Session) -> SessionState:
+        with self._lock:
+            if session not in self._states:
+                self._states[session] = SessionState()
+            return self._states[session]
+
+    @staticmethod
+    def _note_writes(step: Step, state: SessionState) -> None:
+        if step.writes_replica_0_alone:
+            state.replicas_current = state.processes_current = False
+
+    def _take_values_of_rank_0(self, raw: RawRun, session: tf.Session, state: SessionState) -> None:
+        rewrite = self.rewrite
+        if state.processes_current or not rewrite.broadcasts:
+            return
+        if rewrite.cluster.worker_index == 0:
+            missing = [sync.variable for sync in self._uninitialized(raw, session) if sync.is_global]
+            if missing:
+                raise PlanError(
+                    "{} variable(s) have no value before the first training step: {}{}. Run "
+                    "tf.global_variables_initializer(), or restore a checkpoint, first.".format(
+                        len(missing), ", ".join(missing[:_FIRST_NAMES]), ", ..." if missing[_FIRST_NAMES:] else ""
+                    )
+                )
+        raw(session, None, self._ops(rewrite.broadcasts), [], {}, None, None)
+        state.processes_current = True
+        state.replicas_current = False
+
+    def _copy_to_replicas(self, raw: RawRun, session: tf.Session, state: SessionState) -> None:
+        rewrite = self.rewrite
+        if state.replicas_current or rewrite.local_replicas == 1:
+            return
+        missing = {sync.variable for sync in self._uninitialized(raw, session)}
+        copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
+        raw(session, None, self._ops(copies), [], {}, None, None)
+        state.replicas_current = not missing
+
+    def _uninitialized(self, raw: RawRun, session: tf.Session) -> List[Any]:
+        syncs = self.rewrite.syncs
+        values = raw(session, None, [], [op.outputs[0] for op in self._ops([s.is_initialized for s in syncs])], {}, None, None)
+        return [sync for sync, value in zip(syncs, values) if not value]
+
+    def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
+        return [self.rewrite.tf_graph.get_operation_by_name(name) for name in names]
+
+
+def _job() -> Job:
+    job = Job.current()  # type: Optional[Job]
+    if job is None:
+        raise RuntimeError("The job ended while a step was running.")
+    return job

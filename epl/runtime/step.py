@@ -1,0 +1,161 @@
+"""What one Session.run means under a plan: which ops of the other replicas run with it, what is fetched instead.
+
+A Step is worked out once for each set of fetches and feeds, from what the fetches need of replica 0:
+
+    fetches ----> ancestors in replica 0 ----> collectives and writes among them ----> their copies run too
+       |
+       +--------> merged outputs and the objective are fetched in place of replica 0's value
+"""
+
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.rewrite import Rewrite
+
+Step = NamedTuple(
+    "Step",
+    [
+        ("fetches", Tuple[tf.Tensor, ...]),
+        ("targets", Tuple[tf.Operation, ...]),
+        ("uses_replicas", bool),
+        ("is_collective", bool),
+        ("writes_replica_0_alone", bool),
+    ],
+)
+Step.__doc__ = """A Session.run as it is really run.
+
+Attributes:
+  fetches: tensors, one for each that was asked for, in the same order.
+  targets: ops to run besides.
+  uses_replicas: whether other local replicas take part.
+  is_collective: whether it needs the other processes.
+  writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
+"""
+
+
+class StepFinder(object):
+    """Works out Steps for one rewritten graph."""
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        view = rewrite.view
+        assert view is not None
+        self._rewrite = rewrite
+        self._view = view
+        self._cache = {}  # type: Dict[tuple, Step]
+        self._collectives = {view.index[name] for name in rewrite.collectives}
+        self._gradients = {view.index[name] for group in rewrite.gradient_collectives for name in group}
+        self._foreign = {view.index[name] for name in rewrite.foreign_writes}
+        self._sources = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
+        self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
+
+    def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
+        """The Step for what was asked.
+
+        Args:
+          fetches: tensors asked for.
+          targets: ops asked for.
+          fed: tensors with a fed value.
+        """
+        fed_names = frozenset(tensor.name for tensor in fed)
+        key = (tuple(t.name for t in fetches), tuple(op.name for op in targets), fed_names)
+        step = self._cache.get(key)
+        if step is None:
+            step = self._cache[key] = self._work_out(fetches, targets, fed_names)
+        return step
+
+    def _work_out(
+        self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]
+    ) -> Step:
+        rewrite, view = self._rewrite, self._view
+        asked = [t.op for t in fetches if t.name not in fed] + list(targets)
+        needed, foreign = self._needed(asked, fed)
+        touched = needed & (self._collectives | rewrite.writes)
+        merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
+        is_training = bool(needed & self._gradients)
+        outputs = {view.index[sibling.op] for sibling in merged.values() if sibling.op}
+        if is_training:
+            outputs |= self._outputs_of_a_training_step(needed)
+        touched |= outputs
+        touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
+        local_merges = any(not sibling.op for sibling in merged.values())
+        if local_merges and not touched and self._is_fed_inference(needed, fed):
+            merged = {}
+            local_merges = False
+        extra = self._copies(self._last_of(touched))
+        extra += [rewrite.tf_graph.get_operation_by_name(view.nodes[node].name) for node in sorted(outputs)]
+        return Step(
+            fetches=tuple(merged[t.name].tensor if t.name in merged else t for t in fetches),
+            targets=tuple(targets) + tuple(extra),
+            uses_replicas=rewrite.local_replicas > 1 and (bool(touched) or local_merges),
+            is_collective=bool(touched & self._collectives),
+            writes_replica_0_alone=foreign,
+        )
+
+    def _needed(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Tuple[Set[int], bool]:
+        """What `ops` need of replica 0; and whether that changes variables of replica 0 alone.
+
+        Ops that the user created after the rewriting are followed op by op until they meet ops that are in the view.
+        """
+        view = self._view
+        known = set()
+        foreign = False
+        seen = set()
+        stack = list(ops)
+        while stack:
+            op = stack.pop()
+            if op in seen or self._is_fed(op, fed):
+                continue
+            seen.add(op)
+            index = view.index.get(op.name)
+            if index is not None:
+                known.add(index)
+                continue
+            if op.type in op_types.WRITES and any(t.op.name in self._variables for t in op.inputs):
+                foreign = True
+            stack.extend(t.op for t in op.inputs)
+            stack.extend(op.control_inputs)
+        stop = {view.index[name.partition(":")[0]] for name in fed if name.partition(":")[0] in view.index}
+        needed = view.ancestors(known, lambda node: node in stop)
+        return needed, foreign or bool(needed & self._foreign)
+
+    @staticmethod
+    def _is_fed(op: tf.Operation, fed: FrozenSet[str]) -> bool:
+        return bool(op.outputs) and all(t.name in fed for t in op.outputs)
+
+    def _outputs_of_a_training_step(self, needed: Set[int]) -> Set[int]:
+        """Global outputs that a training step merges, fetched or not.
+
+        A summary hook of one process fetches them in some steps, and a merge needs every process. Those are left out that
+        would draw other data or need other placeholders than the gradients do.
+        """
+        view = self._view
+        sources = view.ancestors(needed & self._gradients) & self._sources
+        outputs = set()
+        for sibling in self._rewrite.merged.values():
+            if sibling.op:
+                node = view.index[sibling.op]
+                if view.ancestors([node]) & self._sources <= sources:
+                    outputs.add(node)
+        return outputs
+
+    def _is_fed_inference(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
+        """Whether all data of the run is fed: replica 0 then computes the value on all of it."""
+        types = self._view.types
+        return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
+
+    def _last_of(self, nodes: Set[int]) -> Set[int]:
+        """Those of `nodes` that no other of them needs: running these runs all."""
+        view = self._view
+        before = view.ancestors({p for node in nodes for p in view.producers[node]})
+        return nodes - before
+
+    def _copies(self, nodes: Set[int]) -> List[tf.Operation]:
+        rewrite = self._rewrite
+        return [
+            rewrite.tf_graph.get_operation_by_name(rewrite.prefix(replica) + self._view.nodes[node].name)
+            for replica in range(1, rewrite.local_replicas)
+            for node in sorted(nodes)
+            if node in rewrite.cloned
+        ]

@@ -1,0 +1,191 @@
+"""The only module that imports private TensorFlow symbols.
+
+Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names below, so that a port to
+another TensorFlow is a change of this file. Each name says what it is used for.
+"""
+
+from typing import Any, Callable, Iterator, List, Tuple
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
+from tensorflow.python.client import session as session_module
+from tensorflow.python.framework import c_api_util  # scoped C buffers
+from tensorflow.python.framework import func_graph, function
+from tensorflow.python.keras.optimizer_v2 import optimizer_v2
+from tensorflow.python.ops import control_flow_state, gradients_util
+from tensorflow.python.util import nest as tf_nest
+
+BaseSession = session_module.BaseSession
+gradients_util_module = gradients_util
+ControlFlowState = control_flow_state._ControlFlowState
+KerasOptimizer = optimizer_v2.OptimizerV2
+FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
+
+
+def is_function_graph(graph: tf.Graph) -> bool:
+    """Whether `graph` is the body of a function, not a graph that a session runs."""
+    return isinstance(graph, FUNCTION_GRAPHS)
+
+
+def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
+    """The (key, value) pairs of a feed dict after TensorFlow's own expansion of nested keys and sparse tensors."""
+    for key, value in tf_nest.flatten_dict_items(feed_dict).items():
+        for tensor_type, _, feed_fn, _ in session_module._REGISTERED_EXPANSIONS:
+            if isinstance(key, tensor_type):
+                for pair in feed_fn(key, value):
+                    yield pair
+                break
+        else:
+            yield key, value
+
+
+class LazyOperations(dict):
+    """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
+
+    Two fifths of the cost of a clone is its Python wrapper (`Operation`), and almost no clone is ever touched from Python.
+    A name that is asked for and is one of `unwrapped` gets its wrapper then.
+    """
+
+    def __init__(self, graph: tf.Graph, known: dict) -> None:
+        super(LazyOperations, self).__init__(known)
+        self._graph = graph
+        self.unwrapped = set()  # type: set
+
+    def __missing__(self, name: str) -> tf.Operation:
+        if name not in self.unwrapped:
+            raise KeyError(name)
+        self.unwrapped.discard(name)
+        graph = self._graph
+        c_op = c_api.TF_GraphOperationByName(graph._c_graph, name)
+        finalized, graph._finalized = graph._finalized, False
+        saved_context = graph._get_control_flow_context()
+        graph._set_control_flow_context(None)
+        try:
+            return tf.Operation(c_op, graph)
+        finally:
+            graph._finalized = finalized
+            graph._set_control_flow_context(saved_context)
+
+    def __contains__(self, name: object) -> bool:
+        return super(LazyOperations, self).__contains__(name) or name in self.unwrapped
+
+
+def import_nodes(
+    graph: tf.Graph,
+    graph_def: tf.GraphDef,
+    inputs: List[Tuple[str, int, tf.Tensor]],
+    controls: List[Tuple[str, tf.Operation]],
+) -> None:
+    """Adds the nodes of `graph_def` to `graph` in one call of the C API, without Python objects for them.
+
+    Args:
+      graph: the graph to extend; its lock is held while it changes.
+      graph_def: nodes with their final names, none of which may be in the graph.
+      inputs: (name, output index, tensor): what a data input that names a node outside `graph_def` means.
+      controls: (name, operation): the same for control inputs.
+
+    Raises:
+      ValueError: TensorFlow refused a node; its words are passed on.
+    """
+    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
+    options = scoped_options.options
+    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
+    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
+    for name, index, tensor in inputs:
+        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
+    for name, operation in controls:
+        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
+    operations = graph._nodes_by_name
+    if not isinstance(operations, LazyOperations):
+        operations = graph._nodes_by_name = LazyOperations(graph, operations)
+    with graph._mutation_lock():
+        with c_api_util.tf_buffer(graph_def.SerializeToString()) as serialized:
+            try:
+                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
+            except tf.errors.InvalidArgumentError as error:
+                raise ValueError(str(error))
+            c_api_util.ScopedTFImportGraphDefResults(results)
+        operations.unwrapped.update(node.name for node in graph_def.node)
+
+
+class unfinalized:
+    """Lets a pass add ops to a graph that its owner has finalized; the graph is finalized again at the end."""
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._graph = graph
+
+    def __enter__(self) -> None:
+        self._finalized = self._graph._finalized
+        self._graph._finalized = False
+
+    def __exit__(self, *unused: object) -> None:
+        self._graph._finalized = self._finalized
+
+
+class control_flow_context:
+    """Ops created inside belong to the given control-flow context (of a `tf.cond`), as if built in its branch."""
+
+    def __init__(self, graph: tf.Graph, context: Any) -> None:
+        self._graph = graph
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._saved = self._graph._get_control_flow_context()
+        self._graph._set_control_flow_context(self._context)
+
+    def __exit__(self, *unused: object) -> None:
+        self._graph._set_control_flow_context(self._saved)
+
+
+def control_flow_context_of(op: tf.Operation) -> Any:
+    """The control-flow context that `op` was built in, or None."""
+    return op._get_control_flow_context()
+
+
+def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
+    """Marks every op created in `graph` from now on with the NodeDef attribute; None ends it. Returns what was set before."""
+    scopes = graph._attr_scope_map
+    before = scopes.get(name)
+    if value is None:
+        scopes.pop(name, None)
+    else:
+        scopes[name] = value
+    return before
+
+
+def last_op_id(graph: tf.Graph) -> int:
+    """A number that grows with every op created in `graph`."""
+    return graph._last_id if hasattr(graph, "_last_id") else graph.version
+
+
+def op_id(op: tf.Operation) -> int:
+    """The creation number of `op` in its graph."""
+    return op._id
+
+
+def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:
+    """Sets `owner.name` to `wrapper` and returns what was there. Used by `epl.runtime.hooks` alone."""
+    original = getattr(owner, name)
+    setattr(owner, name, wrapper)
+    return original
+
+
+def num_nodes(graph: tf.Graph) -> int:
+    """Ops in the graph, those without a Python object included."""
+    operations = graph._nodes_by_name
+    return len(operations) + (len(operations.unwrapped) if isinstance(operations, LazyOperations) else 0)
+
+
+def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
+    """The ops created after op number `last_id`."""
+    ids = range(last_id + 1, graph._next_id_counter + 1)
+    return [graph._nodes_by_id[i] for i in ids if i in graph._nodes_by_id]
+
+
+def is_in_while(context: Any) -> bool:
+    """Whether a control-flow context is, or lies in, the body of a while loop."""
+    while context is not None:
+        if context.IsWhileContext():
+            return True
+        context = context.outer_context
+    return False
