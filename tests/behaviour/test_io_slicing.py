@@ -117,7 +117,7 @@ def test_every_form_of_list(files, form, worker):
     assert len(log) == 1 and f"worker {worker} of 2 reads 2" in log[0]
 
 
-@pytest.mark.parametrize("form", sorted(set(FORMS) - {"captured_list"}))
+@pytest.mark.parametrize("form", sorted(FORMS))
 def test_every_form_of_list_by_one_shot_iterator(files, form):
     values, log = read(lambda: FORMS[form](files), worker=1, one_shot=True)
     assert first_elements(values) == lines_of(1, 3)

@@ -1,0 +1,22 @@
+"""The same on many devices: epl-launch --num_workers 2 --gpu_per_worker 2 train_parallel.py <directory> <steps>."""
+import sys
+
+import digits
+import epl
+import tensorflow.compat.v1 as tf
+
+BATCH_SIZE = 32
+directory, steps = sys.argv[1], int(sys.argv[2])
+epl.init()
+epl.set_default_strategy(epl.replicate(1))
+
+images, labels = digits.batches(BATCH_SIZE)
+logits = digits.network(images)
+loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+step = tf.train.get_or_create_global_step()
+train_op = tf.train.AdamOptimizer(0.001).minimize(loss, step)
+
+hooks = [tf.train.StopAtStepHook(steps), digits.ProgressBar(loss, steps, directory)]
+with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks) as sess:
+    while not sess.should_stop():
+        sess.run(train_op)

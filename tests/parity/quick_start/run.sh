@@ -1,0 +1,1 @@
+python local_model.py
