@@ -355,7 +355,7 @@ class Communicator(object):
         wire = group if found is None else [found.encode(tensor) for tensor in group]
         if tf.is_tensor(scale):
             scale = tf.cast(scale, tf.float64)
-        # The collective alone: TensorFlow gives a control edge to the first ops made here and drops it from their users.
+        # Only the collective: TensorFlow gives a control edge to the first ops made here, and none to their users.
         with tf.control_dependencies(previous):
             outputs = build(member, wire, native_op, scale)
         previous[:] = [outputs[0].op]

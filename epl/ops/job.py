@@ -285,8 +285,8 @@ def interruptible(call: Callable[[], Any], undo: Optional[Callable[[Any], None]]
         finally:
             finished.set()
 
-    threading.Thread(target=run, name="epl_job_call", daemon=True).start()
     try:
+        threading.Thread(target=run, name="epl_job_call", daemon=True).start()
         while not finished.wait(_POLL_S):
             pass
     except BaseException:

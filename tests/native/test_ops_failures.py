@@ -172,8 +172,8 @@ except JobError as error:
 
 def start_waiting(timeout):
     hosts = ",".join("localhost:{}".format(port) for port in ops_harness.free_ports(2))
-    return hosts, subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_PEER, hosts, str(timeout)], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE)
+    return hosts, subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_PEER, hosts, str(timeout)],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,96 @@
+"""Loading of the native libraries, and what works without them."""
+
+import ctypes
+import os
+
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import kernels
+
+from epl.ops import native
+from epl.ops.communicator import Communicator
+from epl.ops.job import Job
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+
+
+@pytest.fixture
+def loader():
+    """One that has loaded nothing yet."""
+    return native._Loader()
+
+
+def test_missing_library_is_reported_with_the_command_to_build_it(monkeypatch, tmp_path, loader):
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    monkeypatch.setattr(native, "_LOADER", loader)
+    assert not native.available()
+    assert "libepl_comm.so does not exist" in native.why_not()
+    assert "make build" in native.why_not()
+
+
+def test_library_of_another_abi_is_refused(monkeypatch, loader):
+    monkeypatch.setattr(native, "ABI_VERSION", 99)
+    with pytest.raises(native.NativeUnavailableError, match="this package needs 99"):
+        loader.load()
+
+
+def test_file_that_is_no_library_is_refused(monkeypatch, tmp_path, loader):
+    (tmp_path / native.CORE_LIBRARY).write_text("nothing")
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    with pytest.raises(native.NativeUnavailableError, match="does not load"):
+        loader.load()
+
+
+def test_world_of_one_needs_no_library(monkeypatch, tmp_path, loader):
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    monkeypatch.setattr(native, "_LOADER", loader)
+    communicator = Communicator("alone", [0])
+    with tf.Graph().as_default(), tf.Session() as session:
+        assert session.run(communicator.all_reduce(tf.constant(3.0), 0, "x", "mean", weight=2.0)) == 6.0
+
+
+def test_several_ranks_without_a_library_are_refused(monkeypatch, tmp_path, loader):
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    monkeypatch.setattr(native, "_LOADER", loader)
+    with pytest.raises(native.NativeUnavailableError):
+        Job(ctypes.c_void_p(1), ["localhost:0"], 0).create_communicator("pair", [0, 0], "auto")
+
+
+def test_transports_of_this_build_are_listed():
+    assert "local" in native.require().transports()
+
+
+@pytest.mark.parametrize("op_type", sorted(COLLECTIVE_OP_TYPES))
+def test_every_op_has_kernels_for_both_kinds_of_devices(op_type):
+    native.require()
+    devices = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel}
+    assert devices == {"CPU", "GPU"}
+
+
+def test_parameters_stay_in_host_memory_on_a_gpu():
+    native.require()
+    host = {}
+    for op_type in COLLECTIVE_OP_TYPES:
+        for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
+            if kernel.device_type == "GPU":
+                host[op_type] = sorted(kernel.host_memory_arg)
+    assert host == {
+        "EplAllReduce": ["weight"], "EplReduce": ["weight"], "EplBroadcast": [], "EplAllGather": ["rows"],
+        "EplReduceScatter": ["weight"], "EplAllToAll": [], "EplAllToAllV": ["received", "row_splits"],
+    }
+
+
+def test_table_of_op_types_agrees_with_the_ops():
+    native.require()
+    from tensorflow.python.framework import op_def_registry
+    for op_type, facts in COLLECTIVE_OP_TYPES.items():
+        op_def = op_def_registry.get_registered_ops()[op_type]
+        attributes = {attr.name for attr in op_def.attr}
+        assert {"communicator", "rank", "key"} <= attributes
+        assert op_def.is_stateful
+        assert op_def.input_arg[facts.first_tensor].type_attr == "T"
+        assert facts.fused == ("N" in attributes)
+        assert facts.reduces == ("reduce_op" in attributes)
+
+
+def test_libraries_lie_in_the_package():
+    assert os.path.basename(os.path.dirname(native.LIBRARY_FOLDER)) == "epl"
