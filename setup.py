@@ -29,6 +29,8 @@ except ImportError:  # newer setuptools has its own
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 LIBRARIES = ("libepl_comm.so", "libepl_tf.so")
+# What every Linux with the same C library has; the rest of what the core is linked with goes into the wheel.
+EVERYWHERE = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+))\b")
 
 
 def read_version() -> str:
@@ -41,7 +43,7 @@ def read_version() -> str:
 
 
 def target_environment() -> Dict[str, str]:
-    """The environment of the interpreter that EPL is built for: pip's isolated build hides its packages by PYTHONPATH."""
+    """The environment without what pip's isolated build sets to hide the packages of the interpreter."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
 
 
@@ -67,10 +69,17 @@ def native_lacks() -> Optional[str]:
     return ", ".join(lacks) or None
 
 
+def linked_libraries(library: str) -> List[str]:
+    """The paths of the libraries that a wheel must bring: Gloo, where the core has it, and what Gloo needs."""
+    lines = subprocess.check_output(["ldd", library], env=dict(os.environ, LC_ALL="C")).decode()
+    found = re.findall(r"^\s*(\S+) => (/\S+)", lines, re.MULTILINE)
+    return [path for name, path in found if not EVERYWHERE.match(name)]
+
+
 class EplDistribution(Distribution):
     """A distribution that is of a platform exactly when the native libraries go into it."""
 
-    _lacks = None  # type: Optional[Tuple[Optional[str]]]
+    _lacks: Optional[Tuple[Optional[str]]] = None
 
     @property
     def native_lacks(self) -> Optional[str]:
@@ -111,6 +120,8 @@ class BuildNative(build_ext):
         self.mkpath(target)
         for name in LIBRARIES:
             self.copy_file(os.path.join(copy, "epl", "lib", name), os.path.join(target, name))
+        for path in linked_libraries(os.path.join(target, LIBRARIES[0])):
+            self.copy_file(path, os.path.join(target, os.path.basename(path)))
 
     def get_outputs(self) -> List[str]:
         if self.distribution.native_lacks is not None:
@@ -118,15 +129,18 @@ class BuildNative(build_ext):
         return [os.path.join(self.build_lib, "epl", "lib", name) for name in LIBRARIES]
 
     def _make(self, folder: str) -> None:
-        command = ["make", "-C", folder, "-j", str(os.cpu_count() or 1), "PYTHON=" + sys.executable]
+        # What lies beside the libraries, as Gloo does in a wheel, is found there; by the old kind of entry (RPATH),
+        # which holds for what Gloo itself needs, too.
+        compiler = os.environ.get("CXX", "g++") + " -Wl,--disable-new-dtags,-rpath,'$$ORIGIN'"
+        command = ["make", "-C", folder, "-j", str(os.cpu_count() or 1), "PYTHON=" + sys.executable, "CXX=" + compiler]
         if subprocess.call(command, env=target_environment()) != 0:
             raise SystemExit(
-                "csrc does not compile; the compiler's words are above.\nWithout the native libraries EPL is installed by: "
-                "EPL_NATIVE=off pip install ."
+                "csrc does not compile; the compiler's words are above.\n"
+                "Without the native libraries EPL is installed by: EPL_NATIVE=off pip install ."
             )
 
 
-COMMANDS = {"build_py": BuildPython, "build_ext": BuildNative}  # type: Dict[str, Any]
+COMMANDS: Dict[str, Any] = {"build_py": BuildPython, "build_ext": BuildNative}
 
 if bdist_wheel is not None:
 

@@ -1,7 +1,7 @@
 """What every test runs under: a fixed environment, a time limit that holds, and no process left behind.
 
-The limit of pytest-timeout (pytest.ini) interrupts Python; a test that hangs inside native code is ended, with the stacks of
-all threads, by the watchdog here, and pytest-xdist goes on with the next test in a new worker.
+The limit of pytest-timeout (pytest.ini) interrupts Python; a test that hangs inside native code is ended by the
+watchdog here, with the stacks of all threads, and pytest-xdist goes on with the next test in a new worker.
 """
 import faulthandler
 import os
@@ -13,8 +13,8 @@ from typing import Dict, Iterator, List, Set
 
 import pytest
 
-# What a user has in the shell must not change what a test sees. A random hash seed in every child process makes order that
-# depends on hashing show.
+# What a user has in the shell must not change what a test sees. A random hash seed in every child process shows
+# order that depends on hashing.
 for _name in [name for name in os.environ if name.startswith("EPL_")] + ["TF_CONFIG", "PYTHONHASHSEED"]:
     os.environ.pop(_name, None)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -107,7 +107,7 @@ def _wait_until_gone(expected: Set[int]) -> Dict[int, str]:
 
 def _children() -> Set[int]:
     """Direct children: forks that did not start another program keep the environment of before the mark."""
-    children = set()  # type: Set[int]
+    children: Set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         try:
             with open("/proc/self/task/{}/children".format(thread)) as source:

@@ -26,7 +26,7 @@ class Machine:
         self.folder = folder
         self.bin = os.path.join(folder, "bin")
         os.makedirs(self.bin)
-        self.env = {"PATH": self.bin, "HOME": os.path.join(folder, "home")}  # type: Dict[str, str]
+        self.env: Dict[str, str] = {"PATH": self.bin, "HOME": os.path.join(folder, "home")}
         self.said = []
 
     def python(self, path: str, version: str, tensorflow: str = None, has_venv: bool = True) -> str:

@@ -2,8 +2,8 @@
 import os
 import sys
 
-import pythons
 import pytest
+import pythons
 
 
 def choose(machine):

@@ -78,7 +78,7 @@ def test_epl_apt_off_installs_nothing(machine, root):
 
 
 @pytest.mark.parametrize(
-    "answer, expected", [("echo 'GPU 0: Tesla T4 (UUID: x)'", True), ("echo 'No devices found'", False), ("exit 9", False)]
+    "answer, expected", [("echo 'GPU 0: Tesla T4'", True), ("echo 'No devices found'", False), ("exit 9", False)]
 )
 def test_a_gpu_is_seen_by_nvidia_smi(machine, monkeypatch, answer, expected):
     monkeypatch.setattr(system.glob, "glob", lambda pattern: [])

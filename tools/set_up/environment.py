@@ -1,7 +1,7 @@
 """The steps of set-up: virtual environment, requirements, native libraries, the package in place.
 
-Each step is skipped while its stamp matches. Owns their order and what each depends on; finding a Python is `pythons.py`'s,
-packages of the operating system `system.py`'s.
+Each step is skipped while its stamp matches. Owns their order and what each depends on; finding a Python is
+`pythons.py`'s, packages of the operating system `system.py`'s.
 """
 import os
 import shutil

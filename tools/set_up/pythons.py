@@ -3,8 +3,8 @@
 TensorFlow 1.15 has wheels for Python 3.7 and 3.6; for 3.8 only NVIDIA's build exists, which comes with a machine or an
 image and not from PyPI. So the order is 3.7, 3.6, then a 3.8 that already has a TensorFlow 1.15.
 
-Owns the search and its words. Making the virtual environment is `environment.py`'s. Reads only the environment that it is
-given, so that tests can describe a machine. Any Python from 3.6 can run this file.
+Owns the search and its words. Making the virtual environment is `environment.py`'s. Reads only the environment that it
+is given, so that tests can describe a machine. Any Python from 3.6 can run this file.
 """
 import glob
 import json
@@ -82,7 +82,7 @@ def choose(env: Mapping[str, str], venv: str, say: Callable[[str], None]) -> Int
     """
     if env.get("PYTHON"):
         return _named(env["PYTHON"], env)
-    seen = []  # type: List[str]
+    seen: List[str] = []
     for attempt in ("look", "fetch"):
         if attempt == "fetch" and not _fetch(env, say):
             break
@@ -160,7 +160,7 @@ def _fetch(env: Mapping[str, str], say: Callable[[str], None]) -> bool:
     if uv is None:
         return False
     say("no Python 3.7 here; uv downloads one: uv " + " ".join(UV_INSTALL))
-    environment = dict(env)  # type: Dict[str, str]
+    environment: Dict[str, str] = dict(env)
     return subprocess.run([uv] + UV_INSTALL, env=environment, check=False).returncode == 0
 
 

@@ -15,7 +15,7 @@ class Stamps:
 
     def __init__(self, venv: str) -> None:
         self._path = os.path.join(venv, FILE)
-        self._values = {}  # type: Dict[str, Any]
+        self._values: Dict[str, Any] = {}
         try:
             with open(self._path) as source:
                 self._values = json.load(source)

@@ -1,0 +1,151 @@
+"""Every command that README.md and docs/ show is tested, or excused with a reason; every link leads somewhere."""
+import ast
+import glob
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PAGES = sorted([os.path.join(ROOT, "README.md")] + glob.glob(os.path.join(ROOT, "docs", "*.md")))
+LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c")
+
+# Command: the test that runs it (file::function), or "excused: " and why none does.
+COMMANDS = {
+    "make quickstart": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
+    "make test": "excused: it is what runs these tests",
+    "make setup": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
+    "make build": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
+    "PYTHON=python3.6 VENV=.venv36 make test": "excused: needs Python 3.6; the variables are tested in test_set_up.py",
+    "EPL_TF=gpu make quickstart": "excused: 400 MB of wheel that need a GPU",
+    ".venv/bin/epl-launch --num_workers 2 --gpu_per_worker 2 train.py": (
+        "tests/docs/test_commands.py::test_the_example_of_the_readme_trains_on_four_devices"
+    ),
+    "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
+    'pip install ".[cpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
+    'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
+    "EPL_NATIVE=on pip install .": "tests/setup/test_package.py::test_native_on_refuses_to_go_without",
+    "EPL_NATIVE=off pip install .": "tests/setup/test_package.py::test_native_off_builds_a_wheel_for_any_platform",
+    "EPL_NATIVE=on pip install --force-reinstall --no-deps .": (
+        "tests/setup/test_package.py::test_native_on_refuses_to_go_without"
+    ),
+    "pip wheel --no-deps --wheel-dir dist .": (
+        "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries"
+    ),
+    "uv tool run --from 'uv<0.7' uv python install 3.7": "excused: downloads a Python into the home directory",
+    "apt-get update && apt-get install -y g++ make": "excused: changes the machine",
+    "apt-get install -y libgloo-dev": "excused: changes the machine",
+    'pip install "protobuf<3.21"': "excused: pip's, not ours",
+    'pip install "numpy<1.19"': "excused: pip's, not ours",
+}
+
+
+def fences(page):
+    """(language, text) of the fenced blocks of a page."""
+    with open(page, encoding="utf-8") as source:
+        return re.findall(r"^```(\w*)\n(.*?)^```$", source.read(), re.MULTILINE | re.DOTALL)
+
+
+def shown_commands():
+    """(page, command) for every line of every `sh` block; continued lines are one command, comments are none."""
+    for page in PAGES:
+        for language, text in fences(page):
+            if language == "sh":
+                for line in text.replace("\\\n", " ").split("\n"):
+                    command = " ".join(re.sub(r"\s#\s.*|^#.*", "", line).split())
+                    if command:
+                        yield os.path.relpath(page, ROOT), command
+
+
+def test_every_shown_command_is_tested_or_excused():
+    assert [shown for shown in shown_commands() if shown[1] not in COMMANDS] == []
+
+
+def test_the_table_names_no_command_that_is_not_shown():
+    shown = {command for _, command in shown_commands()}
+    assert [command for command in COMMANDS if command not in shown] == []
+
+
+def test_the_table_names_tests_that_exist():
+    for where in COMMANDS.values():
+        if not where.startswith("excused: "):
+            path, name = where.split("::")
+            with open(os.path.join(ROOT, path), encoding="utf-8") as source:
+                assert "def {}(".format(name) in source.read(), where
+
+
+def test_every_make_target_that_is_named_exists():
+    with open(os.path.join(ROOT, "Makefile"), encoding="utf-8") as source:
+        targets = set(re.findall(r"^([a-z-]+):", source.read(), re.MULTILINE))
+    for page in PAGES:
+        with open(page, encoding="utf-8") as source:
+            named = set(re.findall(r"(?:`|^)(?:\w+=\S+ )*make ([a-z-]+)(?:`|$)", source.read(), re.MULTILINE))
+        assert named <= targets, page
+
+
+def test_every_block_names_its_language():
+    assert [(page, language) for page in PAGES for language, _ in fences(page) if language not in LANGUAGES] == []
+
+
+def test_every_python_block_is_python():
+    for page in PAGES:
+        for language, text in fences(page):
+            if language == "python":
+                ast.parse(text, page)
+
+
+def test_every_link_leads_somewhere():
+    broken = []
+    for page in PAGES:
+        with open(page, encoding="utf-8") as source:
+            links = re.findall(r"\]\(([^)\s]+)\)", source.read())
+        for link in links:
+            path, _, anchor = link.partition("#")
+            target = os.path.join(os.path.dirname(page), path) if path else page
+            if "://" not in link and not (os.path.exists(target) and (not anchor or anchor in _anchors(target))):
+                broken.append((os.path.relpath(page, ROOT), link))
+    assert broken == []
+
+
+def _anchors(page):
+    with open(page, encoding="utf-8") as source:
+        titles = re.findall(r"^#+ (.*)$", source.read(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_index():
+    with open(os.path.join(ROOT, "docs", "index.md"), encoding="utf-8") as source:
+        index = source.read()
+    pages = {os.path.basename(page) for page in PAGES} - {"README.md", "index.md"}
+    assert [page for page in sorted(pages) if "({})".format(page) not in index] == []
+
+
+@pytest.fixture
+def example(tmp_path):
+    """A folder that holds the example of the README as train.py."""
+    code = [text for language, text in fences(os.path.join(ROOT, "README.md")) if language == "python"]
+    (tmp_path / "train.py").write_text(code[0])
+    return tmp_path
+
+
+def run(example, *command):
+    env = dict(os.environ, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES="")
+    return subprocess.run(
+        command, cwd=str(example), env=env, timeout=240, check=False, universal_newlines=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_the_example_of_the_readme_trains_on_one_device(example):
+    done = run(example, sys.executable, "train.py")
+    assert done.returncode == 0, done.stdout
+    assert "step 10: loss" in done.stdout
+
+
+def test_the_example_of_the_readme_trains_on_four_devices(example):
+    launch = [sys.executable, "-m", "epl.utils.launcher", "--num_workers", "2", "--gpu_per_worker", "2", "train.py"]
+    done = run(example, *launch)
+    assert done.returncode == 0, done.stdout
+    assert "step 10: loss" in done.stdout
