@@ -9,6 +9,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.utils import tf_compat
 
 
 class GraphView(object):
@@ -22,7 +23,7 @@ class GraphView(object):
     """
 
     def __init__(self, tf_graph: tf.Graph) -> None:
-        self.graph_def = tf_graph.as_graph_def()
+        self.graph_def = tf_compat.full_graph_def(tf_graph)
         self.nodes = list(self.graph_def.node)
         self.types = [node.op for node in self.nodes]
         self.index = index = {node.name: i for i, node in enumerate(self.nodes)}

@@ -66,4 +66,4 @@ def _dump(rewrite: "Rewrite", folder: str, name: str) -> None:
     if not os.path.isdir(folder):
         os.makedirs(folder)
     with open(os.path.join(folder, name), "w") as out:
-        out.write(str(rewrite.tf_graph.as_graph_def()))
+        out.write(str(tf_compat.full_graph_def(rewrite.tf_graph)))

@@ -25,6 +25,7 @@ _NOT_AVAILABLE = (
     ("offload.level", ""),
     ("amp.level", ""),
     ("pipeline.num_micro_batch", 1),
+    ("pipeline.num_stages", -1),
     ("optimizer.num_apply_group", 1),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The rewriting of one graph: what passes share while it goes on, and what the session needs to know afterwards."""
 
 import contextlib
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -49,6 +49,7 @@ class Rewrite(object):
       collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
       merged: tensor name -> what is fetched in its place.
       syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+      user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
       foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
 
@@ -73,6 +74,8 @@ class Rewrite(object):
         self.syncs = []  # type: List[VariableSync]
         self.broadcasts = []  # type: List[str]
         self.foreign_writes = set()  # type: Set[str]
+        self.user_nodes = {}  # type: Dict[str, tf.NodeDef]
+        self.added = frozenset()  # type: FrozenSet[str]
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         self.global_variables = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
@@ -111,6 +114,12 @@ class Rewrite(object):
             transport = "nccl" if self.plan.device_type == "GPU" else "auto"
             self.communicators[name] = Communicator(name, processes, transport)
         return self.communicators[name]
+
+    def remember(self, op: tf.Operation) -> tf.Operation:
+        """Keeps how an op of the user was, before a pass changes it; returns the op."""
+        if op.name not in self.user_nodes:
+            self.user_nodes[op.name] = op.node_def
+        return op
 
     @contextlib.contextmanager
     def building(self, scope: str, device: Optional[str] = None) -> Iterator[None]:

@@ -89,7 +89,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         if rewrite.world_size > 1:
             _meet(rewrite)
             _slice_inputs(rewrite)
+            users = tf_compat.op_names(graph.tf_graph)
             passes = run_passes(PASSES, rewrite)
+            rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
             _agree(rewrite, "collectives", _fingerprint(rewrite))
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
@@ -177,6 +179,3 @@ def close_communicators() -> None:
         if graph.plan is not None:
             for communicator in graph.plan.communicators.values():
                 communicator.close()
-
-
-__all__ = ["PASSES", "TransformReport", "close_communicators", "needs_transform", "transform"]  # type: List[str]

@@ -49,7 +49,7 @@ class FeedSharing(object):
                     shared[copy] = parts[replica]
             shared[tensor] = parts[0]
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
-            shared[weight] = np.float32(size)
+            shared[weight] = np.asarray(size, np.float32)
         return shared
 
     def whole_batch(self, tensor: tf.Tensor, value: np.ndarray) -> bool:

@@ -10,7 +10,7 @@
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
 | BaseSession.run, _do_run, make_callable, _make_callable_from_options, partial_run_setup | a run means what the user means |
 | Saver.save | worker 0 writes checkpoints |
-| Saver.export_meta_graph | a meta graph is the user's graph, not the plan's |
+| Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
@@ -57,7 +57,7 @@ def install() -> None:
     _wrap(session, "_make_callable_from_options", _make_callable_from_options)
     _wrap(session, "partial_run_setup", _partial_run_setup)
     _wrap(tf.train.Saver, "save", saver.save)
-    _wrap(tf.train.Saver, "export_meta_graph", saver.export_meta_graph)
+    _wrap(tf.Graph, "as_graph_def", saver.user_graph_def)
     _wrap(tf.estimator.RunConfig, "__init__", _run_config_init)
 
 

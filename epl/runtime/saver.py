@@ -1,14 +1,13 @@
-"""Checkpoints are those of the single-device script: written by worker 0, and without anything of the plan in them."""
+"""Checkpoints and exported graphs are those of the single-device script: nothing of the plan is in them."""
 
-from typing import Any, Callable, Optional, Set
+from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.rewrite import PLAN_SCOPE, REPLICA_PREFIX, Rewrite
-
-_ADDED = (PLAN_SCOPE + "/", REPLICA_PREFIX.split("{")[0])
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
 
 
 def save(original: Callable[..., Any], saver: Any, *args: Any, **kwargs: Any) -> Optional[str]:
@@ -20,20 +19,31 @@ def save(original: Callable[..., Any], saver: Any, *args: Any, **kwargs: Any) ->
     return original(saver, *args, **kwargs)
 
 
-def export_meta_graph(original: Callable[..., Any], saver: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Saver.export_meta_graph` of the graph as the user built it, so that plain TensorFlow can import it."""
-    return original(saver, *args, **kwargs)
+def user_graph_def(
+    original: Callable[..., tf.GraphDef],
+    tf_graph: tf.Graph,
+    from_version: Optional[int] = None,
+    add_shapes: bool = False,
+) -> tf.GraphDef:
+    """`Graph.as_graph_def`: of a rewritten graph, what the user built, so that plain TensorFlow can import it.
 
-
-def added_names(rewrite: Rewrite) -> Set[str]:
-    """Names of the ops that the rewriting added."""
-    return {node.name for node in rewrite.tf_graph.as_graph_def().node if node.name.startswith(_ADDED)}
-
-
-def user_graph_def(rewrite: Rewrite) -> tf.GraphDef:
-    """The GraphDef of the graph as the user built it: without what was added, with the edges that were replaced."""
-    graph_def = rewrite.tf_graph.as_graph_def(add_shapes=True)
+    EPL_DUMP_GRAPH writes the graph that runs.
+    """
+    graph = Graph.of(tf_graph)
+    rewrite = None if graph is None else graph.plan  # type: Optional[Rewrite]
+    if rewrite is None or not rewrite.added or from_version is not None:
+        return original(tf_graph, from_version, add_shapes)
+    everything = tf_compat.full_graph_def(tf_graph)
     result = tf.GraphDef()
-    result.versions.CopyFrom(graph_def.versions)
-    result.library.CopyFrom(graph_def.library)
+    result.versions.CopyFrom(everything.versions)
+    result.library.CopyFrom(everything.library)
+    for node in everything.node:
+        if node.name in rewrite.added:
+            continue
+        copy = result.node.add()
+        copy.CopyFrom(rewrite.user_nodes.get(node.name, node))
+        if add_shapes:
+            shapes = [t.shape.as_proto() for t in tf_graph.get_operation_by_name(node.name).outputs]
+            if shapes:
+                copy.attr["_output_shapes"].list.shape.extend(shapes)
     return result

@@ -88,8 +88,22 @@ class GraphRunner(object):
     def _state(self, session: tf.Session) -> SessionState:
         with self._lock:
             if session not in self._states:
+                self._check_devices(session)
                 self._states[session] = SessionState()
             return self._states[session]
+
+    def _check_devices(self, session: tf.Session) -> None:
+        """Soft placement would run the replicas of missing devices on the first one, without a word."""
+        there = [device.name for device in session.list_devices()]
+        for replica in range(self.rewrite.local_replicas):
+            wanted = self.rewrite.cluster.local_device(replica)
+            if not any(name.endswith(wanted) for name in there):
+                raise PlanError(
+                    "The plan puts replica {} on {}, and the session has {}. Open the session after epl.init(); for a GPU, "
+                    "see TensorFlow's messages about CUDA libraries that it could not load.".format(
+                        replica, wanted, ", ".join(there)
+                    )
+                )
 
     @staticmethod
     def _note_writes(step: Step, state: SessionState) -> None:

@@ -4,7 +4,7 @@ Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and 
 another TensorFlow is a change of this file. Each name says what it is used for.
 """
 
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
@@ -189,3 +189,14 @@ def is_in_while(context: Any) -> bool:
             return True
         context = context.outer_context
     return False
+
+
+def full_graph_def(graph: tf.Graph, add_shapes: bool = False) -> tf.GraphDef:
+    """The GraphDef of everything that is in the graph. (`Graph.as_graph_def` shows a user his own graph.)"""
+    return graph._as_graph_def(add_shapes=add_shapes)[0]
+
+
+def op_names(graph: tf.Graph) -> Set[str]:
+    """Names of all ops in the graph, those without a Python object included."""
+    operations = graph._nodes_by_name
+    return set(operations) | (operations.unwrapped if isinstance(operations, LazyOperations) else set())

@@ -55,7 +55,7 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
         previous[transfer.communicator] = ops
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
-            _replace(boundaries.boundaries[i][1], gradient)
+            _replace(rewrite, boundaries.boundaries[i][1], gradient)
     rewrite.collectives |= moved
     rewrite.gradient_collectives.append(moved)
 
@@ -113,12 +113,12 @@ def _source(boundary: Gradient) -> Gradient:
     return boundary.op.inputs[0]
 
 
-def _replace(boundary: Gradient, new: Gradient) -> None:
+def _replace(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
     if isinstance(boundary, tf.IndexedSlices):
-        boundary.values.op._update_input(0, new.values)
-        boundary.indices.op._update_input(0, new.indices)
+        rewrite.remember(boundary.values.op)._update_input(0, new.values)
+        rewrite.remember(boundary.indices.op)._update_input(0, new.indices)
     else:
-        boundary.op._update_input(0, new)
+        rewrite.remember(boundary.op)._update_input(0, new)
 
 
 PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)

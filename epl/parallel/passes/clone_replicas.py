@@ -5,7 +5,7 @@ pinned to the CPU, and those that use a shared resource, stay where they are.
 """
 
 import re
-from typing import Dict, List
+from typing import Dict
 
 import tensorflow.compat.v1 as tf
 
@@ -85,7 +85,7 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str])
         else:
             continue
         if wanted != proto.device:
-            rewrite.tf_graph.get_operation_by_name(proto.name)._set_device(wanted)
+            rewrite.remember(rewrite.tf_graph.get_operation_by_name(proto.name))._set_device(wanted)
             proto.device = wanted
 
 
@@ -96,7 +96,7 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
     for node in rewrite.cloned:
         proto = view.nodes[node]
         if "seed2" in proto.attr and _vary_seed(proto, rewrite.base_rank):
-            op = rewrite.tf_graph.get_operation_by_name(proto.name)
+            op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(proto.name))
             op._set_attr("seed2", tf.AttrValue(i=proto.attr["seed2"].i))
 
 
@@ -109,5 +109,3 @@ def _vary_seed(node: tf.NodeDef, rank: int) -> bool:
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
-
-__all__ = ["PASS", "run"]  # type: List[str]

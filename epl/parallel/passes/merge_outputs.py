@@ -5,7 +5,7 @@ them can be fetched without the others. Local outputs and the objective are plai
 built after the clone. Means weigh each replica by its rows.
 """
 
-from typing import List
+from typing import List, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -39,7 +39,7 @@ def run_local(rewrite: Rewrite) -> None:
     _update_summaries(rewrite)
 
 
-def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> "tuple":
+def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
     communicator = rewrite.communicator(output.communicator)
     rank = rewrite.base_rank
     key = "output {}".format(output.tensor)
@@ -85,7 +85,8 @@ def _update_summaries(rewrite: Rewrite) -> None:
         for index, name in enumerate(view.nodes[node].input):
             merged = rewrite.merged.get(name if ":" in name else name + ":0")
             if merged is not None and name[0] != "^":
-                rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)._update_input(index, merged.tensor)
+                op = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
+                rewrite.remember(op)._update_input(index, merged.tensor)
 
 
 GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)

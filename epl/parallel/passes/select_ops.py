@@ -102,7 +102,7 @@ def _op(rewrite: Rewrite, view: GraphView, node: int) -> tf.Operation:
 
 
 def _add_edge(rewrite: Rewrite, view: GraphView, producer: int, node: int) -> None:
-    _op(rewrite, view, node)._add_control_input(_op(rewrite, view, producer))
+    rewrite.remember(_op(rewrite, view, node))._add_control_input(_op(rewrite, view, producer))
     view.add_control_input(node, producer)
 
 
