@@ -153,17 +153,28 @@ class Job(object):
 
         return interruptible(call)
 
-    def end_generation(self, reason: str) -> None:
+    @property
+    def generation(self) -> int:
+        """Number of the present generation, which grows with every generation that ends."""
+        return native.require().core.epl_job_generation(self._living_handle())
+
+    def end_generation(self, reason: str, generation: Optional[int] = None) -> None:
         """Gives the current step up, in every process: collectives that not all have joined fail with OutOfRangeError.
 
         To be called by every process whose step failed with OutOfRangeError, and in a job of one process after any
-        failed step; the next step starts with fresh counters. Calling it again in the same generation does nothing.
+        failed step; the next step starts with fresh counters. Ending a generation again does nothing.
 
         Args:
             reason: why, for the messages of the other processes.
+            generation: which one to end, for a caller that may be late. If not given, the present one, unless this
+                process has submitted nothing in it: then the call is taken for a repetition of the last one.
         """
-        if self.alive:
+        if not self.alive:
+            return
+        if generation is None:
             native.require().core.epl_job_end_generation(self._handle, reason.encode())
+        else:
+            native.require().core.epl_job_end_generation_of(self._handle, generation, reason.encode())
 
     def abort(self, reason: str) -> None:
         """Tells every process that this one has failed; their pending and later collectives fail, naming it.

@@ -152,6 +152,8 @@ def _bind(core: ctypes.CDLL) -> None:
         ]),
         "epl_free": (None, [pointer]),
         "epl_job_end_generation": (None, [pointer, text]),
+        "epl_job_generation": (ctypes.c_int64, [pointer]),
+        "epl_job_end_generation_of": (None, [pointer, ctypes.c_int64, text]),
         "epl_job_abort": (None, [pointer, text]),
         "epl_communicator_create": (number, [
             pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status
