@@ -97,6 +97,11 @@ EPL_EXPORT void epl_free(void* pointer);
 // The step cannot be done: this process is at the end of its data, or saw that another is. Recoverable; idempotent
 // within a generation. In a job of one process, any failed step is ended this way.
 EPL_EXPORT void epl_job_end_generation(epl_job* job, const char* reason);
+// The same for a caller that may be late or repeat itself: ends `generation` and does nothing if that has ended already.
+// epl_job_generation tells the present one. (epl_job_end_generation cannot tell a repetition from the end of a new
+// generation in which this process has submitted nothing, and takes it for a repetition.)
+EPL_EXPORT int64_t epl_job_generation(epl_job* job);
+EPL_EXPORT void epl_job_end_generation_of(epl_job* job, int64_t generation, const char* reason);
 // This process has failed: every pending and later collective of every process fails with EPL_INTERNAL and
 // "worker <process>: <reason>". Not recoverable.
 EPL_EXPORT void epl_job_abort(epl_job* job, const char* reason);

@@ -1,0 +1,80 @@
+// The control plane: the TCP connections between process 0 and the others, from the first greeting to the goodbye, and
+// the thread that serves them. What the messages mean is coordinator.h's and job.h's business.
+//
+//     process 1 ----+
+//     process 2 ----+---- process 0 (listens at hosts[0], coordinates)
+//     process 3 ----+
+
+#ifndef EPL_COMM_CONTROL_H_
+#define EPL_COMM_CONTROL_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "comm/coordinator.h"
+#include "comm/wire.h"
+
+namespace epl {
+
+struct ControlOptions {
+  int process = 0;
+  std::vector<std::string> hosts;
+  int listen_fd = -1;
+  double start_timeout_s = 300;
+
+  // "worker 1 (127.0.0.1:2222)": how every message names a process.
+  std::string NameOf(int process) const;
+};
+
+class ControlPlane {
+ public:
+  // Called in the control thread, in the order of arrival.
+  using Handler = std::function<void(std::string_view message)>;
+
+  // Connects all processes of the job; blocks until all have appeared.
+  static Status Start(const ControlOptions& options, Handler handler, std::unique_ptr<ControlPlane>* control);
+  ~ControlPlane();
+
+  // To the coordinator. Never blocks.
+  void Send(const std::string& message);
+  // Says goodbye and waits, shortly, until it was heard.
+  void Leave();
+  // The same number in every process of the job, and a different one in every job.
+  uint64_t job_id() const { return job_id_; }
+
+ private:
+  ControlPlane(const ControlOptions& options, Handler handler);
+
+  Status Meet();     // process 0
+  Status Join();     // the others
+  Status TryJoin(double deadline, bool* refused);
+  void Serve();      // the control thread
+  void ServeOnce();  // one round of it
+  void Wake();
+  bool AllHeardGoodbye();
+
+  const ControlOptions options_;
+  const Handler handler_;
+  uint64_t job_id_ = 0;
+  int wake_fd_ = -1;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // by process; the others have one, to process 0
+  std::unique_ptr<Coordinator> coordinator_;              // in process 0
+  std::deque<std::string> inbox_;                         // messages for this process, to be handled by the thread
+  bool leaving_ = false;
+  bool left_by_coordinator_ = false;
+};
+
+}  // namespace epl
+
+#endif  // EPL_COMM_CONTROL_H_

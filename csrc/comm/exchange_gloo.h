@@ -1,0 +1,21 @@
+// The transport between processes of several machines: Gloo's point-to-point messages over TCP.
+
+#ifndef EPL_COMM_EXCHANGE_GLOO_H_
+#define EPL_COMM_EXCHANGE_GLOO_H_
+
+#include <memory>
+#include <string>
+
+#include "comm/exchange.h"
+
+namespace epl {
+
+// Collective over the members.
+Status MakeGloo(Job* job, const Members& members, const std::string& name, std::unique_ptr<Exchange>* exchange);
+
+// Empty if this build has Gloo, else what it needs.
+std::string WhyNoGloo();
+
+}  // namespace epl
+
+#endif  // EPL_COMM_EXCHANGE_GLOO_H_

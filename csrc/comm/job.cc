@@ -1,0 +1,364 @@
+// The state of the job, and what ends a wait.
+
+#include "comm/job.h"
+
+#include <stdio.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "comm/wire.h"
+
+namespace epl {
+
+// ---- Patience.
+
+Patience::Patience(Job* job, std::vector<int> members, int64_t generation, std::string who, std::string what)
+    : job_(job),
+      members_(std::move(members)),
+      generation_(generation),
+      who_(std::move(who)),
+      what_(std::move(what)),
+      start_(Now()) {}
+
+Status Patience::Check(const Missing& missing) {
+  const uint64_t events = job_->events();
+  if (events != seen_events_) {
+    seen_events_ = events;
+    Status trouble = job_->Trouble(members_, generation_);
+    if (!trouble.ok()) return Status(trouble.code(), trouble.message() + " while " + who_ + " waits for " + what_);
+  }
+  if (cancelled_ && cancelled_()) return Status(EPL_CANCELLED, what_ + " was cancelled");
+  const double now = Now();
+  if (now < next_look_) return Status();
+  next_look_ = now + 0.01;
+  const double waited = now - start_;
+  const double warn = job_->stall_warning_s();
+  if (next_warning_ == 0) next_warning_ = warn;
+  if (job_->timeout_s() > 0 && waited > job_->timeout_s()) {
+    return Status(EPL_DEADLINE_EXCEEDED,
+                  Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(), what_.c_str(),
+                         Seconds(waited).c_str(), missing().c_str()));
+  }
+  if (warn > 0 && waited > next_warning_) {
+    next_warning_ += warn;
+    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s\n", who_.c_str(), what_.c_str(),
+            Seconds(waited).c_str(), missing().c_str());
+  }
+  return Status();
+}
+
+// ---- Start and stop.
+
+Job::Job(const epl_job_options& options)
+    : process_(options.process),
+      hosts_(options.hosts, options.hosts + options.num_processes),
+      stall_warning_s_(options.stall_warning_s),
+      timeout_s_(options.timeout_s),
+      lives_(options.num_processes, Life::kHere),
+      ended_(options.num_processes),
+      end_reasons_(options.num_processes) {}
+
+Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
+  if (options.num_processes < 1 || options.process < 0 || options.process >= options.num_processes) {
+    return Status(EPL_INVALID_ARGUMENT, Format("process %d of %d: expected 0 <= process < num_processes",
+                                               options.process, options.num_processes));
+  }
+  if (options.hosts == nullptr) return Status(EPL_INVALID_ARGUMENT, "hosts is NULL: expected host:port of each process");
+  std::unique_ptr<Job> made(new Job(options));
+  if (options.num_processes > 1) {
+    ControlOptions control;
+    control.process = options.process;
+    control.hosts = made->hosts_;
+    control.listen_fd = options.listen_fd;
+    control.start_timeout_s = options.start_timeout_s > 0 ? options.start_timeout_s : 300;
+    Job* raw = made.get();
+    Status status =
+        ControlPlane::Start(control, [raw](std::string_view message) { raw->OnMessage(message); }, &made->control_);
+    if (!status.ok()) return status;
+  }
+  *job = std::move(made);
+  return Status();
+}
+
+Job::~Job() { Stop(); }
+
+void Job::BeginStop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  OnNews();
+}
+
+void Job::Stop() {
+  BeginStop();
+  if (control_ != nullptr) control_->Leave();
+}
+
+std::string Job::NameOf(int process) const { return Format("worker %d (%s)", process, hosts_[process].c_str()); }
+
+void Job::AddListener(Listener* listener) {
+  std::lock_guard<std::mutex> lock(listeners_mutex_);
+  listeners_.push_back(listener);
+}
+
+void Job::RemoveListener(Listener* listener) {
+  {
+    std::lock_guard<std::mutex> lock(listeners_mutex_);
+    listeners_.erase(std::remove(listeners_.begin(), listeners_.end(), listener), listeners_.end());
+  }
+  Quiesced(listener);
+}
+
+void Job::OnNews() {
+  events_.fetch_add(1, std::memory_order_acq_rel);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);  // so that nobody misses it between looking and waiting
+  }
+  changed_.notify_all();
+  std::lock_guard<std::mutex> lock(listeners_mutex_);
+  for (Listener* listener : listeners_) listener->Poke();
+}
+
+// ---- Trouble.
+
+Status Job::Trouble(const std::vector<int>& members, int64_t generation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return TroubleLocked(members, generation);
+}
+
+Status Job::TroubleLocked(const std::vector<int>& members, int64_t generation) const {
+  if (!fatal_.empty()) return Status(EPL_INTERNAL, fatal_);
+  if (generation >= 0) {
+    if (ending_ && ended_[process_] == generation) {
+      return Status(EPL_OUT_OF_RANGE, NameOf(process_) + " ended the step: " + ending_reason_);
+    }
+    for (int process = 0; process < num_processes(); ++process) {
+      if (ended_[process] > generation) {
+        return Status(EPL_OUT_OF_RANGE, NameOf(process) + " ended the step: " + end_reasons_[process]);
+      }
+    }
+  }
+  if (stopping_) return Status(EPL_CANCELLED, "the job was stopped");
+  for (int process : members) {
+    if (lives_[process] == Life::kLeft) {
+      return Status(EPL_FAILED_PRECONDITION, NameOf(process) + " has left the job (it exited normally)");
+    }
+  }
+  if (control_lost_) {
+    return Status(EPL_FAILED_PRECONDITION,
+                  NameOf(0) + ", which coordinates the job, has left it (it exited normally)");
+  }
+  return Status();
+}
+
+void Job::Fail(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (fatal_.empty()) fatal_ = reason;
+  }
+  OnNews();
+}
+
+void Job::Abort(const std::string& reason) {
+  if (control_ != nullptr) control_->Send(Writer().Put(Message::kAbort).PutBytes(reason).bytes());
+  Fail(Format("worker %d: %s", process_, reason.c_str()));
+}
+
+// ---- Messages.
+
+void Job::OnMessage(std::string_view message) {
+  Reader reader(message);
+  Message kind = reader.Get<Message>();
+  switch (kind) {
+    case Message::kGathered:
+    case Message::kWithdrawn: {
+      std::string key(reader.GetBytes());
+      std::lock_guard<std::mutex> lock(mutex_);
+      Answer& answer = answers_[key];
+      answer.withdrawn = kind == Message::kWithdrawn;
+      if (!answer.withdrawn) {
+        answer.parts.resize(reader.Get<int32_t>());
+        for (std::string& part : answer.parts) part = std::string(reader.GetBytes());
+      }
+      changed_.notify_all();
+      return;
+    }
+    case Message::kMissing: {
+      std::string key(reader.GetBytes());
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::vector<int>& missing = missing_[key];
+      missing.resize(reader.Get<int32_t>());
+      for (int& process : missing) process = reader.Get<int32_t>();
+      changed_.notify_all();
+      return;
+    }
+    case Message::kEnded: {
+      int process = reader.Get<int32_t>();
+      int64_t generation = reader.Get<int64_t>();
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_[process] = std::max(ended_[process], generation + 1);
+      end_reasons_[process] = std::string(reader.GetBytes());
+      break;
+    }
+    case Message::kAborted: {
+      int process = reader.Get<int32_t>();
+      Fail(Format("worker %d: %s", process, std::string(reader.GetBytes()).c_str()));
+      return;
+    }
+    case Message::kDied: {
+      int process = reader.Get<int32_t>();
+      Fail(NameOf(process) + " died or was lost: " + std::string(reader.GetBytes()));
+      return;
+    }
+    case Message::kLeft: {
+      int process = reader.Get<int32_t>();
+      std::lock_guard<std::mutex> lock(mutex_);
+      lives_[process] = Life::kLeft;
+      if (process == 0) control_lost_ = true;
+      break;
+    }
+    default:
+      return;
+  }
+  OnNews();
+}
+
+// ---- Gathering.
+
+Status Job::Gather(const std::string& name, const std::vector<int>& members, const std::string& bytes,
+                   Patience* patience, std::vector<std::string>* parts) {
+  if (members.size() == 1) {
+    parts->assign(1, bytes);
+    return Status();
+  }
+  std::string key;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    key = Format("%s#%lld", name.c_str(), static_cast<long long>(uses_[name]++));
+  }
+  Writer writer;
+  writer.Put(Message::kGather).PutBytes(key).Put<int32_t>(members.size());
+  for (int member : members) writer.Put<int32_t>(member);
+  control_->Send(writer.PutBytes(bytes).bytes());
+
+  Status status;
+  double withdrawn_at = 0;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    auto answer = answers_.find(key);
+    if (answer != answers_.end()) {
+      bool withdrawn = answer->second.withdrawn;
+      if (!withdrawn) *parts = std::move(answer->second.parts);
+      answers_.erase(answer);
+      if (!withdrawn) return Status();
+      uses_[name]--;  // as if it had never been asked
+      return status;
+    }
+    const uint64_t events = events_;
+    if (status.ok()) {
+      lock.unlock();
+      status = patience->Check([&] { return QueryMissing(key); });
+      if (!status.ok()) {
+        control_->Send(Writer().Put(Message::kWithdraw).PutBytes(key).bytes());
+        withdrawn_at = Now();
+      }
+      lock.lock();
+    }
+    if (!status.ok() && (!fatal_.empty() || control_lost_ || Now() - withdrawn_at > 5)) {
+      if (answers_.count(key) != 0) continue;
+      if (fatal_.empty() && !control_lost_ && !stopping_) fatal_ = NameOf(0) + " does not answer";
+      return status;
+    }
+    if (answers_.count(key) != 0 || (status.ok() && events != events_)) continue;
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+}
+
+std::string Job::QueryMissing(const std::string& key) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  missing_.erase(key);
+  lock.unlock();
+  control_->Send(Writer().Put(Message::kQuery).PutBytes(key).bytes());
+  lock.lock();
+  changed_.wait_for(lock, std::chrono::seconds(1), [&] { return missing_.count(key) != 0; });
+  auto it = missing_.find(key);
+  if (it == missing_.end()) return NameOf(0) + ", which knows who is missing, does not answer";
+  std::string text;
+  for (int process : it->second) text += (text.empty() ? "" : ", ") + NameOf(process);
+  missing_.erase(it);
+  return text.empty() ? "none" : text;
+}
+
+Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {
+  std::vector<int> everyone(num_processes());
+  for (int process = 0; process < num_processes(); ++process) everyone[process] = process;
+  Patience patience(this, everyone, -1, NameOf(process_), "the exchange '" + key + "'");
+  return Gather("exchange/" + key, everyone, bytes, &patience, parts);
+}
+
+// ---- Generations.
+
+int64_t Job::generation() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_[process_];
+}
+
+void Job::NoteSubmission() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  submitted_ = true;
+}
+
+bool Job::Ending(Status* why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ending_) *why = Status(EPL_OUT_OF_RANGE, NameOf(process_) + " ended the step: " + ending_reason_);
+  return ending_;
+}
+
+std::vector<int> Job::StillIn(int64_t generation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> processes;
+  for (int process = 0; process < num_processes(); ++process) {
+    if (ended_[process] < generation && lives_[process] == Life::kHere) processes.push_back(process);
+  }
+  return processes;
+}
+
+void Job::EndGeneration(int64_t generation, const std::string& reason) {
+  {
+    // The listeners first: one that goes away meanwhile must find itself in the list.
+    std::lock_guard<std::mutex> listeners_lock(listeners_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ || stopping_ || (generation < 0 ? !submitted_ : generation != ended_[process_])) return;
+    ending_ = true;
+    ending_reason_ = reason;
+    unquiet_ = listeners_;
+    if (unquiet_.empty()) FinishGeneration();
+  }
+  OnNews();
+}
+
+void Job::Quiesced(Listener* listener) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = std::find(unquiet_.begin(), unquiet_.end(), listener);
+    if (!ending_ || it == unquiet_.end()) return;
+    unquiet_.erase(it);
+    if (!unquiet_.empty()) return;
+    FinishGeneration();
+  }
+  OnNews();
+}
+
+void Job::FinishGeneration() {
+  const int64_t generation = ended_[process_]++;
+  end_reasons_[process_] = ending_reason_;
+  ending_ = false;
+  submitted_ = false;
+  if (control_ != nullptr) {
+    control_->Send(Writer().Put(Message::kEndGeneration).Put(generation).PutBytes(ending_reason_).bytes());
+  }
+}
+
+}  // namespace epl

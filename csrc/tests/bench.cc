@@ -1,0 +1,1 @@
+int BenchMain(int, char**) { return 0; }
