@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from typing import BinaryIO, Dict, List, Optional
+from typing import IO, BinaryIO, Dict, List, Optional
 
 # Text without a line end is shown after so long: a prompt, or the latest state of a progress bar.
 _PARTIAL_SECONDS = 0.1
@@ -72,7 +72,7 @@ class Console:
         try:
             print("\n".join("epl-launch: " + line for line in text.splitlines()), file=sys.stderr, flush=True)
         except OSError:
-            pass  # nobody reads any more; the job goes on, its logs are complete
+            _mute(sys.stderr)
 
     def _emit(self, source: "_Source", text: bytes, terminator: bytes) -> None:
         if self._owner is not source:
@@ -109,14 +109,28 @@ class Console:
             try:
                 self._out.write(data)
             except OSError:
-                self._closed = True
+                self._give_up()
 
     def _flush(self) -> None:
         if not self._closed:
             try:
                 self._out.flush()
             except OSError:
-                self._closed = True
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._closed = True
+        _mute(self._out)
+
+
+def _mute(stream: IO) -> None:
+    """Sends to nowhere what nobody reads any more: the job goes on, its logs are complete.
+
+    What is left in the stream's buffer would fail again when Python ends, and change the exit code.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 class _Source:

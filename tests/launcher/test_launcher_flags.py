@@ -1,0 +1,177 @@
+"""What the flags mean: the environment, arguments, directories and refusals that they lead to."""
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Seconds; each of these starts processes.
+pytestmark = pytest.mark.timeout(60)
+
+SHOW_ENV = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], sys.executable]))"
+SIZE = ("--num_workers", "2", "--gpu_per_worker", "1")
+
+
+def shown(log, index):
+    """Environment, arguments and interpreter that a worker running SHOW_ENV saw."""
+    return json.loads(log(index))
+
+
+def test_each_worker_sees_the_cluster_and_its_own_index(run, log):
+    assert run(SHOW_ENV, workers=3, name="job.py").code == 0
+    configs = [json.loads(shown(log, index)[0]["TF_CONFIG"]) for index in range(3)]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": index} for index in range(3)]
+    hosts = configs[0]["cluster"]["worker"]
+    assert all(config["cluster"] == {"worker": hosts} for config in configs)
+    assert len(set(hosts)) == 3 and all(host.startswith("127.0.0.1:") for host in hosts)
+
+
+def test_without_gpu_a_worker_gets_virtual_cpu_devices(run, log):
+    run(SHOW_ENV, devices=3, name="job.py")
+    env = shown(log, 1)[0]
+    assert (env["CUDA_VISIBLE_DEVICES"], env["EPL_CLUSTER_NUM_VIRTUAL_DEVICES"]) == ("", "3")
+
+
+def test_python_script_runs_unbuffered_by_the_same_python_with_its_arguments_only(run, log):
+    run(SHOW_ENV, name="job.py", args=["--num_workers", "9", "--debug", "-x", "a b", "$HOME"])
+    env, arguments, python = shown(log, 0)
+    assert arguments == ["--num_workers", "9", "--debug", "-x", "a b", "$HOME"]
+    assert os.path.realpath(python) == os.path.realpath(sys.executable)
+    assert env["PYTHONUNBUFFERED"] == "1"
+
+
+def test_python_script_without_arguments_gets_none(run, log, tmp_path):
+    run(SHOW_ENV, name="job.py")
+    assert shown(log, 1)[1] == []
+    assert shown(log, 1)[0]["EPL_TASK_DIR"] == str(tmp_path / "logs" / "1")
+
+
+def test_shell_script_without_arguments_gets_its_task_dir(run, log, tmp_path):
+    run('echo "$#" "$1"')
+    assert log(1) == "1 {}\n".format(tmp_path / "logs" / "1")
+
+
+def test_shell_script_gets_the_arguments_and_its_task_dir_where_asked(run, log, tmp_path):
+    run('printf "%s|" "$@"', args=["a b", "--dir={task_dir}/out", "--", "-1"])
+    assert log(0) == "a b|--dir={}/out|--|-1|".format(tmp_path / "logs" / "0")
+
+
+def test_shell_script_finds_the_same_python(run, log):
+    run('python -c "import sys; print(sys.prefix)"')
+    assert log(0).strip() == sys.prefix
+
+
+def test_malloc_settings_leave_the_users_own(run, log):
+    run(SHOW_ENV, name="job.py", MALLOC_ARENA_MAX="7")
+    env = shown(log, 0)[0]
+    assert (env["MALLOC_ARENA_MAX"], env["MALLOC_MMAP_MAX_"]) == ("7", "0")
+
+
+def test_malloc_settings_can_be_left_out(run, log):
+    run(SHOW_ENV, "--no_malloc_tuning", name="job.py")
+    assert not [key for key in shown(log, 0)[0] if key.startswith("MALLOC_")]
+
+
+def test_env_sets_variables_of_the_workers(run, log):
+    run('echo "$A,$TF_CONFIG"', "--env", "A=b=c", "--env", "TF_CONFIG=mine")
+    assert log(0) == "b=c,mine\n"
+
+
+def test_debug_gives_worker_0_the_terminal_and_no_log(run, log, tmp_path):
+    launch = run("echo out of $EPL_TASK_DIR", "--debug")
+    assert "\nout of {}\n".format(tmp_path / "logs" / "0") in launch.output
+    assert not (tmp_path / "logs" / "0" / "stderr_0.log").exists()
+    assert log(1) == "out of {}\n".format(tmp_path / "logs" / "1")
+
+
+@pytest.mark.parametrize("flags", [["--debug", "False"], ["--debug=false"]])
+def test_debug_false_is_false(run, log, flags):
+    assert "[worker 0] here" in run("echo here", *flags).output
+    assert log(0) == "here\n"
+
+
+@pytest.mark.parametrize("label, suffix", [([], ""), (["--task_label", "trial"], "_trial")])
+def test_default_log_dir_tells_date_size_script_and_label(run, tmp_path, label, suffix):
+    run("echo", *label, name="train.v2.sh", log_dir=None)
+    (name,) = os.listdir(str(tmp_path / "experiments"))
+    assert name in {
+        "{}_2w1g_train{}".format(day, suffix)
+        for day in (datetime.date.today(), datetime.date.today() - datetime.timedelta(days=1))
+    }
+
+
+def test_machine_rank_starts_only_that_worker_with_the_addresses_as_given(run, log, tmp_path):
+    launch = run(SHOW_ENV, "--machine_list", "10.0.0.1:2222,10.0.0.2:2223", "--machine_rank", "1", name="job.py")
+    assert launch.code == 0 and os.listdir(str(tmp_path / "logs")) == ["1"]
+    env = shown(log, 1)[0]
+    assert json.loads(env["TF_CONFIG"]) == {
+        "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2223"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert "EPL_LISTEN_FD" not in env
+
+
+def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):
+    launch = run("touch started", "--dry_run", args=["a b"])
+    assert launch.code == 0
+    assert os.listdir(str(tmp_path)) == ["job.sh"]
+    assert launch.output.count("bash job.sh 'a b'") == 2
+    assert "EPL_CLUSTER_NUM_VIRTUAL_DEVICES=1" in launch.output and '"index": 1' in launch.output
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--num_workers", "2", "job.sh"], "--gpu_per_worker"),
+        (["--gpu_per_worker", "2", "job.sh"], "--num_workers"),
+        (["--num_workers", "0", "--gpu_per_worker", "1", "job.sh"], "at least 1, got 0"),
+        (["--num_workers", "two", "--gpu_per_worker", "1", "job.sh"], "'two'"),
+        (["--num_workers", "1", "--gpu_per_worker", "0", "job.sh"], "--gpu_per_worker must be at least 1"),
+        (list(SIZE), "training_script"),
+        (list(SIZE) + ["missing.py"], "'missing.py' does not exist"),
+        (list(SIZE) + ["."], "'.' is a directory"),
+        (["job.sh"] + list(SIZE), "--num_workers stands after the script job.sh"),
+        (list(SIZE) + ["--debug=maybe", "job.sh"], "'maybe'"),
+        (list(SIZE) + ["--machine_rank", "2", "--machine_list", "a:1,b:1", "job.sh"], "from 0 to num_workers - 1 = 1"),
+        (list(SIZE) + ["--machine_rank", "0", "job.sh"], "--machine_list"),
+        (list(SIZE) + ["--machine_list", "a:1", "job.sh"], "1 address(es), --num_workers is 2"),
+        (list(SIZE) + ["--machine_list", "a:1,b", "job.sh"], "'b' is not ip:port"),
+        (list(SIZE) + ["--machine_list", "a:1,a:1", "job.sh"], "more than once"),
+        (list(SIZE) + ["--max_restarts", "-1", "job.sh"], "--max_restarts"),
+        (list(SIZE) + ["--kill_after", "nan", "job.sh"], "--kill_after"),
+        (list(SIZE) + ["--env", "A", "job.sh"], "KEY=VALUE"),
+        (list(SIZE) + ["--num_worker", "2", "job.sh"], "--num_worker"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_code_2(tmp_path, monkeypatch, capsys, flags, message):
+    from epl.utils import launcher_options
+
+    (tmp_path / "job.sh").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as refusal:
+        launcher_options.parse(flags)
+    assert refusal.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_arguments_start_nothing(run, tmp_path):
+    launch = run("touch started", "--machine_rank", "7")
+    assert launch.code == 2
+    assert os.listdir(str(tmp_path)) == ["job.sh"]
+
+
+def test_help_does_not_load_tensorflow(launcher):
+    answer = subprocess.run(
+        [sys.executable, "-X", "importtime", launcher, "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env=dict(os.environ, PYTHON=sys.executable),
+        timeout=30,
+    )
+    assert answer.returncode == 0 and "--machine_list" in answer.stdout
+    assert "epl.utils.launcher" in answer.stderr
+    assert "tensorflow" not in answer.stderr and "numpy" not in answer.stderr
