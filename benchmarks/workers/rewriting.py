@@ -21,12 +21,13 @@ def main() -> None:
     start = time.process_time()
     with library.scope():
         _build(bert.BASE._replace(layers=layers))
-    reply: control.Message = {'build': time.process_time() - start, 'ops': _count(graph)}
+    reply: control.Message = {'build': time.process_time() - start, 'ops': len(graph.get_operations())}
     if name == 'epl':
         from epl.parallel import transform
         start = time.process_time()
         report = transform(graph)
-        reply.update(rewrite=time.process_time() - start, ops_after=_count(graph), passes=[entry._asdict() for entry in report.passes])
+        reply.update(rewrite=time.process_time() - start, added=sum(entry.ops_added for entry in report.passes),
+                     passes=[entry._asdict() for entry in report.passes])
     control.serve(0, lambda request: reply)
 
 
@@ -41,11 +42,6 @@ def _build(sizes: bert.BertConfig) -> None:
     optimizer = adamw.AdamWeightDecayOptimizer(1e-4)
     optimizer.apply_gradients(list(zip(gradients, variables)), tf.train.get_or_create_global_step())
     tf.global_variables_initializer()
-
-
-def _count(graph: tf.Graph) -> int:
-    """Returns the number of ops; from the GraphDef, since ops may exist that no Python object stands for yet."""
-    return len(graph.as_graph_def().node)
 
 
 if __name__ == '__main__':
