@@ -39,7 +39,6 @@ def main():
             )
     flags.append("-DEIGEN_MAX_ALIGN_BYTES=64")
     libs = tf.sysconfig.get_link_flags()
-    libs += ["-Wl,-rpath," + flag[2:] for flag in libs if flag.startswith("-L")]
     print("TF_STD := -std=%s" % ("c++14" if version < (2, 10) else "c++17"))
     print("TF_CFLAGS := " + " ".join(flags))
     print("TF_LIBS := " + " ".join(libs))

@@ -150,6 +150,7 @@ void Communicator::TakeAll(Requests* requests) {
 }
 
 void Communicator::Run() {
+  Job::MarkListenerThread();
   std::unique_ptr<Patience> patience;
   int64_t patience_for = 0;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -179,7 +179,7 @@ Status ControlPlane::Meet() {
       if (!why.empty()) {
         notes.push_back("a caller from " + PeerAddress(connection->fd()) + " was refused: " + why);
         fprintf(stderr, "EPL: %s\n", notes.back().c_str());
-        connection->Send(Refusal("worker 0 (" + options_.hosts[0] + ") refused this process: " + why));
+        connection->SendLast(Refusal("worker 0 (" + options_.hosts[0] + ") refused this process: " + why));
         shutdown(connection->fd(), SHUT_WR);
       }
       caller.connection.reset();

@@ -95,7 +95,8 @@ EPL_EXPORT int epl_job_exchange(epl_job* job, const char* key, const void* bytes
                                 int64_t* sizes, epl_status* status);
 EPL_EXPORT void epl_free(void* pointer);
 // The step cannot be done: this process is at the end of its data, or saw that another is. Recoverable; idempotent
-// within a generation. In a job of one process, any failed step is ended this way.
+// within a generation. In a job of one process, any failed step is ended this way. When it returns, what was pending has
+// failed and what is submitted from then on belongs to the next generation (called in a `done`, it returns at once).
 EPL_EXPORT void epl_job_end_generation(epl_job* job, const char* reason);
 // The same for a caller that may be late or repeat itself: ends `generation` and does nothing if that has ended already.
 // epl_job_generation tells the present one. (epl_job_end_generation cannot tell a repetition from the end of a new

@@ -10,6 +10,11 @@
 #include "comm/wire.h"
 
 namespace epl {
+namespace {
+
+thread_local bool is_listener_thread = false;
+
+}  // namespace
 
 // ---- Patience.
 
@@ -56,8 +61,7 @@ Job::Job(const epl_job_options& options)
       stall_warning_s_(options.stall_warning_s),
       timeout_s_(options.timeout_s),
       lives_(options.num_processes, Life::kHere),
-      ended_(options.num_processes),
-      end_reasons_(options.num_processes) {}
+      ended_(options.num_processes) {}
 
 Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
   if (options.num_processes < 1 || options.process < 0 || options.process >= options.num_processes) {
@@ -131,13 +135,12 @@ Status Job::Trouble(const std::vector<int>& members, int64_t generation) {
 Status Job::TroubleLocked(const std::vector<int>& members, int64_t generation) const {
   if (!fatal_.empty()) return Status(EPL_INTERNAL, fatal_);
   if (generation >= 0) {
+    auto end = first_ends_.find(generation);
+    if (end != first_ends_.end()) {
+      return Status(EPL_OUT_OF_RANGE, NameOf(end->second.first) + " ended the step: " + end->second.second);
+    }
     if (ending_ && ended_[process_] == generation) {
       return Status(EPL_OUT_OF_RANGE, NameOf(process_) + " ended the step: " + ending_reason_);
-    }
-    for (int process = 0; process < num_processes(); ++process) {
-      if (ended_[process] > generation) {
-        return Status(EPL_OUT_OF_RANGE, NameOf(process) + " ended the step: " + end_reasons_[process]);
-      }
     }
   }
   if (stopping_) return Status(EPL_CANCELLED, "the job was stopped");
@@ -198,8 +201,7 @@ void Job::OnMessage(std::string_view message) {
       int process = reader.Get<int32_t>();
       int64_t generation = reader.Get<int64_t>();
       std::lock_guard<std::mutex> lock(mutex_);
-      ended_[process] = std::max(ended_[process], generation + 1);
-      end_reasons_[process] = std::string(reader.GetBytes());
+      NoteEnd(process, generation, std::string(reader.GetBytes()));
       break;
     }
     case Message::kAborted: {
@@ -312,8 +314,15 @@ void Job::NoteSubmission() {
 
 bool Job::Ending(Status* why) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (ending_) *why = Status(EPL_OUT_OF_RANGE, NameOf(process_) + " ended the step: " + ending_reason_);
+  if (ending_) *why = TroubleLocked({}, ended_[process_]);
   return ending_;
+}
+
+void Job::NoteEnd(int process, int64_t generation, const std::string& reason) {
+  ended_[process] = std::max(ended_[process], generation + 1);
+  first_ends_.emplace(generation, std::make_pair(process, reason));
+  // Nobody here asks about a generation that this process has ended.
+  first_ends_.erase(first_ends_.begin(), first_ends_.lower_bound(ended_[process_]));
 }
 
 std::vector<int> Job::StillIn(int64_t generation) {
@@ -325,18 +334,28 @@ std::vector<int> Job::StillIn(int64_t generation) {
   return processes;
 }
 
+void Job::MarkListenerThread() { is_listener_thread = true; }
+
 void Job::EndGeneration(int64_t generation, const std::string& reason) {
+  int64_t ending = -1;
   {
     // The listeners first: one that goes away meanwhile must find itself in the list.
     std::lock_guard<std::mutex> listeners_lock(listeners_mutex_);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (ending_ || stopping_ || (generation < 0 ? !submitted_ : generation != ended_[process_])) return;
-    ending_ = true;
-    ending_reason_ = reason;
-    unquiet_ = listeners_;
-    if (unquiet_.empty()) FinishGeneration();
+    if (stopping_ || (generation >= 0 && generation != ended_[process_])) return;
+    ending = ended_[process_];
+    if (!ending_) {
+      if (generation < 0 && !submitted_) return;
+      ending_ = true;
+      ending_reason_ = reason;
+      unquiet_ = listeners_;
+      if (unquiet_.empty()) FinishGeneration();
+    }
   }
   OnNews();
+  if (is_listener_thread) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return ended_[process_] > ending || stopping_; });
 }
 
 void Job::Quiesced(Listener* listener) {
@@ -352,8 +371,8 @@ void Job::Quiesced(Listener* listener) {
 }
 
 void Job::FinishGeneration() {
-  const int64_t generation = ended_[process_]++;
-  end_reasons_[process_] = ending_reason_;
+  const int64_t generation = ended_[process_];
+  NoteEnd(process_, generation, ending_reason_);
   ending_ = false;
   submitted_ = false;
   if (control_ != nullptr) {

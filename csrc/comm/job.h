@@ -77,7 +77,9 @@ class Job {
 
   // ---- Generations.
   int64_t generation();
-  // Ends `generation`, or the present one if negative; does nothing if that has been ended.
+  // Ends `generation`, or the present one if negative; does nothing if that has been ended. Waits until it has ended
+  // here (collectives that all have entered are finished first), except in a listener's own thread, which would wait
+  // for itself.
   void EndGeneration(int64_t generation, const std::string& reason);
   // Called by a listener when everything that it had in the ending generation has failed. The generation ends for
   // this process with the last of them.
@@ -99,6 +101,9 @@ class Job {
   // Changes when Trouble may have changed.
   uint64_t events() const { return events_.load(std::memory_order_acquire); }
 
+  // This thread is a listener's own.
+  static void MarkListenerThread();
+
   void AddListener(Listener* listener);
   void RemoveListener(Listener* listener);
 
@@ -114,6 +119,7 @@ class Job {
   void OnMessage(std::string_view message);
   void OnNews();
   void FinishGeneration();
+  void NoteEnd(int process, int64_t generation, const std::string& reason);
   void Fail(const std::string& reason);
   Status TroubleLocked(const std::vector<int>& members, int64_t generation) const;
   std::string QueryMissing(const std::string& key);
@@ -132,7 +138,9 @@ class Job {
   std::string fatal_;
   std::vector<Life> lives_;
   std::vector<int64_t> ended_;  // how many generations each process has ended
-  std::vector<std::string> end_reasons_;
+  // The process that was the first to end a generation, as far as is known here, and why: the cause, where the others
+  // follow.
+  std::map<int64_t, std::pair<int, std::string>> first_ends_;
   bool submitted_ = true;
   bool ending_ = false;
   std::string ending_reason_;

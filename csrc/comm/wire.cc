@@ -160,6 +160,15 @@ void Connection::Send(std::string_view frame) {
   Flush();
 }
 
+void Connection::SendLast(std::string_view frame) {
+  if (fd_ < 0) return;
+  uint64_t size = frame.size();
+  std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
+  bytes.append(frame.data(), frame.size());
+  ssize_t ignored = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  static_cast<void>(ignored);
+}
+
 void Connection::Flush() {
   while (!broken_ && sent_ < out_.size()) {
     ssize_t size = send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);

@@ -85,6 +85,8 @@ class Connection {
   void Close();
   // Appends a frame and writes what the socket takes now. The rest waits for Flush.
   void Send(std::string_view frame);
+  // Writes a frame as far as the socket takes it, also to one that sent what makes no sense.
+  void SendLast(std::string_view frame);
   void Flush();
   bool wants_to_write() const { return sent_ < out_.size(); }
   // Reads what is there. False when the other side is gone; whole frames that came before are still in Next.
