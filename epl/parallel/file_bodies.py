@@ -5,7 +5,6 @@ Owns what a reference between nodes means in each of the two notations ("node:1"
 Changes nothing.
 """
 
-import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -65,6 +64,11 @@ def functions_of(node: tf.NodeDef) -> Iterator[Tuple[str, str]]:
             yield attr, function.name
 
 
+def _may_call(node: tf.NodeDef) -> bool:
+    """Tells whether an attribute of a node is of a kind that names functions; a list may, if only an empty one."""
+    return any(value.HasField("func") or value.HasField("list") for value in node.attr.values())
+
+
 class Bodies:
     """The main graph and the functions of a GraphDef."""
 
@@ -80,9 +84,12 @@ class Bodies:
         self._unused = _unused_datasets(self.all[MAIN])
         self._calls: Dict[str, List[CallSite]] = {}
         self._globs: Dict[bytes, List[bytes]] = {}
+        callers: Dict[str, bool] = {}  # op type -> whether its attributes may name functions; alike for all its ops
         for body in self.all.values():
             for node in body.nodes.values():
-                if self.is_unused(body, node):
+                if node.op not in callers:
+                    callers[node.op] = node.op in self.all or _may_call(node)
+                if not callers[node.op] or self.is_unused(body, node):
                     continue
                 if node.op in self.all:
                     self._calls.setdefault(node.op, []).append(CallSite(body, node, ""))
@@ -150,15 +157,17 @@ def is_names(value: np.ndarray) -> bool:
 
 def _unused_datasets(main: Body) -> Set[str]:
     """Returns the names of the datasets of the main graph whose elements nothing reads."""
-    consumers: Dict[str, Set[str]] = {}
+    candidates = [node.name for node in main.nodes.values() if file_ops.is_dataset(node.op)]
+    consumers: Dict[str, Set[str]] = {name: set() for name in candidates}
     for node in main.nodes.values():
         for reference in node.input:
-            consumers.setdefault(re.split("[:^]", reference.lstrip("^"))[0], set()).add(node.name)
+            name = reference.lstrip("^").split(":")[0]
+            if name in consumers:
+                consumers[name].add(node.name)
     unused: Set[str] = set()
-    candidates = [node.name for node in main.nodes.values() if file_ops.is_dataset(node.op)]
     while candidates:
         name = candidates.pop()
-        if name in unused or consumers.get(name, set()) - unused:
+        if name in unused or consumers[name] - unused:
             continue
         unused.add(name)
         inputs = [main.nodes[r.split(":")[0]] for r in data_inputs(main.nodes[name])]

@@ -56,9 +56,10 @@ def find_file_lists(bodies: Bodies) -> Tuple[List[FileList], List[Refusal]]:
     seen: Set[Tuple[str, str, int]] = set()
     for body in list(bodies.all.values()):
         for node in list(body.nodes.values()):
-            if bodies.is_unused(body, node):
+            kind = base_type(node.op)
+            if (kind not in file_ops.READERS and kind not in file_ops.QUEUE_READERS) or bodies.is_unused(body, node):
                 continue
-            search = _Search(bodies, base_type(node.op))
+            search = _Search(bodies, kind)
             try:
                 for found in search.from_reader(body, node):
                     edge = found.edges[0]
@@ -66,8 +67,8 @@ def find_file_lists(bodies: Bodies) -> Tuple[List[FileList], List[Refusal]]:
                         seen.add(edge[:3])
                         lists.append(found)
             except UnsliceableError as error:
-                single = base_type(node.op) in file_ops.SINGLE_FILE_READERS and not search.many
-                refusals.append(Refusal(base_type(node.op), node.name, str(error), single))
+                single = kind in file_ops.SINGLE_FILE_READERS and not search.many
+                refusals.append(Refusal(kind, node.name, str(error), single))
     return lists, refusals
 
 
@@ -86,14 +87,14 @@ class _Search:
         self._visited: Set[Tuple[str, str, int, str]] = set()
 
     def from_reader(self, body: Body, node: tf.NodeDef) -> Iterator[FileList]:
-        """Yields the lists that a node reads; nothing for a node that is no reader."""
+        """Yields the lists that the reader `node` opens."""
         kind = base_type(node.op)
         if kind in file_ops.READERS:
             index = file_ops.READERS[kind]
             value = self._bodies.constant(body, node.input[index])
             if kind not in file_ops.SINGLE_FILE_READERS or value is None or value.ndim:
                 yield from self._tensor(body, node, index, "")
-        elif node.op in file_ops.QUEUE_READERS:
+        else:
             yield from self._queue(body, node.input[file_ops.QUEUE_READERS[node.op]], 0)
 
     def _list(self, body: Body, node: tf.NodeDef, index: int, value: np.ndarray, more: List[Edge]) -> FileList:
@@ -106,6 +107,7 @@ class _Search:
         value = self._bodies.constant(body, reference)
         if value is not None:
             if is_names(value) and value.ndim and through:
+                self.many = True
                 raise UnsliceableError(
                     f"are taken by {through} from the constant list {reference!r}, maybe by their position in it; let "
                     "tf.data.Dataset.from_tensor_slices (or tf.train.string_input_producer) go through the list"

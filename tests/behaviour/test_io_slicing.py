@@ -48,10 +48,11 @@ def lines_of(*indices):
 def everything(session, fetch):
     values = []
     try:
-        while True:
+        while len(values) < 100:
             values.append(session.run(fetch))
     except tf.errors.OutOfRangeError:
         return values
+    raise AssertionError(f"the input does not end: {values}")
 
 
 def read(build, replicas=(1, 1), worker=0, unbalanced=False, drop_last=False, one_shot=False):
@@ -217,6 +218,14 @@ def test_records_zipped_with_undivided_labels_are_refused(files, one_shot):
         read(build, one_shot=one_shot)
 
 
+def test_records_of_a_list_inside_a_function_zipped_with_undivided_labels_are_refused(files):
+    def build():
+        return Dataset.zip((FORMS["list_inside_a_function"](files), Dataset.from_tensor_slices(np.arange(8))))
+
+    with pytest.raises(PlanError, match="zip"):
+        read(build)
+
+
 def test_names_in_step_with_a_fed_tensor_are_refused(files):
     with pytest.raises(PlanError, match="in step with"):
         read(lambda: Dataset.from_tensor_slices((files, tf.placeholder(tf.int32, [4]))).map(
@@ -253,6 +262,16 @@ def test_the_scripts_own_tensor_keeps_the_whole_list(files):
             assert len(session.run(names)) == 4
             assert sorted(everything(session, element)) == lines_of(0, 2)
             assert sorted(everything(session, iterator.get_next())) == lines_of(0, 2)
+
+
+def test_list_with_two_readers_is_divided_once(files):
+    def build():
+        names = Dataset.from_tensor_slices(files)
+        return names.flat_map(tf.data.TextLineDataset).concatenate(names.flat_map(tf.data.TextLineDataset))
+
+    values, log = read(build, worker=1)
+    assert sorted(values) == sorted(lines_of(1, 3) * 2)
+    assert len(log) == 1
 
 
 # Iterators.
@@ -410,6 +429,13 @@ def test_names_picked_by_position_are_refused(files):
     refused(build, "by their position", "from_tensor_slices")
 
 
+def test_names_of_a_slice_input_producer_are_refused(files):
+    with tf.Graph().as_default() as graph:
+        tf.read_file(tf.train.slice_input_producer([files, [0, 1, 2, 3]])[0])
+        with pytest.raises(PlanError, match="by their position"):
+            slice_inputs(graph, (1, 1), 0, False, False)
+
+
 def test_names_of_a_variable_of_fixed_shape_are_refused(files):
     def build():
         names = tf.get_variable("names", initializer=tf.constant(files), trainable=False)
@@ -418,10 +444,10 @@ def test_names_of_a_variable_of_fixed_shape_are_refused(files):
     refused(build, "variable 'names'")
 
 
-def test_second_division_of_a_graph_is_refused(files):
+@pytest.mark.parametrize("form", ["text_line", "list_inside_a_function"])
+def test_second_division_of_a_graph_is_refused(files, form):
     with tf.Graph().as_default() as graph:
-        tf.data.TextLineDataset(files).make_initializable_iterator()
-        Dataset.range(1).flat_map(lambda _: tf.data.TextLineDataset(files)).make_one_shot_iterator()
+        FORMS[form](files).make_initializable_iterator()
         slice_inputs(graph, (1, 1), 0, False, False)
         with pytest.raises(PlanError, match="sliced before"):
             slice_inputs(graph, (1, 1), 0, False, False)
