@@ -373,8 +373,9 @@ void Communicator::RunOp(Requests requests) {
   status = Move(op, program.get());
   if (!status.ok()) {
     // Some processes may have finished it, others cannot: the ranks do not agree any more.
+    status = Status(EPL_INTERNAL, CauseOf(status).message());
     job_->Abort(status.message());
-    return Finish(std::move(requests), Status(EPL_INTERNAL, status.message()));
+    return Finish(std::move(requests), status);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -383,6 +384,17 @@ void Communicator::RunOp(Requests requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i]->done(requests[i]->context, results[i].code(), results[i].message().c_str());
   }
+}
+
+Status Communicator::CauseOf(const Status& failure) {
+  if (failure.code() == EPL_DEADLINE_EXCEEDED) return failure;
+  // A broken transfer is mostly the death of a process, and who died is the better answer; it may come a moment later.
+  for (double end = Now() + 1; Now() < end;) {
+    Status trouble = job_->Trouble(members_.processes, -1);
+    if (!trouble.ok()) return trouble;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return failure;
 }
 
 void Communicator::Allocate(const Op& op, Program* program, std::vector<Status>* results) {

@@ -46,19 +46,17 @@ class Communicator : public Listener {
   // All in the lock.
   bool OpIsComplete() const;
   void TakeAll(Requests* requests);
-  double OldestSince() const;
 
   void Finish(Requests requests, const Status& status);
   Status AwaitNewGeneration();
-  Status CheckWaiting();
   std::string MissingRanks();
   void RunOp(Requests requests);
   Status Pass(const Op& op, const std::string& announcement, std::vector<std::string>* all);
   Status Move(const Op& op, Program* program);
+  Status CauseOf(const Status& failure);
   void Allocate(const Op& op, Program* program, std::vector<Status>* results);
   std::string Who() const;
   std::string What(const epl_collective& args) const;
-  Status Named(const Status& status, const Request& request) const;
 
   Job* const job_;
   const std::string name_;

@@ -102,6 +102,11 @@ void Job::Stop() {
 
 std::string Job::NameOf(int process) const { return Format("worker %d (%s)", process, hosts_[process].c_str()); }
 
+std::string Job::HostOf(int process) const {
+  std::string host = hosts_[process].substr(0, hosts_[process].rfind(':'));
+  return host.size() > 2 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+}
+
 void Job::AddListener(Listener* listener) {
   std::lock_guard<std::mutex> lock(listeners_mutex_);
   listeners_.push_back(listener);

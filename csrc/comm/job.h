@@ -65,6 +65,8 @@ class Job {
   int process() const { return process_; }
   int num_processes() const { return static_cast<int>(hosts_.size()); }
   std::string NameOf(int process) const;
+  // The host part of its address.
+  std::string HostOf(int process) const;
   uint64_t id() const { return control_ == nullptr ? 0 : control_->job_id(); }
   double stall_warning_s() const { return stall_warning_s_; }
   double timeout_s() const { return timeout_s_; }

@@ -1,0 +1,241 @@
+// Slots over Gloo. Only Gloo's connections and point-to-point messages are used: the programs are ours, so that sums have
+// the same order as over any other transport, and nothing is sent before all have passed the gate, so that no message is
+// ever left behind.
+
+#include "comm/exchange_gloo.h"
+
+#include <gloo/context.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "comm/wire.h"
+
+namespace epl {
+namespace {
+
+using gloo::transport::UnboundBuffer;
+
+constexpr int kSlots = 4;
+constexpr double kConnectSeconds = 60;
+
+int64_t SlotBytes(int members) {
+  const int64_t wanted = std::min<int64_t>(1 << 20, std::max<int64_t>(128 << 10, (16 << 20) / members));
+  return (wanted + 64 * members - 1) / (64 * members) * (64 * members);
+}
+
+// A Gloo context whose processes find each other through the job's control plane.
+class Mesh : public gloo::Context {
+ public:
+  Mesh(int rank, int size, const std::shared_ptr<gloo::transport::Device>& device) : gloo::Context(rank, size) {
+    device_ = device;
+    transportContext_ = device_->createContext(rank, size);
+    transportContext_->setTimeout(
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(kConnectSeconds)));
+  }
+
+  // Where each other process is to connect to, by process.
+  std::string Addresses() {
+    Writer writer;
+    for (int other = 0; other < size; ++other) {
+      std::string bytes;
+      if (other != rank) {
+        std::vector<char> address = transportContext_->createPair(other)->address().bytes();
+        bytes.assign(address.begin(), address.end());
+      }
+      writer.PutBytes(bytes);
+    }
+    return writer.bytes();
+  }
+
+  void Connect(int other, const std::string& addresses) {
+    Reader reader(addresses);
+    std::string_view bytes;
+    for (int i = 0; i <= rank; ++i) bytes = reader.GetBytes();
+    transportContext_->getPair(other)->connect(std::vector<char>(bytes.begin(), bytes.end()));
+  }
+};
+
+class GlooExchange : public Exchange {
+ public:
+  GlooExchange(Job* job, const Members& members, std::unique_ptr<Mesh> mesh)
+      : job_(job), members_(members), slot_bytes_(SlotBytes(members.num_members())), mesh_(std::move(mesh)) {
+    memory_.resize(members_.num_members() * kSlots * slot_bytes_);
+    for (int member = 0; member < members_.num_members(); ++member) {
+      for (int slot = 0; slot < kSlots; ++slot) {
+        lanes_.emplace_back();
+        if (member == members_.self) continue;
+        lanes_.back().out = mesh_->createUnboundBuffer(Memory(members_.self, slot), slot_bytes_);
+        lanes_.back().in = mesh_->createUnboundBuffer(Memory(member, slot), slot_bytes_);
+      }
+    }
+  }
+
+  ~GlooExchange() override {
+    lanes_.clear();
+    mesh_->closeConnections();
+  }
+
+  const char* name() const override { return "gloo"; }
+  int64_t slot_bytes() const override { return slot_bytes_; }
+
+  Status OwnSlot(uint64_t step, Patience*, uint8_t** slot) override {
+    *slot = Memory(members_.self, step);
+    return AwaitSends(step);
+  }
+
+  Status Post(uint64_t step, const Program& program, int64_t index) override {
+    return Guard([&] {
+      for (int member = 0; member < members_.num_members(); ++member) {
+        if (member == members_.self) continue;
+        Lane& lane = LaneOf(member, step);
+        Block in = program.Sent(index, member, members_.self);
+        if (in.size > 0) {
+          lane.in->recv(member, step, in.offset, in.size);
+          lane.receiving = true;
+        }
+        Block out = program.Sent(index, members_.self, member);
+        if (out.size > 0) {
+          lane.out->send(member, step, out.offset, out.size);
+          lane.sending = true;
+        }
+      }
+      return Status();
+    });
+  }
+
+  Status Wait(uint64_t step, const Program&, int64_t, Patience*, const uint8_t** slots) override {
+    for (int member = 0; member < members_.num_members(); ++member) {
+      slots[member] = Memory(member, step);
+      if (member == members_.self) continue;
+      Lane& lane = LaneOf(member, step);
+      if (!lane.receiving) continue;
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return lane.in->waitRecv(limit); });
+      if (!status.ok()) return status;
+      lane.receiving = false;
+    }
+    return Status();
+  }
+
+  Status Finish(Patience*) override {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      Status status = AwaitSends(slot);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
+
+  void Poke() override {
+    if (job_->Trouble({}, -1).code() != EPL_INTERNAL) return;
+    for (Lane& lane : lanes_) {
+      if (lane.in == nullptr) continue;
+      lane.in->abortWaitRecv();
+      lane.out->abortWaitSend();
+    }
+  }
+
+ private:
+  // Between this process and another, for one slot.
+  struct Lane {
+    std::unique_ptr<UnboundBuffer> in;
+    std::unique_ptr<UnboundBuffer> out;
+    bool receiving = false;
+    bool sending = false;
+  };
+
+  uint8_t* Memory(int member, uint64_t step) {
+    return memory_.data() + (member * kSlots + static_cast<int64_t>(step % kSlots)) * slot_bytes_;
+  }
+  Lane& LaneOf(int member, uint64_t step) { return lanes_[member * kSlots + step % kSlots]; }
+
+  // Gloo reports by exceptions.
+  template <typename Fn>
+  Status Guard(Fn fn) {
+    try {
+      return fn();
+    } catch (const std::exception& error) {
+      return Status(EPL_INTERNAL, std::string("gloo: ") + error.what());
+    }
+  }
+
+  // `wait` is Gloo's: true when done, false when it was aborted, an exception when it failed or took too long.
+  template <typename Fn>
+  Status Await(int member, Fn wait) {
+    const double limit = job_->timeout_s() > 0 ? job_->timeout_s() : 30 * 86400;
+    const auto milliseconds = std::chrono::milliseconds(static_cast<int64_t>(limit * 1000));
+    return Guard([&] {
+      if (wait(milliseconds)) return Status();
+      return Status(EPL_INTERNAL, "the transfer with " + job_->NameOf(members_.processes[member]) + " was given up");
+    });
+  }
+
+  Status AwaitSends(uint64_t step) {
+    for (int member = 0; member < members_.num_members(); ++member) {
+      Lane& lane = LaneOf(member, step);
+      if (!lane.sending) continue;
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return lane.out->waitSend(limit); });
+      if (!status.ok()) return status;
+      lane.sending = false;
+    }
+    return Status();
+  }
+
+  Job* const job_;
+  const Members& members_;
+  const int64_t slot_bytes_;
+  std::unique_ptr<Mesh> mesh_;
+  std::vector<uint8_t> memory_;
+  std::vector<Lane> lanes_;  // by member and slot
+};
+
+}  // namespace
+
+std::string WhyNoGloo() { return ""; }
+
+Status MakeGloo(Job* job, const Members& members, const std::string& name, std::unique_ptr<Exchange>* exchange) {
+  Patience patience(job, members.processes, -1, job->NameOf(job->process()),
+                    "the connections of communicator '" + name + "'");
+  std::unique_ptr<Mesh> mesh;
+  std::string addresses, failure;
+  try {
+    // The address by which TF_CONFIG names this process is the one that the others can reach.
+    const std::string host = job->HostOf(job->process());
+    gloo::transport::tcp::attr attributes(host.c_str());
+    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
+    mesh.reset(new Mesh(members.self, members.num_members(), device));
+    addresses = mesh->Addresses();
+  } catch (const std::exception& error) {
+    failure = std::string("cannot listen for Gloo: ") + error.what();
+  }
+  std::vector<std::string> all;
+  auto agree = [&](const std::string& step, const std::string& bytes) {
+    Status status = job->Gather(step + name, members.processes, Writer().PutBytes(failure).PutBytes(bytes).bytes(),
+                                &patience, &all);
+    for (int member = 0; status.ok() && member < members.num_members(); ++member) {
+      const std::string words{Reader(all[member]).GetBytes()};
+      if (!words.empty()) status = Status(EPL_INTERNAL, job->NameOf(members.processes[member]) + ": " + words);
+    }
+    return status;
+  };
+  Status status = agree("gloo-addresses/", addresses);
+  if (!status.ok()) return status;
+  try {
+    for (int member = 0; member < members.num_members(); ++member) {
+      if (member == members.self) continue;
+      Reader reader(all[member]);
+      reader.GetBytes();
+      mesh->Connect(member, std::string(reader.GetBytes()));
+    }
+  } catch (const std::exception& error) {
+    failure = std::string("cannot connect for Gloo: ") + error.what();
+  }
+  status = agree("gloo-connected/", "");
+  if (!status.ok()) return status;
+  exchange->reset(new GlooExchange(job, members, std::move(mesh)));
+  return Status();
+}
+
+}  // namespace epl
