@@ -18,7 +18,8 @@ from epl.utils.launcher_options import Options
 # Descriptors below are left to shell scripts, which use small numbers for their own redirections.
 _FIRST_LISTEN_FD = 100
 # glibc gives large buffers back to the system when they are freed and takes them again, page fault by page fault, in
-# every step. These keep what was once taken. docs/launcher.md has the figures.
+# every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
+# threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
 
 
@@ -99,8 +100,10 @@ def plan_workers(
     for index, device_settings in zip(options.local_indices, devices):
         task_dir = os.path.join(log_dir, str(index))
         name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
-        settings = _common_settings(options)
+        settings = _common_settings()
         settings.update(device_settings)
+        if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
+            settings.update(_malloc_settings())
         settings["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
         settings["EPL_TASK_DIR"] = os.path.abspath(task_dir)
         settings["EPL_RESTART_COUNT"] = str(restart)
@@ -120,11 +123,16 @@ def _command(options: Options, task_dir: str) -> List[str]:
     return ["bash", options.script] + (arguments or [task_dir])
 
 
-def _common_settings(options: Options) -> Dict[str, str]:
+def _malloc_settings() -> Dict[str, str]:
+    """The allocator's settings that the user has not set in one of glibc's two ways."""
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return {}
+    return {key: value for key, value in _MALLOC.items() if key not in os.environ}
+
+
+def _common_settings() -> Dict[str, str]:
     """What all workers get, except where the user has set it otherwise."""
     settings = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
-    if options.malloc_tuning and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
-        settings.update({key: value for key, value in _MALLOC.items() if key not in os.environ})
     if sys.prefix != sys.base_prefix:
         # The launcher of a virtual environment that is not activated: `python` in a script means the same Python.
         first = os.path.dirname(sys.executable)

@@ -90,3 +90,11 @@ def test_without_nvidia_smi_the_driver_is_asked(machine, monkeypatch):
 def test_nvidia_smi_that_fails_without_driver_means_no_gpu_and_is_told(machine):
     machine([], code=9)
     assert "failed with code 9" in launcher_devices.assign(1, 1, {}).text
+
+
+def test_workers_with_gpus_keep_the_allocator_as_it_is(machine, tmp_path, run):
+    machine([0, 0])
+    path = "{}:/usr/bin:/bin".format(tmp_path)
+    launch = run("env", EPL_CLUSTER_DEVICE_TYPE="auto", PATH=path, EPL_CLUSTER_NUM_VIRTUAL_DEVICES="5")
+    assert launch.code == 0
+    assert "[worker 0] CUDA_VISIBLE_DEVICES=0\n" in launch.output and "MALLOC_" not in launch.output
