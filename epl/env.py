@@ -1,5 +1,7 @@
 """What `epl.init()` set up, for the whole process: configuration, cluster, job, scopes, graphs."""
 
+import os
+import socket
 from typing import Any, Dict, List, Optional
 
 import tensorflow.compat.v1 as tf
@@ -52,6 +54,7 @@ class Env(object):
             Job.start(
                 hosts=cluster.hosts,
                 process=cluster.worker_index,
+                listen_fd=_inherited_socket(cluster.hosts[cluster.worker_index]),
                 start_timeout=config.communication.start_timeout,
                 stall_warning=config.communication.stall_warning,
                 timeout=config.communication.timeout,
@@ -117,3 +120,18 @@ class Env(object):
         if self.cluster is None:
             raise RuntimeError("There is no cluster yet: call epl.init() first.")
         return self.cluster
+
+
+def _inherited_socket(host: str) -> Optional[int]:
+    """The listening socket that the launcher opened for `host` and left to this process, if there is one.
+
+    A port that was chosen but not held could be taken by another program before the worker listens there.
+    """
+    try:
+        fd = int(os.environ.get("EPL_LISTEN_FD", ""))
+        duplicate = socket.socket(fileno=os.dup(fd))
+    except (ValueError, OSError):
+        return None
+    with duplicate:
+        listens = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return fd if listens and str(duplicate.getsockname()[1]) == host.rpartition(":")[2] else None
