@@ -5,6 +5,7 @@ As a program it is one process of a job: it runs every case on its own ranks and
 
 import contextlib
 import itertools
+import os
 import pickle
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.job import Job
 
 _NAMES = itertools.count()
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def local_job():
@@ -63,6 +65,13 @@ def free_ports(count):
             sock.close()
 
 
+def start_python(arguments):
+    """Starts Python with this checkout's package; its output is piped."""
+    paths = [_ROOT] + [path for path in [os.environ.get("PYTHONPATH")] if path]
+    return subprocess.Popen([sys.executable] + [str(argument) for argument in arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)))
+
+
 @contextlib.contextmanager
 def processes(program, count, arguments=()):
     """Starts `count` processes of a Python program, ends what is left of them, and yields the Popen objects.
@@ -73,8 +82,7 @@ def processes(program, count, arguments=()):
     workers = []
     try:
         for index in range(count):
-            workers.append(subprocess.Popen([sys.executable, program, hosts, str(index)] + [str(a) for a in arguments],
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            workers.append(start_python([program, hosts, index] + list(arguments)))
         yield workers
     finally:
         for worker in workers:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,15 +14,21 @@ SCENARIOS = os.path.join(os.path.dirname(ops_harness.__file__), "ops_scenarios.p
 
 
 def build_step(communicator):
-    """A graph whose rank 1 fails when `bad` is fed: the sum of both ranks, and the placeholder."""
-    bad = tf.placeholder_with_default(False, [])
+    """A graph of the sum of both ranks, and a placeholder: fed seconds, rank 1 fails after them instead of joining."""
+    bad = tf.placeholder_with_default(-1.0, [])
+
+    def check(seconds):
+        if seconds >= 0:
+            time.sleep(seconds)
+            raise ValueError("rank 1 is bad")
+        return np.float32(0)
+
     totals = []
     for rank in range(2):
         with tf.device("/device:CPU:{}".format(rank)):
             value = tf.constant([1.0, 2.0])
             if rank == 1:
-                with tf.control_dependencies([tf.Assert(tf.logical_not(bad), ["rank 1 is bad"])]):
-                    value = tf.identity(value)
+                value += tf.py_func(check, [bad], tf.float32)
             totals.append(communicator.all_reduce(value, rank, "x"))
     return totals, bad
 
@@ -37,20 +41,21 @@ def step():
         yield session, totals, bad
 
 
-def test_failure_elsewhere_in_the_step_cancels_the_collective(step):
+@pytest.mark.parametrize("seconds", [0, 0.5], ids=["at_once", "while_it_waits"])
+def test_failure_elsewhere_in_the_step_cancels_the_collective(step, seconds):
     session, totals, bad = step
     start = time.time()
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1 is bad"):
-        session.run(totals, {bad: True})
+        session.run(totals, {bad: seconds})
     assert time.time() - start < 5
     ops_harness.local_job().end_generation("the step failed")
 
 
 def test_next_step_after_a_failed_one_works(step):
     session, totals, bad = step
-    for _ in range(3):
+    for seconds in (0.1, 0.0, 0.1):
         with pytest.raises(tf.errors.InvalidArgumentError):
-            session.run(totals, {bad: True})
+            session.run(totals, {bad: seconds})
         ops_harness.local_job().end_generation("the step failed")
         np.testing.assert_array_equal(session.run(totals), [[2, 4], [2, 4]])
 
@@ -172,8 +177,7 @@ except JobError as error:
 
 def start_waiting(timeout):
     hosts = ",".join("localhost:{}".format(port) for port in ops_harness.free_ports(2))
-    return hosts, subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_PEER, hosts, str(timeout)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return hosts, ops_harness.start_python(["-c", WAITS_FOR_A_PEER, hosts, timeout])
 
 
 @pytest.mark.timeout(60)

@@ -1,10 +1,9 @@
 """Jobs and communicators of one process, as Python sees them."""
 
 import _thread
-import subprocess
-import sys
 import threading
 
+import ops_harness
 import pytest
 
 from epl.ops.communicator import Communicator
@@ -69,7 +68,9 @@ def test_body_of_a_with_statement_that_fails_aborts_the_job():
 
 def test_job_that_is_never_stopped_stops_at_exit():
     code = "from epl.ops.job import Job; Job.start(['localhost:0'], 0)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    worker = ops_harness.start_python(["-c", code])
+    _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 0, errors.decode()
 
 
 def test_communicator_knows_its_ranks(job):
