@@ -148,8 +148,7 @@ if bdist_wheel is not None:
         """The libraries do not use Python's C API: one wheel serves every Python of the platform."""
 
         def get_tag(self) -> Tuple[str, str, str]:
-            platform = super().get_tag()[2]
-            return "py3", "none", platform if self.distribution.native_lacks is None else "any"
+            return "py3", "none", super().get_tag()[2]
 
     COMMANDS["bdist_wheel"] = Wheel
 

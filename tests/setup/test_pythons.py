@@ -29,6 +29,7 @@ def test_python3_that_is_3_7_is_found(machine):
 
 def test_newest_of_pyenv_is_found(machine):
     machine.python("home/.pyenv/versions/3.7.9/bin/python", "3.7.9")
+    machine.python("home/.pyenv/versions/3.7.12/bin/python", "3.7.12")
     expected = machine.python("home/.pyenv/versions/3.7.16/bin/python", "3.7.16")
     found = choose(machine)
     assert (found.path, found.origin) == (expected, "pyenv")

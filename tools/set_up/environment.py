@@ -186,7 +186,7 @@ class SetUp:
             self._packages.prefer(["libgloo-dev"], why)
         surroundings = self._surroundings(cxx)
         self._say("building csrc with {}".format(system.compiler_identity(cxx, self._env) or cxx))
-        make = ["make", "-C", csrc, "PYTHON=" + self.python, "CXX=" + cxx]
+        make = ["make", "-s", "-C", csrc, "PYTHON=" + self.python, "CXX=" + cxx]
         before = self._stamps.get("native")
         if before is None or before[0] != surroundings:
             self._call(make + ["clean"])  # make itself does not see that compiler or TensorFlow changed
