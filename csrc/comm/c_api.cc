@@ -151,8 +151,8 @@ void epl_communicator_destroy(epl_communicator* communicator) {
   communicator->object->Close();
 }
 
-int64_t epl_submit(epl_communicator* communicator, int rank, const epl_collective* collective,
-                   epl_allocate_fn allocate, epl_done_fn done, void* context) {
+int64_t epl_submit(epl_communicator* communicator, int rank, const epl_collective* collective, epl_allocate_fn allocate,
+                   epl_done_fn done, void* context) {
   return communicator->object->Submit(rank, *collective, allocate, done, context);
 }
 

@@ -66,9 +66,10 @@ std::string Difference(const Announcement& a, const Announcement& b) {
   auto kind = [](const Announcement& it) { return NameOf(static_cast<epl_kind>(it.kind)); };
   auto dtype = [](const Announcement& it) { return NameOf(static_cast<epl_dtype>(it.dtype)); };
   if (a.key != b.key) {
-    return Format("rank %d is at '%s' (%s), rank %d is at '%s' (%s): every rank must do the same collectives in the same "
-                  "order",
-                  a.rank, Shorten(a.key, 400).c_str(), kind(a), b.rank, Shorten(b.key, 400).c_str(), kind(b));
+    return Format(
+        "rank %d is at '%s' (%s), rank %d is at '%s' (%s): every rank must do the same collectives in the same "
+        "order",
+        a.rank, Shorten(a.key, 400).c_str(), kind(a), b.rank, Shorten(b.key, 400).c_str(), kind(b));
   }
   if (a.kind != b.kind) return words(kind(a), kind(b));
   if (a.num_buffers != b.num_buffers) {
@@ -87,7 +88,8 @@ std::string Difference(const Announcement& a, const Announcement& b) {
                         Announcement::kMaxCounts));
   }
   if (a.reduce_op != b.reduce_op) {
-    return words(Format("reduction %s", NameOfReduceOp(a.reduce_op)), Format("reduction %s", NameOfReduceOp(b.reduce_op)));
+    return words(Format("reduction %s", NameOfReduceOp(a.reduce_op)),
+                 Format("reduction %s", NameOfReduceOp(b.reduce_op)));
   }
   if (a.root != b.root) return words(Format("root %d", a.root), Format("root %d", b.root));
   if (a.row_elements != b.row_elements) {
@@ -100,8 +102,8 @@ std::string Difference(const Announcement& a, const Announcement& b) {
 }  // namespace
 
 const char* NameOf(epl_kind kind) {
-  static const char* const names[] = {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
-                                      "all_to_all"};
+  static const char* const names[] = {"all_reduce", "reduce",         "broadcast",
+                                      "all_gather", "reduce_scatter", "all_to_all"};
   return kind >= 0 && kind < 6 ? names[kind] : "unknown";
 }
 
@@ -123,7 +125,8 @@ Status Request::Check(const Members& members) const {
     return Status(EPL_INVALID_ARGUMENT, Format("rank %d, %s: %s", rank, Label(args).c_str(), text.c_str()));
   };
   if (args.key == nullptr) return wrong("the key is NULL");
-  if (args.kind < EPL_ALL_REDUCE || args.kind > EPL_ALL_TO_ALL) return wrong(Format("no kind has number %d", args.kind));
+  if (args.kind < EPL_ALL_REDUCE || args.kind > EPL_ALL_TO_ALL)
+    return wrong(Format("no kind has number %d", args.kind));
   if (SizeOf(args.dtype) == 0) return wrong(Format("no dtype has number %d", args.dtype));
   if (ReducesData(args.kind) && (args.reduce_op < EPL_SUM || args.reduce_op > EPL_MAX)) {
     return wrong(Format("no reduction has number %d", args.reduce_op));

@@ -16,10 +16,10 @@ namespace epl {
 
 // Which process owns which rank, seen from one of the processes.
 struct Members {
-  std::vector<int> rank_process;            // by rank: index in the job
-  std::vector<int> processes;               // the members, in the order of their first rank
-  std::vector<std::vector<int>> ranks_of;   // by member: its ranks, ascending
-  int self = 0;                             // this process among the members
+  std::vector<int> rank_process;           // by rank: index in the job
+  std::vector<int> processes;              // the members, in the order of their first rank
+  std::vector<std::vector<int>> ranks_of;  // by member: its ranks, ascending
+  int self = 0;                            // this process among the members
 
   int size() const { return static_cast<int>(rank_process.size()); }
   int num_members() const { return static_cast<int>(processes.size()); }
@@ -60,8 +60,8 @@ std::string Label(const epl_collective& args);
 // What a process tells the others about an op: enough to see whether they mean the same, to name the difference, and to
 // size the outputs.
 struct Announcement {
-  Status error;            // the ranks of that process do not fit together already
-  int rank = 0;            // its first rank, which speaks for the others
+  Status error;  // the ranks of that process do not fit together already
+  int rank = 0;  // its first rank, which speaks for the others
   std::string key;
   int32_t kind = 0, dtype = 0, reduce_op = 0, root = 0;
   int64_t row_elements = 0;

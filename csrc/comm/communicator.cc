@@ -24,7 +24,8 @@ Status MakeMembers(const Job& job, const std::string& name, const std::vector<in
       return Status(EPL_INVALID_ARGUMENT, Format("communicator '%s': rank %d is given to process %d, the job has %d",
                                                  name.c_str(), static_cast<int>(rank), process, job.num_processes()));
     }
-    size_t member = std::find(members->processes.begin(), members->processes.end(), process) - members->processes.begin();
+    size_t member =
+        std::find(members->processes.begin(), members->processes.end(), process) - members->processes.begin();
     if (member == members->processes.size()) {
       members->processes.push_back(process);
       members->ranks_of.emplace_back();
@@ -69,14 +70,13 @@ void Communicator::Close() {
   }
   Poke();
   thread_.join();
+  if (transport_.device != nullptr) transport_.device->Drain();
   job_->RemoveListener(this);
   transport_ = Transport();
 }
 
 void Communicator::Poke() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-  }
+  { std::lock_guard<std::mutex> lock(mutex_); }
   changed_.notify_all();
   if (transport_.gate != nullptr) transport_.gate->Poke();
   if (transport_.exchange != nullptr) transport_.exchange->Poke();
@@ -97,14 +97,15 @@ int64_t Communicator::Submit(int rank, const epl_collective& args, epl_allocate_
   request->since = Now();
   Status refused;
   if (index == local.size()) {
-    refused = Status(EPL_INVALID_ARGUMENT, Format("communicator '%s': rank %d is not one of this process's ranks",
-                                                  name_.c_str(), rank));
+    refused = Status(EPL_INVALID_ARGUMENT,
+                     Format("communicator '%s': rank %d is not one of this process's ranks", name_.c_str(), rank));
   } else {
     request->error = request->Check(members_);
     std::unique_lock<std::mutex> lock(mutex_);
     if (!closed_) {
       job_->NoteSubmission();
-      if (transport_.device != nullptr && request->error.ok()) request->error = transport_.device->Prepare(request.get());
+      if (transport_.device != nullptr && request->error.ok())
+        request->error = transport_.device->Prepare(request.get());
       const int64_t ticket = request->ticket = ++last_ticket_;
       queues_[index].push_back(std::move(request));
       lock.unlock();
@@ -222,8 +223,8 @@ void Communicator::Run() {
     oldest_ticket = oldest->ticket;
     if (patience == nullptr || patience_for != oldest_ticket) {
       patience_for = oldest_ticket;
-      patience.reset(new Patience(job_, {}, -1, NameRanks({oldest->rank}, job_->NameOf(job_->process())),
-                                  What(oldest->args)));
+      patience.reset(
+          new Patience(job_, {}, -1, NameRanks({oldest->rank}, job_->NameOf(job_->process())), What(oldest->args)));
       patience->set_start(oldest->since);
     }
     const std::string missing = MissingRanks();
@@ -289,7 +290,8 @@ Status Communicator::AwaitNewGeneration() {
   Patience patience(job_, members_.processes, generation_, Who(), "the next step of communicator '" + name_ + "'");
   patience.set_cancelled([this] {
     std::lock_guard<std::mutex> lock(mutex_);
-    return closed_ || std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
+    return closed_ ||
+           std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
   });
   auto missing = [&] {
     std::string text;
@@ -314,7 +316,8 @@ Status Communicator::Pass(const Op& op, const std::string& announcement, std::ve
   Patience patience(job_, members_.processes, generation_, Who(), What(op.args()));
   patience.set_cancelled([this] {
     std::lock_guard<std::mutex> lock(mutex_);
-    return closed_ || std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
+    return closed_ ||
+           std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
   });
   return transport_.gate->Pass(announcement, &patience, all);
 }
@@ -342,7 +345,8 @@ void Communicator::RunOp(Requests requests) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       running_.clear();
-      broken_by_ = status.code() == EPL_CANCELLED ? Label(op.args()) + " was cancelled" : "a collective waited too long";
+      broken_by_ =
+          status.code() == EPL_CANCELLED ? Label(op.args()) + " was cancelled" : "a collective waited too long";
       for (size_t i = 0; i < requests.size(); ++i) {
         if (status.code() == EPL_DEADLINE_EXCEEDED || requests[i]->cancelled) {
           failed.push_back(std::move(requests[i]));
@@ -362,7 +366,8 @@ void Communicator::RunOp(Requests requests) {
 
   if (transport_.device != nullptr) {
     auto shared = std::make_shared<Requests>(std::move(requests));
-    status = transport_.device->Run(op, all, [this, shared](const Status& result) { Finish(std::move(*shared), result); });
+    status =
+        transport_.device->Run(op, all, [this, shared](const Status& result) { Finish(std::move(*shared), result); });
     if (!status.ok()) Finish(std::move(*shared), status);
     return;
   }

@@ -68,14 +68,15 @@ class Communicator : public Listener {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
-  // After a cancel or a timeout the ranks are out of step with each other: nothing is started before the generation ends.
+  // After a cancel or a timeout the ranks are out of step with each other: nothing is started before the generation
+  // ends.
   std::string broken_by_;
   int64_t last_ticket_ = 0;
   std::vector<std::deque<std::unique_ptr<Request>>> queues_;  // by local rank
   std::vector<Request*> running_;
 
   // The thread's own.
-  int64_t generation_ = 0;       // of what is being waited for
+  int64_t generation_ = 0;         // of what is being waited for
   int64_t joined_generation_ = 0;  // all processes have ended the ones before it
   uint64_t step_ = 0;
 };

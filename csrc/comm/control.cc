@@ -58,9 +58,10 @@ std::string CheckHello(const Hello& hello, const ControlOptions& options,
                   hello.protocol, kProtocol);
   }
   if (hello.num_processes != size) {
-    return Format("it was started for a job of %d processes, worker 0 for one of %d: give every worker the same "
-                  "cluster in TF_CONFIG",
-                  hello.num_processes, size);
+    return Format(
+        "it was started for a job of %d processes, worker 0 for one of %d: give every worker the same "
+        "cluster in TF_CONFIG",
+        hello.num_processes, size);
   }
   if (hello.process <= 0 || hello.process >= size || taken[hello.process] != nullptr) {
     std::string owner = hello.process == 0 ? "worker 0 itself" : "another process";
@@ -75,9 +76,7 @@ std::string CheckHello(const Hello& hello, const ControlOptions& options,
 
 }  // namespace
 
-std::string ControlOptions::NameOf(int index) const {
-  return Format("worker %d (%s)", index, hosts[index].c_str());
-}
+std::string ControlOptions::NameOf(int index) const { return Format("worker %d (%s)", index, hosts[index].c_str()); }
 
 ControlPlane::ControlPlane(const ControlOptions& options, Handler handler)
     : options_(options), handler_(std::move(handler)), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -129,10 +128,11 @@ Status ControlPlane::Meet() {
     if (missing.empty()) break;
     if (Now() >= deadline) {
       std::string message = Format(
-          "%s did not appear within %s s; worker 0 waited for %s at %s: look into %s log for an earlier error, and check "
+          "%s did not appear within %s s; worker 0 waited for %s at %s: look into %s log for an earlier error, and "
+          "check "
           "that the address of worker 0 can be reached from there",
-          JoinWords(missing, ", ").c_str(), Seconds(options_.start_timeout_s).c_str(), missing.size() > 1 ? "them" : "it",
-          options_.hosts[0].c_str(), missing.size() > 1 ? "their" : "its");
+          JoinWords(missing, ", ").c_str(), Seconds(options_.start_timeout_s).c_str(),
+          missing.size() > 1 ? "them" : "it", options_.hosts[0].c_str(), missing.size() > 1 ? "their" : "its");
       for (const std::string& note : notes) message += "; " + note;
       for (auto& connection : connections_) {
         if (connection != nullptr) connection->Send(Refusal(message));
@@ -171,10 +171,10 @@ Status ControlPlane::Meet() {
       } else if (open && !connection->broken() && Now() - caller.since < kGreetingTimeout) {
         continue;
       } else if (open || connection->broken()) {
-        why = open && !connection->broken() ? "it did not say who it is" : connection->received().empty()
-                                                  ? ""
-                                                  : "this is the control plane of an EPL job, and the caller is no "
-                                                    "process of one";
+        why = open && !connection->broken()    ? "it did not say who it is"
+              : connection->received().empty() ? ""
+                                               : "this is the control plane of an EPL job, and the caller is no "
+                                                 "process of one";
       }
       if (!why.empty()) {
         notes.push_back("a caller from " + PeerAddress(connection->fd()) + " was refused: " + why);
@@ -218,11 +218,11 @@ Status ControlPlane::Join() {
     if (Now() + pause >= deadline) break;
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
-  return Status(EPL_DEADLINE_EXCEEDED,
-                Format("%s did not appear within %s s: %s; look into its log for an earlier error, and check that its "
-                       "address can be reached from here",
-                       options_.NameOf(0).c_str(), Seconds(options_.start_timeout_s).c_str(),
-                       status.message().c_str()));
+  return Status(
+      EPL_DEADLINE_EXCEEDED,
+      Format("%s did not appear within %s s: %s; look into its log for an earlier error, and check that its "
+             "address can be reached from here",
+             options_.NameOf(0).c_str(), Seconds(options_.start_timeout_s).c_str(), status.message().c_str()));
 }
 
 Status ControlPlane::TryJoin(double deadline, bool* final) {

@@ -52,8 +52,8 @@ class ControlPlane {
  private:
   ControlPlane(const ControlOptions& options, Handler handler);
 
-  Status Meet();     // process 0
-  Status Join();     // the others
+  Status Meet();  // process 0
+  Status Join();  // the others
   Status TryJoin(double deadline, bool* refused);
   void Serve();      // the control thread
   void ServeOnce();  // one round of it

@@ -1,7 +1,7 @@
 // The C ABI of the collective core: jobs, communicators, and the asynchronous submission of collectives.
 //
-// The core knows processes, ranks, buffers, dtypes and reductions; it knows nothing of TensorFlow. One build serves every
-// TensorFlow, because nothing but C crosses this line.
+// The core knows processes, ranks, buffers, dtypes and reductions; it knows nothing of TensorFlow. One build serves
+// every TensorFlow, because nothing but C crosses this line.
 //
 //   process 0              process 1
 //   +--------------+       +--------------+
@@ -95,12 +95,13 @@ EPL_EXPORT int epl_job_exchange(epl_job* job, const char* key, const void* bytes
                                 int64_t* sizes, epl_status* status);
 EPL_EXPORT void epl_free(void* pointer);
 // The step cannot be done: this process is at the end of its data, or saw that another is. Recoverable; idempotent
-// within a generation. In a job of one process, any failed step is ended this way. When it returns, what was pending has
-// failed and what is submitted from then on belongs to the next generation (called in a `done`, it returns at once).
+// within a generation. In a job of one process, any failed step is ended this way. When it returns, what was pending
+// has failed and what is submitted from then on belongs to the next generation (called in a `done`, it returns at
+// once).
 EPL_EXPORT void epl_job_end_generation(epl_job* job, const char* reason);
-// The same for a caller that may be late or repeat itself: ends `generation` and does nothing if that has ended already.
-// epl_job_generation tells the present one. (epl_job_end_generation cannot tell a repetition from the end of a new
-// generation in which this process has submitted nothing, and takes it for a repetition.)
+// The same for a caller that may be late or repeat itself: ends `generation` and does nothing if that has ended
+// already. epl_job_generation tells the present one. (epl_job_end_generation cannot tell a repetition from the end of a
+// new generation in which this process has submitted nothing, and takes it for a repetition.)
 EPL_EXPORT int64_t epl_job_generation(epl_job* job);
 EPL_EXPORT void epl_job_end_generation_of(epl_job* job, int64_t generation, const char* reason);
 // This process has failed: every pending and later collective of every process fails with EPL_INTERNAL and
@@ -125,17 +126,17 @@ typedef struct {
   epl_dtype dtype;
   epl_reduce_op reduce_op;
   int root;
-  const char* key;             // the same on every rank; names the op in every message
-  int num_buffers;             // several buffers are fused in one transfer (all_reduce, reduce, broadcast); else 1
+  const char* key;  // the same on every rank; names the op in every message
+  int num_buffers;  // several buffers are fused in one transfer (all_reduce, reduce, broadcast); else 1
   const void* const* inputs;
-  void* const* outputs;        // may be the inputs; ignored by kinds that allocate (all_gather, reduce_scatter,
-                               // all_to_all), which ask `allocate`
-  const int64_t* counts;       // elements of each buffer
-  double scale;                // inputs of floating dtype are multiplied by it before the reduction; it may differ
-                               // between ranks (weighted mean)
-  int64_t row_elements;        // elements of one row, for the kinds that move rows
-  const int64_t* row_splits;   // all_to_all: rows for each rank (world-size many)
-  void* stream;                // CUDA stream of the buffers, for nccl; else NULL
+  void* const* outputs;       // may be the inputs; ignored by kinds that allocate (all_gather, reduce_scatter,
+                              // all_to_all), which ask `allocate`
+  const int64_t* counts;      // elements of each buffer
+  double scale;               // inputs of floating dtype are multiplied by it before the reduction; it may differ
+                              // between ranks (weighted mean)
+  int64_t row_elements;       // elements of one row, for the kinds that move rows
+  const int64_t* row_splits;  // all_to_all: rows for each rank (world-size many)
+  void* stream;               // CUDA stream of the buffers, for nccl; else NULL
 } epl_collective;
 
 // Called at most once, when the row counts are known and before data moves: rows[r] come from rank r (reduce_scatter:

@@ -1,6 +1,6 @@
-// Slots over Gloo. Only Gloo's connections and point-to-point messages are used: the programs are ours, so that sums have
-// the same order as over any other transport, and nothing is sent before all have passed the gate, so that no message is
-// ever left behind.
+// Slots over Gloo. Only Gloo's connections and point-to-point messages are used: the programs are ours, so that sums
+// have the same order as over any other transport, and nothing is sent before all have passed the gate, so that no
+// message is ever left behind.
 
 #include "comm/exchange_gloo.h"
 

@@ -105,7 +105,9 @@ class ShmGate : public Gate {
       status = patience->Check([&] { return Missing(); });
       return !status.ok();
     };
-    if (!WaitFor(&shared_->header()->opened, spin_, [&] { return Opened(); }, give_up) && !Withdraw()) {
+    if (!WaitFor(
+            &shared_->header()->opened, spin_, [&] { return Opened(); }, give_up) &&
+        !Withdraw()) {
       line->waits_in.store(0, std::memory_order_relaxed);
       return status;
     }
@@ -230,8 +232,9 @@ Status MakeShm(Job* job, const Members& members, const std::string& name, std::u
     }
   }
   std::vector<std::string> all;
-  Status status = job->Gather("shm-make/" + name, members.processes,
-                              Writer().PutBytes(BootId()).PutBytes(path).PutBytes(own.message()).bytes(), &patience, &all);
+  Status status =
+      job->Gather("shm-make/" + name, members.processes,
+                  Writer().PutBytes(BootId()).PutBytes(path).PutBytes(own.message()).bytes(), &patience, &all);
   if (!status.ok()) return status;
   Reader first(all[0]);
   const std::string machine(first.GetBytes());

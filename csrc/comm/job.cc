@@ -41,9 +41,8 @@ Status Patience::Check(const Missing& missing) {
   const double warn = job_->stall_warning_s();
   if (next_warning_ == 0) next_warning_ = warn;
   if (job_->timeout_s() > 0 && waited > job_->timeout_s()) {
-    return Status(EPL_DEADLINE_EXCEEDED,
-                  Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(), what_.c_str(),
-                         Seconds(waited).c_str(), missing().c_str()));
+    return Status(EPL_DEADLINE_EXCEEDED, Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(),
+                                                what_.c_str(), Seconds(waited).c_str(), missing().c_str()));
   }
   if (warn > 0 && waited > next_warning_) {
     next_warning_ += warn;
@@ -68,7 +67,8 @@ Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
     return Status(EPL_INVALID_ARGUMENT, Format("process %d of %d: expected 0 <= process < num_processes",
                                                options.process, options.num_processes));
   }
-  if (options.hosts == nullptr) return Status(EPL_INVALID_ARGUMENT, "hosts is NULL: expected host:port of each process");
+  if (options.hosts == nullptr)
+    return Status(EPL_INVALID_ARGUMENT, "hosts is NULL: expected host:port of each process");
   std::unique_ptr<Job> made(new Job(options));
   if (options.num_processes > 1) {
     ControlOptions control;
@@ -77,8 +77,8 @@ Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
     control.listen_fd = options.listen_fd;
     control.start_timeout_s = options.start_timeout_s > 0 ? options.start_timeout_s : 300;
     Job* raw = made.get();
-    Status status =
-        ControlPlane::Start(control, [raw](std::string_view message) { raw->OnMessage(message); }, &made->control_);
+    Status status = ControlPlane::Start(
+        control, [raw](std::string_view message) { raw->OnMessage(message); }, &made->control_);
     if (!status.ok()) return status;
   }
   *job = std::move(made);
@@ -155,8 +155,7 @@ Status Job::TroubleLocked(const std::vector<int>& members, int64_t generation) c
     }
   }
   if (control_lost_) {
-    return Status(EPL_FAILED_PRECONDITION,
-                  NameOf(0) + ", which coordinates the job, has left it (it exited normally)");
+    return Status(EPL_FAILED_PRECONDITION, NameOf(0) + ", which coordinates the job, has left it (it exited normally)");
   }
   return Status();
 }

@@ -181,9 +181,10 @@ class SharedReduce : public FusedReduce {
       memcpy(slot, results_[chunk % 2].data(), ShareSize(chunk, members_.self) * element_);
       return;
     }
-    buffers_.ForRange(chunk * chunk_, (chunk + 1) * chunk_, [&](int buffer, int64_t at, int64_t count, int64_t position) {
-      ReduceLocal(buffer, at, count, slot + position * element_);
-    });
+    buffers_.ForRange(chunk * chunk_, (chunk + 1) * chunk_,
+                      [&](int buffer, int64_t at, int64_t count, int64_t position) {
+                        ReduceLocal(buffer, at, count, slot + position * element_);
+                      });
   }
 
   Block Sent(int64_t step, int from, int to) const override {
@@ -261,8 +262,7 @@ class Broadcast : public Base {
 
   void Drain(int64_t step, const uint8_t* const* slots) override {
     buffers_.ForRange(step * chunk_, (step + 1) * chunk_, [&](int buffer, int64_t at, int64_t count, int64_t position) {
-      const uint8_t* from =
-          root_local_ >= 0 ? Input(root_local_, buffer, at) : slots[source_] + position * element_;
+      const uint8_t* from = root_local_ >= 0 ? Input(root_local_, buffer, at) : slots[source_] + position * element_;
       for (int local = 0; local < num_local(); ++local) {
         uint8_t* to = Output(local, buffer, at);
         if (to != from) memcpy(to, from, count * element_);
@@ -316,15 +316,16 @@ class ReduceScatter : public Reducing {
 
   void Drain(int64_t step, const uint8_t* const* slots) override {
     int self = members_.self;
-    parts_[self].ForRange(step * area_, (step + 1) * area_, [&](int local, int64_t at, int64_t count, int64_t position) {
-      if (outputs_[local] == nullptr) return;
-      uint8_t* to = outputs_[local] + at * element_;
-      if (alone()) {
-        ReduceLocal(0, begins_[op_.requests[local]->rank] + at, count, to);
-      } else {
-        ReduceSlots(slots, (self * area_ + position) * element_, count, to);
-      }
-    });
+    parts_[self].ForRange(step * area_, (step + 1) * area_,
+                          [&](int local, int64_t at, int64_t count, int64_t position) {
+                            if (outputs_[local] == nullptr) return;
+                            uint8_t* to = outputs_[local] + at * element_;
+                            if (alone()) {
+                              ReduceLocal(0, begins_[op_.requests[local]->rank] + at, count, to);
+                            } else {
+                              ReduceSlots(slots, (self * area_ + position) * element_, count, to);
+                            }
+                          });
   }
 
   std::vector<int64_t> OutputRows(int local) const override {
@@ -377,8 +378,7 @@ class AllGather : public Base {
     for (int member = 0; member < num_members(); ++member) {
       streams_[member].ForRange(
           step * chunk_, (step + 1) * chunk_, [&](int index, int64_t at, int64_t count, int64_t position) {
-            const uint8_t* from =
-                member == members_.self ? Input(index, 0, at) : slots[member] + position * element_;
+            const uint8_t* from = member == members_.self ? Input(index, 0, at) : slots[member] + position * element_;
             int64_t place = begins_[members_.ranks_of[member][index]] + at;
             for (uint8_t* output : outputs_) {
               if (output != nullptr) memcpy(output + place * element_, from, count * element_);
@@ -467,9 +467,9 @@ class AllToAll : public Base {
             int source = members_.ranks_of[from][run / num_local()];
             int local = run % num_local();
             if (outputs_[local] == nullptr) return;
-            const uint8_t* data =
-                from == self ? Input(run / num_local(), 0, input_begins_[run / num_local()][op_.requests[local]->rank] + at)
-                             : slots[from] + (self * area_ + position) * element_;
+            const uint8_t* data = from == self ? Input(run / num_local(), 0,
+                                                       input_begins_[run / num_local()][op_.requests[local]->rank] + at)
+                                               : slots[from] + (self * area_ + position) * element_;
             memcpy(outputs_[local] + (output_begins_[local][source] + at) * element_, data, count * element_);
           });
     }
@@ -490,7 +490,8 @@ class AllToAll : public Base {
     for (int from = 0; from < num_members(); ++from) {
       incoming_.emplace_back();
       for (int source : members_.ranks_of[from]) {
-        for (const Request* request : op_.requests) incoming_.back().Add(splits[source][request->rank] * args_.row_elements);
+        for (const Request* request : op_.requests)
+          incoming_.back().Add(splits[source][request->rank] * args_.row_elements);
       }
     }
     for (const Request* request : op_.requests) {

@@ -1,5 +1,5 @@
-// Element-wise reduction of buffers in memory: dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, so that the result
-// depends on nothing but the operands. Picks the widest instructions that this processor has.
+// Element-wise reduction of buffers in memory: dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, so that the
+// result depends on nothing but the operands. Picks the widest instructions that this processor has.
 
 #ifndef EPL_COMM_REDUCE_H_
 #define EPL_COMM_REDUCE_H_
@@ -27,12 +27,10 @@ inline int64_t SizeOf(epl_dtype dtype) {
   return 0;
 }
 
-inline bool IsFloating(epl_dtype dtype) {
-  return dtype == EPL_FLOAT16 || dtype == EPL_FLOAT32 || dtype == EPL_FLOAT64;
-}
+inline bool IsFloating(epl_dtype dtype) { return dtype == EPL_FLOAT16 || dtype == EPL_FLOAT32 || dtype == EPL_FLOAT64; }
 
-// `num` >= 1 operands of `count` elements. `scales` may be null; else floating operands are multiplied by theirs, integer
-// ones are left alone. dst may be one of the operands. float16 is reduced in float32 and rounded once.
+// `num` >= 1 operands of `count` elements. `scales` may be null; else floating operands are multiplied by theirs,
+// integer ones are left alone. dst may be one of the operands. float16 is reduced in float32 and rounded once.
 void Reduce(epl_dtype dtype, epl_reduce_op op, void* dst, const void* const* srcs, const double* scales, int num,
             int64_t count);
 

@@ -48,14 +48,14 @@ Status ShmSegment::Create(int64_t size, std::unique_ptr<ShmSegment>* segment) {
   if (fd < 0) return Status(EPL_INTERNAL, Format("cannot make shared memory: %s", strerror(errno)));
   std::unique_ptr<ShmSegment> made(new ShmSegment(fd, size));
   if (ftruncate(fd, size) != 0) {
-    return Status(EPL_INTERNAL, Format("cannot make %lld bytes of shared memory: %s", static_cast<long long>(size),
-                                       strerror(errno)));
+    return Status(EPL_INTERNAL,
+                  Format("cannot make %lld bytes of shared memory: %s", static_cast<long long>(size), strerror(errno)));
   }
   // Taken now, so that a full machine is an error here and not a crash later.
   int error = posix_fallocate(fd, 0, size);
   if (error != 0 && error != EOPNOTSUPP && error != EINVAL) {
-    return Status(EPL_INTERNAL, Format("cannot take %lld bytes of shared memory: %s", static_cast<long long>(size),
-                                       strerror(error)));
+    return Status(EPL_INTERNAL,
+                  Format("cannot take %lld bytes of shared memory: %s", static_cast<long long>(size), strerror(error)));
   }
   Status status = made->Map();
   if (status.ok()) *segment = std::move(made);

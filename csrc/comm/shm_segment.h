@@ -1,5 +1,5 @@
-// Memory that the processes of one communicator on one machine share: how it is made and opened, and how one waits for a
-// word in it. What lies in it is exchange_shm.cc's business.
+// Memory that the processes of one communicator on one machine share: how it is made and opened, and how one waits for
+// a word in it. What lies in it is exchange_shm.cc's business.
 
 #ifndef EPL_COMM_SHM_SEGMENT_H_
 #define EPL_COMM_SHM_SEGMENT_H_

@@ -14,7 +14,8 @@ namespace {
 Status CheckSameCommunicator(Job* job, const Members& members, const std::string& name, const std::string& wanted) {
   std::string layout;
   for (int process : members.rank_process) layout += Format(layout.empty() ? "%d" : " %d", process);
-  Patience patience(job, members.processes, -1, job->NameOf(job->process()), "the making of communicator '" + name + "'");
+  Patience patience(job, members.processes, -1, job->NameOf(job->process()),
+                    "the making of communicator '" + name + "'");
   std::vector<std::string> all;
   Status status = job->Gather("communicator/" + name, members.processes,
                               Writer().PutBytes(wanted).PutBytes(layout).bytes(), &patience, &all);
@@ -27,11 +28,11 @@ Status CheckSameCommunicator(Job* job, const Members& members, const std::string
     const std::string other_wanted(other.GetBytes());
     const std::string other_layout(other.GetBytes());
     if (other_wanted == first_wanted && other_layout == first_layout) continue;
-    return Status(EPL_INVALID_ARGUMENT,
-                  Format("communicator '%s': %s makes it with transport %s over processes [%s], %s with %s over [%s]",
-                         name.c_str(), job->NameOf(members.processes[0]).c_str(), first_wanted.c_str(),
-                         first_layout.c_str(), job->NameOf(members.processes[member]).c_str(), other_wanted.c_str(),
-                         other_layout.c_str()));
+    return Status(
+        EPL_INVALID_ARGUMENT,
+        Format("communicator '%s': %s makes it with transport %s over processes [%s], %s with %s over [%s]",
+               name.c_str(), job->NameOf(members.processes[0]).c_str(), first_wanted.c_str(), first_layout.c_str(),
+               job->NameOf(members.processes[member]).c_str(), other_wanted.c_str(), other_layout.c_str()));
   }
   return Status();
 }
@@ -100,9 +101,9 @@ const char* AvailableTransports(const char** why) {
   static const std::string nccl = WhyNoNccl();
   static const std::string names =
       std::string("local shm") + (gloo.empty() ? " gloo" : "") + (nccl.empty() ? " nccl" : "");
-  static const std::string reasons =
-      (gloo.empty() ? "" : "gloo: " + gloo) + (!gloo.empty() && !nccl.empty() ? "; " : "") +
-      (nccl.empty() ? "" : "nccl: " + nccl);
+  static const std::string reasons = (gloo.empty() ? "" : "gloo: " + gloo) +
+                                     (!gloo.empty() && !nccl.empty() ? "; " : "") +
+                                     (nccl.empty() ? "" : "nccl: " + nccl);
   if (why != nullptr) *why = reasons.c_str();
   return names.c_str();
 }

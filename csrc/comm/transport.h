@@ -18,9 +18,12 @@ class DeviceTransport {
   // Called in the submitting thread: marks on the request's stream that its buffers are ready from here on.
   virtual Status Prepare(Request* request) = 0;
   // Enqueues the collective; all processes do so now. `finished` is called, from any thread, once the data has moved.
-  virtual Status Run(const Op& op, const std::vector<Announcement>& all, std::function<void(const Status&)> finished) = 0;
+  virtual Status Run(const Op& op, const std::vector<Announcement>& all,
+                     std::function<void(const Status&)> finished) = 0;
   // Frees what Prepare made for a request that is not run.
   virtual void Discard(Request* request) = 0;
+  // Waits until all that runs has finished.
+  virtual void Drain() = 0;
 };
 
 struct Transport {

@@ -20,6 +20,7 @@
 namespace epl_test {
 
 bool quick = false;
+static const int failure_fd = fcntl(2, F_DUPFD_CLOEXEC, 3);  // also while stderr is captured
 
 std::vector<Test>& Tests() {
   static std::vector<Test>* tests = new std::vector<Test>;
@@ -27,7 +28,7 @@ std::vector<Test>& Tests() {
 }
 
 void Fail(const char* file, int line, const std::string& what) {
-  fprintf(stderr, "%s:%d: process %d: %s\n", file, line, getpid(), what.c_str());
+  dprintf(failure_fd, "%s:%d: process %d: %s\n", file, line, getpid(), what.c_str());
   _exit(1);
 }
 
@@ -130,15 +131,17 @@ std::set<std::string> SharedMemoryFiles() {
 
 int BenchMain(int argc, char** argv);
 
-// test_core [--quick] [--list] [part of a test's name]...   |   test_core bench [...]
+// test_core [--quick] [--list] [--exact] [(part of) a test's name]...   |   test_core bench [...]
 int main(int argc, char** argv) {
   using namespace epl_test;
   if (argc > 1 && strcmp(argv[1], "bench") == 0) return BenchMain(argc - 1, argv + 1);
   std::vector<std::string> wanted;
-  bool list = false;
+  bool list = false, exact = false;
   for (int i = 1; i < argc; ++i) {
     if (strcmp(argv[i], "--quick") == 0) {
       quick = true;
+    } else if (strcmp(argv[i], "--exact") == 0) {
+      exact = true;
     } else if (strcmp(argv[i], "--list") == 0) {
       list = true;
     } else {
@@ -149,7 +152,9 @@ int main(int argc, char** argv) {
   int failures = 0, runs = 0;
   for (const Test& test : Tests()) {
     bool chosen = wanted.empty();
-    for (const std::string& part : wanted) chosen = chosen || strstr(test.name, part.c_str()) != nullptr;
+    for (const std::string& part : wanted) {
+      chosen = chosen || (exact ? part == test.name : strstr(test.name, part.c_str()) != nullptr);
+    }
     if (!chosen) continue;
     if (list) {
       printf("%s\n", test.name);

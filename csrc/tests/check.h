@@ -20,8 +20,8 @@ struct Registrar {
   Registrar(const char* name, void (*run)()) { Tests().push_back({name, run}); }
 };
 
-#define TEST(name)                                          \
-  static void Test_##name();                                \
+#define TEST(name)                                                 \
+  static void Test_##name();                                       \
   static epl_test::Registrar registrar_##name(#name, Test_##name); \
   static void Test_##name()
 
@@ -33,15 +33,15 @@ struct Registrar {
 #define CHECK_WORDS(condition, words) \
   if (!(condition)) epl_test::Fail(__FILE__, __LINE__, std::string(#condition) + ": " + (words))
 // `text` contains `part`.
-#define CHECK_HAS(text, part)                                      \
-  if (std::string(text).find(part) == std::string::npos)           \
+#define CHECK_HAS(text, part)                            \
+  if (std::string(text).find(part) == std::string::npos) \
   epl_test::Fail(__FILE__, __LINE__, "'" + std::string(part) + "' is not in '" + std::string(text) + "'")
 
 // Fewer repetitions: sanitizers are slow.
 extern bool quick;
 
-// Forks `num` processes that each run `body(process)`; checks that all exit with 0, and none later than `limit_s`. A body
-// may end its process another way (`expected_signal`, by process) if the test wants that.
+// Forks `num` processes that each run `body(process)`; checks that all exit with 0, and none later than `limit_s`. A
+// body may end its process another way (`expected_signal`, by process) if the test wants that.
 void RunProcesses(int num, const std::function<void(int)>& body, double limit_s = 60,
                   const std::vector<int>& expected_signal = {});
 

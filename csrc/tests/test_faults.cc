@@ -94,49 +94,47 @@ TEST(death_in_the_middle) {
   for (const std::string& transport : Transports()) {
     for (int64_t count : {4, 4000000}) {
       Options options = MakeOptions(3);
-      RunProcesses(
-          3,
-          [&](int process) {
-            Job job(options, process);
-            epl_communicator* communicator = job.Make("world", Even(3, 1), transport);
-            std::thread killer;
-            if (process == 1) {
-              killer = std::thread([] {
-                Sleep(0.3);
-                kill(getpid(), SIGKILL);
-              });
-            }
-            std::string message;
-            int code = EPL_OK;
-            const double start = Seconds();
-            while (code == EPL_OK) code = SumOnce(communicator, {process}, "g", count, &message);
-            CHECK(Seconds() - start < 8);
-            CHECK(code == EPL_INTERNAL);
-            CHECK_HAS(message, "worker 1 (127.0.0.1:1)");
-            CHECK_HAS(message, "died");
-            // Later ones fail at once.
-            CHECK(SumOnce(communicator, {process}, "g", count, &message) == EPL_INTERNAL);
-            CHECK_HAS(message, "worker 1");
-          },
-          40, {0, SIGKILL, 0});
+      RunProcesses(3,
+                   [&](int process) {
+                     Job job(options, process);
+                     epl_communicator* communicator = job.Make("world", Even(3, 1), transport);
+                     std::thread killer;
+                     if (process == 1) {
+                       killer = std::thread([] {
+                         Sleep(0.3);
+                         kill(getpid(), SIGKILL);
+                       });
+                     }
+                     std::string message;
+                     int code = EPL_OK;
+                     const double start = Seconds();
+                     while (code == EPL_OK) code = SumOnce(communicator, {process}, "g", count, &message);
+                     CHECK(Seconds() - start < 8);
+                     CHECK(code == EPL_INTERNAL);
+                     CHECK_HAS(message, "worker 1 (127.0.0.1:1)");
+                     CHECK_HAS(message, "died");
+                     // Later ones fail at once.
+                     CHECK(SumOnce(communicator, {process}, "g", count, &message) == EPL_INTERNAL);
+                     CHECK_HAS(message, "worker 1");
+                   },
+                   40, {0, SIGKILL, 0});
     }
   }
 }
 
 TEST(death_of_process_0) {
   Options options = MakeOptions(2);
-  RunProcesses(
-      2,
-      [&](int process) {
-        Job job(options, process);
-        epl_communicator* communicator = job.Make("world", Even(2, 1));
-        CHECK(SumOnce(communicator, {process}, "g", 4) == EPL_OK);
-        if (process == 0) kill(getpid(), SIGKILL);
-        std::string message;
-        CHECK(SumOnce(communicator, {process}, "g", 4, &message) == EPL_INTERNAL);
-        CHECK_HAS(message, "worker 0 (" + options.hosts[0] + ") died");
-      },
-      20, {SIGKILL, 0});
+  RunProcesses(2,
+               [&](int process) {
+                 Job job(options, process);
+                 epl_communicator* communicator = job.Make("world", Even(2, 1));
+                 CHECK(SumOnce(communicator, {process}, "g", 4) == EPL_OK);
+                 if (process == 0) kill(getpid(), SIGKILL);
+                 std::string message;
+                 CHECK(SumOnce(communicator, {process}, "g", 4, &message) == EPL_INTERNAL);
+                 CHECK_HAS(message, "worker 0 (" + options.hosts[0] + ") died");
+               },
+               20, {SIGKILL, 0});
 }
 
 TEST(orderly_leave) {
@@ -337,80 +335,83 @@ TEST(end_of_generation_races) {
     for (int processes : {2, 3}) {
       Options options = MakeOptions(processes);
       options.timeout = 10;
-      RunProcesses(processes, [&](int process) {
-        Job job(options, process);
-        const std::vector<int> layout = Even(processes, 2);
-        const std::vector<int> ranks = RanksOf(layout, process);
-        epl_communicator* communicators[2] = {job.Make("a", layout, transport), job.Make("b", layout, transport)};
-        std::mt19937 random(process + 17);
-        for (int round = 0; round < rounds; ++round) {
-          int64_t generation = epl_job_generation(job.get());
-          CHECK(generation == round);
-          // Another thread ends it at a random moment, in some processes.
-          std::mutex submitting;  // what is submitted after the end belongs to the next generation
-          std::atomic<bool> over{false};
-          std::thread ender;
-          const int delay = static_cast<int>(random() % 1500);
-          const bool ends = random() % processes == 0 || process == round % processes;
-          if (ends) {
-            ender = std::thread([&] {
-              usleep(delay);
-              std::lock_guard<std::mutex> lock(submitting);
-              epl_job_end_generation_of(job.get(), generation, "end of data");
-              over = true;
-            });
-          }
-          int64_t done[2] = {0, 0};
-          for (bool failed = false; !failed && !over;) {
-            std::vector<std::vector<float>> data;
-            std::vector<std::unique_ptr<Call>> calls;
-            data.reserve(4);
-            std::unique_lock<std::mutex> lock(submitting);
-            if (over) break;
-            for (int c = 0; c < 2; ++c) {
-              for (int rank : ranks) {
-                data.emplace_back(c == 0 ? 3 : 20000, static_cast<float>(rank + 1));
-                calls.push_back(Sum("g", &data.back()));
-                calls.back()->Submit(communicators[c], rank);
+      RunProcesses(
+          processes,
+          [&](int process) {
+            Job job(options, process);
+            const std::vector<int> layout = Even(processes, 2);
+            const std::vector<int> ranks = RanksOf(layout, process);
+            epl_communicator* communicators[2] = {job.Make("a", layout, transport), job.Make("b", layout, transport)};
+            std::mt19937 random(process + 17);
+            for (int round = 0; round < rounds; ++round) {
+              int64_t generation = epl_job_generation(job.get());
+              CHECK(generation == round);
+              // Another thread ends it at a random moment, in some processes.
+              std::mutex submitting;  // what is submitted after the end belongs to the next generation
+              std::atomic<bool> over{false};
+              std::thread ender;
+              const int delay = static_cast<int>(random() % 1500);
+              const bool ends = random() % processes == 0 || process == round % processes;
+              if (ends) {
+                ender = std::thread([&] {
+                  usleep(delay);
+                  std::lock_guard<std::mutex> lock(submitting);
+                  epl_job_end_generation_of(job.get(), generation, "end of data");
+                  over = true;
+                });
               }
-            }
-            lock.unlock();
-            if (random() % 8 == 0) epl_cancel(communicators[random() % 2], calls[random() % calls.size()]->ticket);
-            // A cancelled step is given up, as a session does it.
-            for (size_t i = 0; i < calls.size(); ++i) {
-              int code;
-              while (!calls[i]->WaitFor(0.02)) {
-                for (auto& call : calls) {
-                  if (call->WaitFor(0) && call->code == EPL_CANCELLED) {
-                    epl_job_end_generation_of(job.get(), generation, "cancelled");
+              int64_t done[2] = {0, 0};
+              for (bool failed = false; !failed && !over;) {
+                std::vector<std::vector<float>> data;
+                std::vector<std::unique_ptr<Call>> calls;
+                data.reserve(4);
+                std::unique_lock<std::mutex> lock(submitting);
+                if (over) break;
+                for (int c = 0; c < 2; ++c) {
+                  for (int rank : ranks) {
+                    data.emplace_back(c == 0 ? 3 : 20000, static_cast<float>(rank + 1));
+                    calls.push_back(Sum("g", &data.back()));
+                    calls.back()->Submit(communicators[c], rank);
+                  }
+                }
+                lock.unlock();
+                if (random() % 8 == 0) epl_cancel(communicators[random() % 2], calls[random() % calls.size()]->ticket);
+                // A cancelled step is given up, as a session does it.
+                for (size_t i = 0; i < calls.size(); ++i) {
+                  int code;
+                  while (!calls[i]->WaitFor(0.02)) {
+                    for (auto& call : calls) {
+                      if (call->WaitFor(0) && call->code == EPL_CANCELLED) {
+                        epl_job_end_generation_of(job.get(), generation, "cancelled");
+                      }
+                    }
+                  }
+                  code = calls[i]->Wait();
+                  CHECK_WORDS(code == EPL_OK || code == EPL_OUT_OF_RANGE || code == EPL_CANCELLED, calls[i]->message);
+                  if (code != EPL_OK) failed = true;
+                  if (code == EPL_OK) {
+                    float sum = static_cast<float>(layout.size() * (layout.size() + 1) / 2);
+                    for (float value : data[i]) CHECK(value == sum);
+                    if (i % 2 == 0) ++done[i / 2];
                   }
                 }
               }
-              code = calls[i]->Wait();
-              CHECK_WORDS(code == EPL_OK || code == EPL_OUT_OF_RANGE || code == EPL_CANCELLED, calls[i]->message);
-              if (code != EPL_OK) failed = true;
-              if (code == EPL_OK) {
-                float sum = static_cast<float>(layout.size() * (layout.size() + 1) / 2);
-                for (float value : data[i]) CHECK(value == sum);
-                if (i % 2 == 0) ++done[i / 2];
+              if (ender.joinable()) ender.join();
+              epl_job_end_generation_of(job.get(), generation, "step failed");
+              // Everyone did the same number.
+              void* all = nullptr;
+              std::vector<int64_t> sizes(processes);
+              epl_status status;
+              int code = epl_job_exchange(job.get(), "done", done, sizeof(done), &all, sizes.data(), &status);
+              CHECK_WORDS(code == EPL_OK, status.message);
+              for (int other = 0; other < processes; ++other) {
+                CHECK(sizes[other] == sizeof(done));
+                CHECK(memcmp(static_cast<char*>(all) + other * sizeof(done), done, sizeof(done)) == 0);
               }
+              epl_free(all);
             }
-          }
-          if (ender.joinable()) ender.join();
-          epl_job_end_generation_of(job.get(), generation, "step failed");
-          // Everyone did the same number.
-          void* all = nullptr;
-          std::vector<int64_t> sizes(processes);
-          epl_status status;
-          int code = epl_job_exchange(job.get(), "done", done, sizeof(done), &all, sizes.data(), &status);
-          CHECK_WORDS(code == EPL_OK, status.message);
-          for (int other = 0; other < processes; ++other) {
-            CHECK(sizes[other] == sizeof(done));
-            CHECK(memcmp(static_cast<char*>(all) + other * sizeof(done), done, sizeof(done)) == 0);
-          }
-          epl_free(all);
-        }
-      }, 120);
+          },
+          120);
     }
   }
 }

@@ -1,4 +1,5 @@
-// Every kind, dtype and reduction over every transport, against a plain reference computed by each process for all ranks.
+// Every kind, dtype and reduction over every transport, against a plain reference computed by each process for all
+// ranks.
 
 #include <math.h>
 #include <string.h>
@@ -72,7 +73,7 @@ struct Case {
   epl_kind kind;
   epl_dtype dtype;
   epl_reduce_op op;
-  std::vector<int64_t> counts;   // of the fused buffers; for rows: counts[0] = mean rows
+  std::vector<int64_t> counts;  // of the fused buffers; for rows: counts[0] = mean rows
   int64_t row_elements = 1;
   int root = 0;
   bool in_place = false;
@@ -87,34 +88,43 @@ struct Case {
   int64_t Rows(int rank) const {
     return kind == EPL_ALL_GATHER ? std::max<int64_t>(0, counts[0] + (rank * 7 + seed) % 5 - 2) : counts[0];
   }
-  int64_t Split(int rank, int to) const { return std::max<int64_t>(0, counts[0] / size() + (rank * 3 + to * 5 + seed) % 4 - 1); }
+  int64_t Split(int rank, int to) const {
+    return std::max<int64_t>(0, counts[0] / size() + (rank * 3 + to * 5 + seed) % 4 - 1);
+  }
   double At(int rank, int64_t i) const { return Value(rank, i, seed, op); }
   double Reduced(int64_t i) const {
     double result = 0;
     for (int rank = 0; rank < size(); ++rank) {
       double value = At(rank, i) * Scaling(rank);
-      if (rank == 0) result = value;
-      else if (op == EPL_SUM) result += value;
-      else if (op == EPL_PROD) result *= value;
-      else if (op == EPL_MIN) result = std::min(result, value);
-      else result = std::max(result, value);
+      if (rank == 0)
+        result = value;
+      else if (op == EPL_SUM)
+        result += value;
+      else if (op == EPL_PROD)
+        result *= value;
+      else if (op == EPL_MIN)
+        result = std::min(result, value);
+      else
+        result = std::max(result, value);
     }
     return result;
   }
   std::string Name() const {
-    return "kind " + std::to_string(kind) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) + " count " +
-           std::to_string(counts.empty() ? -1 : counts[0]) + " buffers " + std::to_string(counts.size()) + " root " +
-           std::to_string(root) + " row " + std::to_string(row_elements) + (in_place ? " in place" : "");
+    return "kind " + std::to_string(kind) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
+           " count " + std::to_string(counts.empty() ? -1 : counts[0]) + " buffers " + std::to_string(counts.size()) +
+           " root " + std::to_string(root) + " row " + std::to_string(row_elements) + (in_place ? " in place" : "");
   }
 };
 
-void CheckEqual(const Case& it, int rank, const uint8_t* got, int64_t count, const std::function<double(int64_t)>& value) {
+void CheckEqual(const Case& it, int rank, const uint8_t* got, int64_t count,
+                const std::function<double(int64_t)>& value) {
   Bytes expected(it.element());
   for (int64_t i = 0; i < count; ++i) {
     Store(it.dtype, value(i), expected.data());
     if (memcmp(expected.data(), got + i * it.element(), it.element()) != 0) {
-      Fail(__FILE__, __LINE__, it.Name() + ": rank " + std::to_string(rank) + " element " + std::to_string(i) + " of " +
-                                   std::to_string(count) + " is wrong");
+      Fail(__FILE__, __LINE__,
+           it.Name() + ": rank " + std::to_string(rank) + " element " + std::to_string(i) + " of " +
+               std::to_string(count) + " is wrong");
     }
   }
 }
@@ -283,12 +293,15 @@ void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process
 
 void RunTransport(const std::string& transport, const std::vector<int>& rank_process, int processes) {
   Options options = MakeOptions(processes);
-  RunProcesses(processes, [&](int process) {
-    Job job(options, process);
-    epl_communicator* communicator = job.Make("world", rank_process, transport);
-    if (transport != "auto") CHECK(transport == epl_communicator_transport(communicator));
-    RunAll(communicator, rank_process, process);
-  }, 300);
+  RunProcesses(
+      processes,
+      [&](int process) {
+        Job job(options, process);
+        epl_communicator* communicator = job.Make("world", rank_process, transport);
+        if (transport != "auto") CHECK(transport == epl_communicator_transport(communicator));
+        RunAll(communicator, rank_process, process);
+      },
+      300);
 }
 
 bool HasGloo() { return strstr(epl_comm_transports(nullptr), "gloo") != nullptr; }
