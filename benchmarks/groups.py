@@ -91,7 +91,7 @@ class Group(object):
             raise GroupError('%s: no answer to %s (%s)\n%s' % (self.name, request, error, self._log_tail())) from error
         errors = [reply['error'] for reply in replies if 'error' in reply]
         if errors:
-            raise GroupError('%s: %s failed\n%s' % (self.name, request, errors[0]))
+            raise GroupError('%s: %s failed\n%s' % (self.name, request, _tail(errors[0])))
         return replies
 
     @contextlib.contextmanager
@@ -158,7 +158,11 @@ class Group(object):
 
     def _log_tail(self) -> str:
         with open(self._log, errors='replace') as file:
-            return ''.join(file.readlines()[-_LOG_TAIL_LINES:])
+            return _tail(file.read())
+
+
+def _tail(text: str) -> str:
+    return '\n'.join(text.splitlines()[-_LOG_TAIL_LINES:])
 
 
 def start_plain(worker: str, arguments: List[str], variables: Optional[Dict[str, str]] = None,
@@ -178,7 +182,9 @@ def start_horovod(worker: str, arguments: List[str], size: int = 2, variables: O
     python = environment.python()
     launcher = os.path.join(os.path.dirname(python), 'horovodrun')
     command = [python, launcher, '--gloo', '-np', str(size), '-H', 'localhost:%d' % size, python, _script(worker)]
-    return Group(name, command + arguments, size, variables or {})
+    # While a pair is stopped, one of the two may be waiting for the other; Gloo gives that 30 s of wall time.
+    patience = {'HOROVOD_GLOO_TIMEOUT_SECONDS': str(REPLY_SECONDS)}
+    return Group(name, command + arguments, size, dict(patience, **(variables or {})))
 
 
 def start_epl(worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None,

@@ -50,13 +50,27 @@ def passed(result: Result) -> bool:
 
 
 def start_all(starters: Dict[str, Callable[[], groups.Group]], missing: List[str]) -> Dict[str, groups.Group]:
-    """Starts the contenders one after the other; one that cannot start is noted in ``missing``, and the rest go on."""
-    started = {}
-    for name, start in starters.items():
-        try:
-            started[name] = start()
-        except (groups.GroupError, environment.PeerUnavailableError, OSError) as error:
-            missing.append('%s: %s' % (name, error))
+    """Starts the contenders one after the other.
+
+    One that cannot start is noted in ``missing``, and the rest go on; a peer that cannot be built is tried once.
+    """
+    started: Dict[str, groups.Group] = {}
+    unavailable: List[str] = []
+    try:
+        for name, start in starters.items():
+            if name.split(',')[0] in unavailable:
+                continue
+            try:
+                started[name] = start()
+            except environment.PeerUnavailableError as error:
+                missing.append('%s: %s' % (name, error))
+                unavailable.append(name.split(',')[0])
+            except (groups.GroupError, OSError) as error:
+                missing.append('%s: %s' % (name, error))
+    except BaseException:
+        for group in started.values():
+            group.close()
+        raise
     return started
 
 

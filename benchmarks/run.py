@@ -4,6 +4,7 @@ Owns the command line and the exit code: 0 when everything was measured and ever
 """
 import argparse
 import os
+import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -21,6 +22,8 @@ def main() -> int:
                         help='a: training step, b: all-reduce, c: graph rewriting (repeatable; default: all)')
     parser.add_argument('--quick', action='store_true', help='tiny sizes and few rounds: checks that all works')
     arguments = parser.parse_args()
+    # As an exception, so that the measured processes, some of which are stopped, are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print('machine: ' + harness.machine(), flush=True)
     good = True
     for name in sorted(set(arguments.only or BENCHMARKS)):

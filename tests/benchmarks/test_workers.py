@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks import environment, groups
 
 _TINY = ['2', '1', '16']
@@ -40,3 +42,19 @@ def test_allocator_settings_are_those_of_the_launcher():
                                        '--num_workers', '1', '--gpu_per_worker', '1', '--dry_run', __file__])
     for name, value in groups.ALLOCATOR.items():
         assert '%s=%s' % (name, value) in printed.decode()
+
+
+def test_epl_training_step_runs_in_two_processes():
+    first, second = _ask(groups.start_epl('training', ['epl'] + _TINY), steps=2, warm_up=1)
+    assert first['loss'] != second['loss']
+    assert first['loss'] == pytest.approx(second['loss'], rel=0.1)
+
+
+def test_epl_all_reduce_runs_in_two_processes():
+    replies = _ask(groups.start_epl('collective', ['epl', '1024']), elements=1024, steps=3, warm_up=1)
+    assert len(replies) == 2
+
+
+def test_epl_rewrites_for_every_local_device():
+    reply, = _ask(groups.start_plain('rewriting', ['epl', '1'], {'EPL_CLUSTER_NUM_VIRTUAL_DEVICES': '2'}))
+    assert reply['added'] > 0.5 * reply['ops']
