@@ -203,3 +203,9 @@ def test_interrupted_job_is_not_started_again(start, until):
         pass
     os.kill(launch.process.pid, signal.SIGTERM)
     assert launch.wait(8) == 143 and "starting all workers again" not in launch.output
+
+
+def test_each_worker_is_a_process_group_and_session_of_its_own(run, log):
+    run("read -r _ _ _ _ group session _ < /proc/$$/stat; echo $$ $group $session")
+    for index in range(2):
+        assert len(set(log(index).split())) == 1
