@@ -1,0 +1,76 @@
+"""The plan as a value: text form, hash, comparison."""
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epl.parallel import plan as plans
+from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Transfer
+
+NAMES = st.text(min_size=1, max_size=8)
+SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
+REDUCTIONS = st.builds(Reduction, NAMES, st.sampled_from(["float32", "float16"]), SHAPES, st.booleans())
+TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple))
+GROUPS = st.builds(
+    GradientGroup, NAMES, st.lists(REDUCTIONS, max_size=3).map(tuple), st.lists(TRANSFERS, max_size=3).map(tuple)
+)
+OUTPUTS = st.builds(Output, NAMES, st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES)
+PLANS = st.builds(
+    Plan, NAMES, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), NAMES,
+    st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), st.lists(GROUPS, max_size=2).map(tuple),
+    st.lists(OUTPUTS, max_size=2).map(tuple),
+)  # fmt: skip
+
+
+def example(**changes):
+    """A plan with one gradient and one output."""
+    group = GradientGroup(
+        "apply0", (Reduction("w", "float32", (3, None), False),), (Transfer("g/apply0/0", "apply0/gradients0", (0,)),)
+    )
+    output = Output("loss:0", "local", "mean", "")
+    plan = Plan("graph1", 2, 4, "CPU", "epl.replicate(1)", "mean", None, (group,), (output,))
+    return plan._replace(**changes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLANS)
+def test_text_form_round_trips(plan):
+    again = plans.from_json(plans.to_json(plan))
+    assert again == plan and plans.plan_hash(again) == plans.plan_hash(plan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLANS, PLANS)
+def test_hash_and_difference_agree_with_equality(one, other):
+    assert (plans.plan_hash(one) == plans.plan_hash(other)) == (one == other)
+    assert (plans.first_difference(one, other) is None) == (one == other)
+
+
+def test_the_difference_names_the_place_and_both_values():
+    text = plans.first_difference(example(), example(reduce_method="sum"))
+    assert text == "plan.reduce_method is 'mean' here and 'sum' there"
+
+
+def test_a_different_shape_is_told_with_its_position():
+    group = example().groups[0]
+    other = group._replace(reductions=(group.reductions[0]._replace(shape=(4, None)),))
+    text = plans.first_difference(example(), example(groups=(other,)))
+    assert text == "plan.groups[0].reductions[0].shape[0] is 3 here and 4 there"
+
+
+def test_a_different_variable_is_told_before_its_shape():
+    group = example().groups[0]
+    other = group._replace(reductions=(Reduction("v", "float16", (1,), True),))
+    assert "variable is 'w' here and 'v' there" in plans.first_difference(example(), example(groups=(other,)))
+
+
+def test_a_missing_gradient_is_told_with_the_numbers():
+    group = example().groups[0]
+    more = group._replace(reductions=group.reductions * 2)
+    text = plans.first_difference(example(), example(groups=(more,)))
+    assert text == "plan.groups[0].reductions has 1 entries here and 2 there"
+
+
+def test_a_description_has_the_devices_and_the_gradients():
+    text = plans.describe(example(fp16_scale=128))
+    for words in ("2 worker(s) x 4 CPU device(s) = 8 replica(s)", "float16 x 128", "1 gradients", "loss:0: local mean"):
+        assert words in text
+    assert plans.world_size(example()) == 8

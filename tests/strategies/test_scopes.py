@@ -1,0 +1,176 @@
+"""Strategy scopes: which TaskGraph an op belongs to, and what may not be nested."""
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from tests.parallel.in_process import error_text, marks
+
+
+def taskgraph(*tensors):
+    """The TaskGraph of each tensor's op, as it stands in the graph."""
+    return marks(TASKGRAPH_ATTR, [tensor.op for tensor in tensors])
+
+
+def test_ops_belong_to_the_scope_that_they_are_created_in(init):
+    init(annotate=False)
+    outside = tf.constant(1)
+    with epl.replicate(1):
+        first = tf.constant(1)
+    with epl.replicate(1):
+        second = tf.constant(1)
+    after = tf.constant(1)
+    assert taskgraph(outside, first, second, after) == [None, 0, 1, None]
+
+
+def test_the_default_strategy_continues_after_a_scope(init):
+    init()
+    before = tf.constant(1)
+    with epl.replicate(1):
+        inside = tf.constant(1)
+    after = tf.constant(1)
+    assert taskgraph(before, inside, after) == [0, 1, 0]
+
+
+def test_entering_the_same_strategy_again_continues_its_taskgraph(init):
+    init(annotate=False)
+    strategy = epl.replicate(1)
+    with strategy:
+        first = tf.constant(1)
+    with epl.replicate(1):
+        other = tf.constant(1)
+    with strategy:
+        again = tf.constant(1)
+    assert taskgraph(first, other, again) == [0, 1, 0]
+    assert len(Graph.get().taskgraphs) == 2
+
+
+def test_a_scope_without_ops_leaves_no_taskgraph(init):
+    init(annotate=False)
+    with epl.replicate(1):
+        pass
+    with epl.replicate(1):
+        tensor = tf.constant(1)
+    assert taskgraph(tensor) == [0]
+    assert len(Graph.get().taskgraphs) == 1
+
+
+def test_each_default_strategy_begins_a_taskgraph(init):
+    init(annotate=False)
+    epl.set_default_strategy(epl.replicate(1))
+    first = tf.constant(1)
+    epl.set_default_strategy(epl.replicate(1))
+    assert taskgraph(first, tf.constant(1)) == [0, 1]
+
+
+def test_a_default_strategy_without_ops_is_replaced(init):
+    init(annotate=False)
+    epl.set_default_strategy(epl.replicate(1))
+    epl.set_default_strategy(epl.replicate(1))
+    assert taskgraph(tf.constant(1)) == [0]
+
+
+def test_a_new_graph_begins_with_the_default_strategy(init):
+    init()
+    with tf.Graph().as_default():
+        tensor = tf.constant(1)
+        assert len(Graph.get().taskgraphs) == 1
+    assert taskgraph(tensor) == [0]
+
+
+def test_a_graph_made_inside_a_scope_belongs_to_it_until_the_scope_ends(init):
+    init(annotate=False)
+    with epl.replicate(1):
+        graph = tf.Graph()
+        with graph.as_default():
+            inside = tf.constant(1)
+    with graph.as_default():
+        after = tf.constant(1)
+    assert taskgraph(inside, after) == [0, None]
+
+
+def test_a_scope_opened_in_another_graph_marks_that_graph_alone(init):
+    init(annotate=False)
+    with tf.Graph().as_default():
+        with epl.replicate(1):
+            inside = tf.constant(1)
+    assert taskgraph(inside) == [0]
+    assert Graph.get() is None or not Graph.get().taskgraphs
+
+
+def test_an_error_inside_a_scope_closes_it(init):
+    init(annotate=False)
+    with pytest.raises(ZeroDivisionError):
+        with epl.replicate(1):
+            tf.constant(1)
+            raise ZeroDivisionError
+    assert taskgraph(tf.constant(1)) == [None]
+    with epl.replicate(1):
+        assert taskgraph(tf.constant(1)) == [1]
+
+
+@pytest.mark.xfail(strict=True, reason="the graph is made, and annotated, while the scope is being entered")
+def test_a_scope_that_is_the_first_to_touch_the_default_graph_ends(init):
+    init(annotate=False)
+    tf.reset_default_graph()
+    with epl.replicate(1):
+        inside = tf.constant(1)
+    assert taskgraph(inside, tf.constant(1)) == [0, None]
+
+
+@pytest.mark.parametrize("outer, inner, words", [
+    (epl.replicate, epl.replicate, "Can't nest strategies with same type"),
+    (epl.replicate, epl.split, "Can't nest split strategy in replicate strategy"),
+    (epl.split, epl.replicate, "Can't nest strategies in split strategy"),
+    (epl.split, epl.split, "Can't nest strategies in split strategy"),
+], ids=lambda item: getattr(item, "__name__", ""))
+def test_scopes_do_not_nest(init, outer, inner, words):
+    init(annotate=False)
+    with outer(1, name="outside"):
+        text = error_text(inner(1, name="within").__enter__)
+        assert taskgraph(tf.constant(1)) == [0]
+    assert words in text and "outside" in text and "within" in text and "side by side" in text
+    assert text.startswith("NestingError")
+
+
+def test_no_default_strategy_inside_a_scope(init):
+    init(annotate=False)
+    with epl.replicate(1):
+        text = error_text(epl.set_default_strategy, epl.replicate(1))
+    assert text.startswith("NestingError") and "outside of any scope" in text
+
+
+def test_split_is_no_default_strategy(init):
+    init(annotate=False)
+    assert "Only replicate is supported as default strategy" in error_text(epl.set_default_strategy, epl.split(1))
+
+
+@pytest.mark.parametrize("make", [epl.replicate, epl.split])
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
+def test_a_device_count_is_a_positive_whole_number(make, count):
+    assert error_text(make, count).startswith("AnnotationError")
+
+
+def test_a_scope_before_init_is_refused(init):
+    assert "epl.init()" in error_text(epl.replicate(1).__enter__)
+    assert "epl.init()" in error_text(epl.set_default_strategy, epl.replicate(1))
+
+
+def test_a_scope_with_auto_parallel_is_refused(init):
+    init(annotate=False, auto__auto_parallel=True)
+    assert "auto.auto_parallel" in error_text(epl.replicate(1).__enter__)
+
+
+def test_init_again_forgets_annotations(init):
+    init()
+    graph = tf.get_default_graph()
+    tf.constant(1)
+    epl.init()
+    with graph.as_default():
+        assert Graph.get() is None
+        assert taskgraph(tf.constant(1)) == [None]
+
+
+def test_strategies_are_printable(init):
+    assert repr(epl.replicate(2, name="encoder")) == "epl.replicate(device_count=2, name='encoder')"
