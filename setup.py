@@ -165,6 +165,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["epl", "epl.*"]),
+    py_modules=["epl_launch"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,
     python_requires=">=3.6,<3.9",
@@ -172,7 +173,7 @@ setup(
         "cpu": ["tensorflow==1.15.5"] + TENSORFLOW_LIMITS,
         "gpu": ["tensorflow-gpu==1.15.5"] + TENSORFLOW_LIMITS,
     },
-    entry_points={"console_scripts": ["epl-launch=epl.utils.launcher:main"]},
+    entry_points={"console_scripts": ["epl-launch=epl_launch:main"]},
     zip_safe=False,
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -17,15 +17,15 @@ from epl.utils.errors import PlanError
 class Env(object):
     """The process-wide state of EPL. `Env.get()` gives the one instance."""
 
-    _instance = None  # type: Optional[Env]
+    _instance: "Optional[Env]" = None
 
     def __init__(self) -> None:
         self.config = Config()
-        self.cluster = None  # type: Optional[Cluster]
+        self.cluster: Optional[Cluster] = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
         self.transformed_graphs = 0
-        self._server = None  # type: Optional[tf.train.Server]
+        self._server: Optional[tf.train.Server] = None
 
     @classmethod
     def get(cls) -> "Env":
@@ -108,8 +108,8 @@ class Env(object):
             cluster = self._ready_cluster()
             if cluster.worker_num > 1:
                 raise PlanError(
-                    "A TensorFlow server was asked for in a job of {} workers: data parallelism runs a local session in "
-                    "each worker and needs none; the ports of TF_CONFIG are used by EPL's own communication.".format(
+                    "A TensorFlow server was asked for in a job of {} workers: data parallelism runs a local session "
+                    "in each worker and needs none; the ports of TF_CONFIG are used by EPL's own communication.".format(
                         cluster.worker_num
                     )
                 )

@@ -8,7 +8,7 @@ Names, control inputs, colocation groups, loop frames and shared names that poin
 points outside is shared with the original.
 """
 
-from typing import Callable, Iterable, List, Sequence, Set, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -34,15 +34,15 @@ def clone_nodes(
       view: the view.
       nodes: indices of the ops to copy.
       prefixes: name prefix of each copy, ending in "/".
-      edit: called with (NodeDef of the copy, index of the copy from 0, index of the original) to change device, seeds, ...
+      edit: called with (NodeDef of the copy, index of the copy from 0, index of the original) to change device or seeds.
       extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
     """
     ordered = sorted(nodes)
     inside = {view.nodes[i].name for i in ordered}
     clones = tf.GraphDef()
     clones.versions.CopyFrom(view.graph_def.versions)
-    outside_data = set()  # type: Set[Tuple[str, int]]
-    outside_control = set()  # type: Set[str]
+    outside_data: Set[Tuple[str, int]] = set()
+    outside_control: Set[str] = set()
     templates = [_Template(view.nodes[i], inside, outside_data, outside_control) for i in ordered]
     for copy, prefix in enumerate(prefixes):
         for template, original in zip(templates, ordered):
@@ -73,14 +73,14 @@ def clone_nodes(
 class _Template(object):
     """A NodeDef taken apart once, so that each copy costs little: which inputs and attributes take the prefix."""
 
-    __slots__ = ("_node", "_name", "_inputs", "_prefixed_attrs", "_colocated")
+    __slots__ = ("_colocated", "_inputs", "_name", "_node", "_prefixed_attrs")
 
     def __init__(
         self, node: tf.NodeDef, inside: Set[str], outside_data: Set[Tuple[str, int]], outside_control: Set[str]
     ) -> None:
         self._node = node
         self._name = node.name
-        inputs = []  # type: List[Tuple[bool, str, str]]
+        inputs: List[Tuple[int, str, str]] = []
         for i, name in enumerate(node.input):
             if name[0] == "^":
                 producer, mark = name[1:], "^"
@@ -92,17 +92,18 @@ class _Template(object):
                 if producer not in inside:
                     outside_data.add((producer, int(output or 0)))
             if producer in inside:
-                inputs.append((i, mark, name[len(mark):]))
+                inputs.append((i, mark, name[len(mark) :]))
         self._inputs = inputs
         attrs = node.attr
         self._prefixed_attrs = [key for key in _OWN_NAME_ATTRS if key in attrs and attrs[key].s]
-        self._colocated = "_class" in attrs and any(
-            s[:5] == b"loc:@" and s[5:].decode() in inside for s in attrs["_class"].list.s
-        )
-        if self._colocated:
-            self._colocated = [
+        # Of each colocation group: its name where it points into the set, and as it stands.
+        self._colocated: List[Tuple[Optional[bytes], bytes]] = []
+        if "_class" in attrs:
+            groups = [
                 (s[5:] if s[:5] == b"loc:@" and s[5:].decode() in inside else None, s) for s in attrs["_class"].list.s
             ]
+            if any(inner is not None for inner, _ in groups):
+                self._colocated = groups
 
     def write(self, node: tf.NodeDef, prefix: str) -> None:
         """Makes `node` the copy with `prefix`."""

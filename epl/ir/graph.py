@@ -18,8 +18,8 @@ Gradient = Union[tf.Tensor, tf.IndexedSlices]
 class GraphKeys(object):
     """Collections of tensors whose values are merged over micro batches and replicas when they are fetched.
 
-    GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM keep
-    the shape.
+    GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM
+    keep the shape.
     """
 
     GLOBAL_CONCAT_OBJECTS = "global_concat_objects"
@@ -60,14 +60,14 @@ class Graph(object):
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
-        self.taskgraphs = []  # type: List[TaskGraph]
-        self.gradient_calls = []  # type: List[GradientCall]
-        self.apply_calls = []  # type: List[ApplyCall]
-        self.plan = None  # type: Any  # the Rewrite, set once by epl.parallel.transformation
-        self.runner = None  # type: Any  # the GraphRunner, set by epl.runtime.hooks
-        self.parallel_information = {}  # type: Dict[str, Any]
-        self._collections = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}  # type: Dict[str, List[tf.Tensor]]
-        self._ids_at_creation = {}  # type: Dict[int, int]
+        self.taskgraphs: List[TaskGraph] = []
+        self.gradient_calls: List[GradientCall] = []
+        self.apply_calls: List[ApplyCall] = []
+        self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
+        self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
+        self.parallel_information: Dict[str, Any] = {}
+        self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
+        self._ids_at_creation: Dict[int, int] = {}
 
     @property
     def tf_graph(self) -> tf.Graph:

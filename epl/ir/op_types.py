@@ -10,13 +10,13 @@ VARIABLES = REF_VARIABLES | RESOURCE_VARIABLES
 
 # Ops that write a variable, which is their first input (fused optimizers write several: all are among the inputs).
 _REF_WRITES = [
-    "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin", "ScatterMul",
-    "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate", "StridedSliceAssign",
+    "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin",
+    "ScatterMul", "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate", "StridedSliceAssign",
     "ApplyAdaMax", "ApplyAdadelta", "ApplyAdagrad", "ApplyAdagradDA", "ApplyAdagradV2", "ApplyAdam", "ApplyAddSign",
     "ApplyCenteredRMSProp", "ApplyFtrl", "ApplyFtrlV2", "ApplyGradientDescent", "ApplyMomentum", "ApplyPowerSign",
     "ApplyProximalAdagrad", "ApplyProximalGradientDescent", "ApplyRMSProp", "SparseApplyAdadelta", "SparseApplyAdagrad",
-    "SparseApplyAdagradDA", "SparseApplyAdagradV2", "SparseApplyCenteredRMSProp", "SparseApplyFtrl", "SparseApplyFtrlV2",
-    "SparseApplyMomentum", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent", "SparseApplyRMSProp",
+    "SparseApplyAdagradDA", "SparseApplyAdagradV2", "SparseApplyCenteredRMSProp", "SparseApplyFtrl",
+    "SparseApplyFtrlV2", "SparseApplyMomentum", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent", "SparseApplyRMSProp",
 ]  # fmt: skip
 _RESOURCE_WRITES = [
     "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceCountUpTo", "ResourceStridedSliceAssign",
@@ -60,12 +60,24 @@ PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefaul
 CHECKPOINT_READS = frozenset(["RestoreV2", "Restore", "RestoreSlice"])
 
 SUMMARIES = frozenset(
-    ["ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2", "TensorSummary",
-     "TensorSummaryV2"]  # fmt: skip
+    [
+        "ScalarSummary",
+        "HistogramSummary",
+        "ImageSummary",
+        "AudioSummary",
+        "AudioSummaryV2",
+        "TensorSummary",
+        "TensorSummaryV2",
+    ]  # fmt: skip
 )
 
 # Ops of tf.train.SyncReplicasOptimizer and parameter servers, whose own synchronisation contradicts the plan's.
 FOREIGN_SYNCHRONISATION = frozenset(
-    ["ConditionalAccumulator", "SparseConditionalAccumulator", "ResourceConditionalAccumulator", "CollectiveReduce",
-     "NcclAllReduce"]  # fmt: skip
+    [
+        "ConditionalAccumulator",
+        "SparseConditionalAccumulator",
+        "ResourceConditionalAccumulator",
+        "CollectiveReduce",
+        "NcclAllReduce",
+    ]  # fmt: skip
 )

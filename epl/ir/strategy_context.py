@@ -17,9 +17,9 @@ class StrategyContext(object):
     """Which strategy new ops belong to, in whichever graph they are created."""
 
     def __init__(self) -> None:
-        self._default = None  # type: Optional[ParallelStrategy]
-        self._scope = None  # type: Optional[ParallelStrategy]
-        self._marks = []  # type: List[Tuple[Graph, Any]]  # graphs in which the open scope is in effect
+        self._default: Optional[ParallelStrategy] = None
+        self._scope: Optional[ParallelStrategy] = None
+        self._marks: List[Tuple[Graph, Any]] = []  # graphs in which the open scope is in effect
         self._count = 0
 
     @property
@@ -48,7 +48,9 @@ class StrategyContext(object):
         outer = self._scope
         if outer is not None:
             if outer.name_of_kind == "split":
-                raise NestingError("Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY))
+                raise NestingError(
+                    "Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
+                )
             if strategy.name_of_kind == outer.name_of_kind:
                 raise NestingError(
                     "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)

@@ -1,7 +1,7 @@
 """A read-only view of a graph for analysis: the GraphDef read once, with producers as integers.
 
-Asking TensorFlow op by op (`node_def`, `inputs`, `consumers`) costs 6-25 us a question; one GraphDef costs 3-6 us a node
-and answers all of them.
+Asking TensorFlow op by op (`node_def`, `inputs`, `consumers`) costs 6-25 us a question; one GraphDef costs 3-6 us a
+node and answers all of them.
 """
 
 from typing import Callable, Dict, Iterable, List, Optional, Set
@@ -27,11 +27,11 @@ class GraphView(object):
         self.nodes = list(self.graph_def.node)
         self.types = [node.op for node in self.nodes]
         self.index = index = {node.name: i for i, node in enumerate(self.nodes)}
-        producers = []  # type: List[List[int]]
+        producers: List[List[int]] = []
         for node in self.nodes:
             producers.append([index[_producer_name(name)] for name in node.input])
         self.producers = producers
-        self._consumers = None  # type: Optional[List[List[int]]]
+        self._consumers: Optional[List[List[int]]] = None
 
     def ancestors(self, roots: Iterable[int], stop: Optional[Callable[[int], bool]] = None) -> Set[int]:
         """The roots and everything that they need, not looking beyond nodes for which `stop` is true."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence, Set
 
 from epl.utils import tf_compat
 
@@ -38,7 +38,7 @@ PassReport.__doc__ = """What a pass cost: CPU seconds, and ops added to the grap
 
 def check_contracts(passes: Sequence[Pass]) -> None:
     """Raises ValueError for a pass that stands before what it requires."""
-    provided = set()
+    provided: Set[str] = set()
     for p in passes:
         missing = p.requires - provided
         if missing:

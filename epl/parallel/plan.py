@@ -114,8 +114,14 @@ def describe(plan: Plan) -> str:
     """The plan as a few lines for a person."""
     lines = [
         "{}: {} over {} worker(s) x {} {} device(s) = {} replica(s), gradients by {}{}".format(
-            plan.name, plan.strategy, plan.workers, plan.devices_per_worker, plan.device_type, world_size(plan),
-            plan.reduce_method, "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
+            plan.name,
+            plan.strategy,
+            plan.workers,
+            plan.devices_per_worker,
+            plan.device_type,
+            world_size(plan),
+            plan.reduce_method,
+            "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
         )  # fmt: skip
     ]
     for group in plan.groups:

@@ -3,7 +3,7 @@
 Nothing of the graph is changed here.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -74,22 +74,20 @@ def refuse_taskgraphs(graph: Graph) -> None:
 def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
     """Where gradients are aggregated: at each apply_gradients, or earlier.
 
-    Earlier, at tf.gradients, with `communication.clip_after_allreduce`, and for gradients that no optimizer receives but
-    that the user writes into variables by other means.
+    Earlier, at tf.gradients, with `communication.clip_after_allreduce`, and for gradients that no optimizer receives
+    but that the user writes into variables by other means.
     """
-    by_identity = {}  # type: Dict[str, Boundary]
+    by_identity: Dict[str, Boundary] = {}
     for call in graph.gradient_calls:
         for boundary in call.boundaries:
             by_identity[_first_tensor(boundary[1]).op.name] = boundary
-    first_id = min(
-        [tf_compat.op_id(graph.tf_graph.get_operation_by_name(name)) for name in by_identity] or [0]
-    )
-    groups = []
-    taken = set()
-    for number, call in enumerate(graph.apply_calls):
-        upstream = _upstream_boundaries([_first_tensor(g).op for _, g in call.boundaries], by_identity, first_id)
+    first_id = min([tf_compat.op_id(graph.tf_graph.get_operation_by_name(name)) for name in by_identity] or [0])
+    groups: List[BoundaryGroup] = []
+    taken: Set[str] = set()
+    for number, applied in enumerate(graph.apply_calls):
+        upstream = _upstream_boundaries([_first_tensor(g).op for _, g in applied.boundaries], by_identity, first_id)
         taken.update(upstream)
-        boundaries = list(call.boundaries)
+        boundaries = list(applied.boundaries)
         if config.communication.clip_after_allreduce and upstream:
             boundaries = [by_identity[name] for name in sorted(upstream, key=list(by_identity).index)]
         groups.append(BoundaryGroup("apply{}".format(number), tuple(boundaries)))
@@ -103,9 +101,7 @@ def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
     return _without_repetition(groups)
 
 
-def make_plan(
-    name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: Config, cluster: Cluster
-) -> Plan:
+def make_plan(name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: Config, cluster: Cluster) -> Plan:
     """The plan for `graph`.
 
     Args:
@@ -157,7 +153,7 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> Gradien
 
 
 def _plan_outputs(plan_name: str, graph: Graph) -> List[Output]:
-    outputs = []
+    outputs: List[Output] = []
     for key, scope, merge in _OUTPUT_KEYS:
         for tensor in graph.get_collection(key):
             communicator = "{}/outputs{}".format(plan_name, len(outputs)) if scope == "global" else ""
@@ -201,7 +197,7 @@ def _first_tensor(gradient: Gradient) -> tf.Tensor:
 def _upstream_boundaries(ops: Sequence[tf.Operation], boundaries: Dict[str, Any], first_id: int) -> List[str]:
     """The boundaries of tf.gradients that `ops` are computed from; nothing older than `first_id` can be one."""
     found = []
-    seen = set()
+    seen: Set[Any] = set()
     stack = list(ops)
     while stack:
         op = stack.pop()
@@ -224,7 +220,7 @@ def _written_without_optimizer(tf_graph: tf.Graph, names: Sequence[str], all_bou
     written = []
     for name in names:
         start = view.index[name]
-        reached = view.descendants([start], stop=lambda node, start=start: node != start and node in stop)
+        reached = view.descendants([start], stop=(stop - {start}).__contains__)
         if any(view.types[node] in op_types.WRITES for node in reached):
             written.append(name)
     return written
@@ -232,8 +228,8 @@ def _written_without_optimizer(tf_graph: tf.Graph, names: Sequence[str], all_bou
 
 def _without_repetition(groups: Sequence[BoundaryGroup]) -> List[BoundaryGroup]:
     """Each boundary once, in the first group that names it; groups without any are left out."""
-    seen = set()
-    result = []
+    seen: Set[Any] = set()
+    result: List[BoundaryGroup] = []
     for group in groups:
         kept = []
         for boundary in group.boundaries:

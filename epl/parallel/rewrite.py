@@ -32,7 +32,9 @@ Attributes:
 """
 
 Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
-Sibling.__doc__ = """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
+Sibling.__doc__ = (
+    """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
+)
 
 
 class Rewrite(object):
@@ -62,20 +64,20 @@ class Rewrite(object):
         self.groups = list(groups)
         self.config = config
         self.cluster = cluster
-        self.communicators = {}  # type: Dict[str, Communicator]
-        self.view = None  # type: Optional[GraphView]
-        self.cloned = set()  # type: Set[int]
-        self.writes = set()  # type: Set[int]
-        self.weights = []  # type: List[tf.Tensor]
-        self.gates = []  # type: List[tf.Operation]
-        self.collectives = set()  # type: Set[str]
-        self.gradient_collectives = []  # type: List[Set[str]]
-        self.merged = {}  # type: Dict[str, Sibling]
-        self.syncs = []  # type: List[VariableSync]
-        self.broadcasts = []  # type: List[str]
-        self.foreign_writes = set()  # type: Set[str]
-        self.user_nodes = {}  # type: Dict[str, tf.NodeDef]
-        self.added = frozenset()  # type: FrozenSet[str]
+        self.communicators: Dict[str, Communicator] = {}
+        self.view: Optional[GraphView] = None
+        self.cloned: Set[int] = set()
+        self.writes: Set[int] = set()
+        self.weights: List[tf.Tensor] = []
+        self.gates: List[tf.Operation] = []
+        self.collectives: Set[str] = set()
+        self.gradient_collectives: List[Set[str]] = []
+        self.merged: Dict[str, Sibling] = {}
+        self.syncs: List[VariableSync] = []
+        self.broadcasts: List[str] = []
+        self.foreign_writes: Set[str] = set()
+        self.user_nodes: Dict[str, tf.NodeDef] = {}
+        self.added: FrozenSet[str] = frozenset()
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         self.global_variables = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
@@ -123,7 +125,7 @@ class Rewrite(object):
 
     @contextlib.contextmanager
     def building(self, scope: str, device: Optional[str] = None) -> Iterator[None]:
-        """Ops created inside are the plan's: free of the user's scopes, on `device` (default: the first local device)."""
+        """Ops created inside are the plan's: free of the user's scopes, on `device` (the first local one if not given)."""
         tf_graph = self.tf_graph
         marks = [(name, tf_compat.set_attr_scope(tf_graph, name, None)) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
         try:

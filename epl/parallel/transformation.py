@@ -1,7 +1,6 @@
 """`transform`: plans a graph, agrees on the plan with the other processes, and runs the passes. Once per graph."""
 
 import logging
-import os
 import time
 from typing import Dict, List, NamedTuple, Optional
 
@@ -58,7 +57,7 @@ def needs_transform(graph: Optional[Graph]) -> bool:
 
 
 def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
-    """Rewrites an annotated graph for all devices of the job. The first Session.run does it; calling it again does nothing.
+    """Rewrites an annotated graph for all devices of the job. The first Session.run does it; again, it does nothing.
 
     Args:
       tf_graph: the graph; the default graph if not given.
@@ -85,7 +84,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         plan = planner.make_plan(env.new_graph_name(), graph, groups, env.config, cluster)
         logger.info("%s", plans.describe(plan))
         rewrite = Rewrite(graph, plan, groups, env.config, cluster)
-        passes = []  # type: List[PassReport]
+        passes: List[PassReport] = []
         if rewrite.world_size > 1:
             _meet(rewrite)
             _slice_inputs(rewrite)
@@ -145,14 +144,14 @@ def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
     """For every collective of replica 0: op, dtype, shapes and communicator, in the order of the graph."""
     view = rewrite.view
     assert view is not None
-    facts = {}  # type: Dict[str, str]
-    order = {}  # type: Dict[str, int]
+    facts: Dict[str, str] = {}
+    order: Dict[str, int] = {}
     for node in view.of_types(COLLECTIVE_OP_TYPES):
         proto = view.nodes[node]
         communicator = proto.attr["communicator"].s.decode()
         place = order[communicator] = order.get(communicator, 0) + 1
         op = rewrite.tf_graph.get_operation_by_name(proto.name)
-        tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[proto.op].first_tensor:]
+        tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[proto.op].first_tensor :]
         facts["{} on {}".format(proto.attr["key"].s.decode(), communicator)] = "number {} there, {} of {}".format(
             place, proto.op, ", ".join("{}{}".format(t.dtype.name, t.shape) for t in tensors)
         )

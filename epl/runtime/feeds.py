@@ -1,7 +1,7 @@
 """How a fed value is shared out among the local replicas.
 
-With K local replicas, a placeholder of unknown first dimension is cut into K parts; one of known first dimension d is cut
-when K * d rows are fed and given whole to all when d rows are; scalars go to all.
+With K local replicas, a placeholder of unknown first dimension is cut into K parts; one of known first dimension d is
+cut when K * d rows are fed and given whole to all when d rows are; scalars go to all.
 """
 
 import logging
@@ -24,7 +24,7 @@ class FeedSharing(object):
         assert view is not None
         self._rewrite = rewrite
         self._cloned = {view.nodes[node].name for node in rewrite.cloned}
-        self._warned = set()  # type: Set[str]
+        self._warned: Set[str] = set()
 
     def share(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, their weights included.
@@ -36,8 +36,8 @@ class FeedSharing(object):
           FeedError: rows that cannot be shared out.
         """
         replicas = self._rewrite.local_replicas
-        shared = {}  # type: Dict[tf.Tensor, Any]
-        rows = {}  # type: Dict[str, Tuple[int, ...]]
+        shared: Dict[tf.Tensor, Any] = {}
+        rows: Dict[str, Tuple[int, ...]] = {}
         for tensor, value in feeds.items():
             parts = [value]
             if tensor.op.name in self._cloned:
@@ -49,7 +49,7 @@ class FeedSharing(object):
                     shared[copy] = parts[replica]
             shared[tensor] = parts[0]
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
-            shared[weight] = np.asarray(size, np.float32)
+            shared[weight] = np.asarray(size, np.float64)
         return shared
 
     def whole_batch(self, tensor: tf.Tensor, value: np.ndarray) -> bool:
@@ -81,14 +81,16 @@ class FeedSharing(object):
             if replicas > 1 and tensor.name not in self._warned:
                 self._warned.add(tensor.name)
                 logger.warning(
-                    "%s has a first dimension of %d and was fed %d rows: each of the %d local replicas gets all of them. "
+                    "%s has a first dimension of %d and was fed %d rows: each of the %d local replicas gets all. "
                     "Feed %d rows to give each its own.", tensor.name, size, fed, replicas, replicas * size,
                 )  # fmt: skip
             return [value] * replicas, ()
         if fed < replicas:
             raise FeedError(
-                "{} was fed {} row(s), and they are shared out among {} local replicas: feed at least {}, or a placeholder "
-                "of known first dimension for a value that all replicas get.".format(tensor.name, fed, replicas, replicas)
+                "{} was fed {} row(s), and they are shared out among {} local replicas: feed at least {}, or a "
+                "placeholder of known first dimension for a value that all replicas get.".format(
+                    tensor.name, fed, replicas, replicas
+                )
             )
         parts = np.array_split(value, replicas)
         return parts, tuple(len(part) for part in parts)

@@ -4,11 +4,12 @@
 | --- | --- |
 | Graph.__init__ | a new graph begins with the default strategy (an Estimator builds in its own) |
 | gradients_util._GradientsHelper | calls of tf.gradients are recorded |
-| gradients_util._maybe_colocate_with, ControlFlowState.AddWhileContext | backward ops carry the TaskGraph of their forward op |
+| gradients_util._maybe_colocate_with, ControlFlowState.AddWhileContext | backward ops carry their forward op's TaskGraph |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | BaseSession.__init__ | the session has the devices of the plan |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
-| BaseSession.run, _do_run, make_callable, _make_callable_from_options, partial_run_setup | a run means what the user means |
+| BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
+| BaseSession.make_callable, _make_callable_from_options | the same |
 | Saver.save | worker 0 writes checkpoints |
 | Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
@@ -34,7 +35,7 @@ from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-_installed = []  # type: List[Tuple[Any, str, Any]]
+_installed: List[Tuple[Any, str, Any]] = []
 
 
 def install() -> None:
@@ -99,9 +100,7 @@ def _differentiate(original: Callable[..., Any], op: tf.Operation, *args: Any, *
         yield
 
 
-def _add_while_context(
-    original: Callable[..., Any], state: Any, op: tf.Operation, *args: Any, **kwargs: Any
-) -> Any:
+def _add_while_context(original: Callable[..., Any], state: Any, op: tf.Operation, *args: Any, **kwargs: Any) -> Any:
     with _taskgraph_of(op):
         return original(state, op, *args, **kwargs)
 
@@ -133,8 +132,8 @@ def _session_init(
     if env.is_ready and env.cluster is not None:
         if target:
             raise ValueError(
-                "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, and "
-                "remove the tf.train.Server.".format(target)
+                "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, "
+                "and remove the tf.train.Server.".format(target)
             )
         config = env.cluster.config_proto(config)
     original(session, target, graph, config)
@@ -154,7 +153,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     if transformation.needs_transform(graph):
         _refuse_shipped(session, graph)
         transformation.transform(session.graph)
-    rewrite = graph.plan  # type: Optional[Rewrite]
+    rewrite: Optional[Rewrite] = graph.plan
     if rewrite is None or rewrite.world_size == 1:
         return None
     if graph.runner is None:
@@ -170,7 +169,7 @@ def _refuse_shipped(session: Any, graph: Graph) -> None:
             tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             if tf_compat.op_id(tensor.op) <= shipped:
                 raise PlanError(
-                    "The session ran before the graph could be rewritten for {} (its gradient {!r} is part of it already). "
+                    "The session ran before the graph could be rewritten for {} (its gradient {!r} is in it already). "
                     "Build the whole training step first, or open a new session.".format(name, tensor.name)
                 )
 
@@ -233,7 +232,9 @@ def _make_callable(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(feed_list):
-            raise TypeError("Expected {} values, one for each of {}, got {}.".format(len(feed_list), feed_list, len(args)))
+            raise TypeError(
+                "Expected {} values, one for each of {}, got {}.".format(len(feed_list), feed_list, len(args))
+            )
         return session.run(fetches, dict(zip(feed_list, args)), **kwargs)
 
     return call

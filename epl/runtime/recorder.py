@@ -119,5 +119,3 @@ def _variable_name(x: Any) -> Optional[str]:
 
 def _as_list(values: Any) -> Sequence[Any]:
     return list(values) if isinstance(values, (list, tuple)) else [values]
-
-

@@ -30,7 +30,7 @@ def user_graph_def(
     EPL_DUMP_GRAPH writes the graph that runs.
     """
     graph = Graph.of(tf_graph)
-    rewrite = None if graph is None else graph.plan  # type: Optional[Rewrite]
+    rewrite: Optional[Rewrite] = None if graph is None else graph.plan
     if rewrite is None or not rewrite.added or from_version is not None:
         return original(tf_graph, from_version, add_shapes)
     everything = tf_compat.full_graph_def(tf_graph)

@@ -12,7 +12,8 @@ from epl.runtime.feeds import FeedSharing
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
 
-# How TensorFlow runs ops once fetches and feeds are resolved: (session, handle, targets, fetches, feeds, options, metadata)
+# How TensorFlow runs ops once fetches and feeds are resolved:
+# (session, handle, targets, fetches, feeds, options, metadata) -> values
 RawRun = Callable[..., List[Any]]
 
 _FIRST_NAMES = 5
@@ -33,7 +34,7 @@ class GraphRunner(object):
         self.rewrite = rewrite
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
-        self._states = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary
+        self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
 
     def run(
@@ -69,18 +70,20 @@ class GraphRunner(object):
         options: Any,
         metadata: Any,
     ) -> List[Any]:
+        job = _job()
+        generation = job.generation
         try:
             self._take_values_of_rank_0(raw, session, state)
             self._copy_to_replicas(raw, session, state)
             result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
         except tf.errors.OutOfRangeError as error:
-            _job().end_generation(error.message)
+            job.end_generation(error.message, generation)
             raise
         except BaseException as error:
             if self.rewrite.plan.workers == 1:
-                _job().end_generation(str(error))
+                job.end_generation(str(error), generation)
             else:
-                _job().abort("{}: {}".format(type(error).__name__, str(error)[:2000]))
+                job.abort("{}: {}".format(type(error).__name__, str(error)[:2000]))
             raise
         self._note_writes(step, state)
         return result
@@ -99,8 +102,8 @@ class GraphRunner(object):
             wanted = self.rewrite.cluster.local_device(replica)
             if not any(name.endswith(wanted) for name in there):
                 raise PlanError(
-                    "The plan puts replica {} on {}, and the session has {}. Open the session after epl.init(); for a GPU, "
-                    "see TensorFlow's messages about CUDA libraries that it could not load.".format(
+                    "The plan puts replica {} on {}, and the session has {}. Open the session after epl.init(); for a "
+                    "GPU, see TensorFlow's messages about CUDA libraries that it could not load.".format(
                         replica, wanted, ", ".join(there)
                     )
                 )
@@ -138,7 +141,9 @@ class GraphRunner(object):
 
     def _uninitialized(self, raw: RawRun, session: tf.Session) -> List[Any]:
         syncs = self.rewrite.syncs
-        values = raw(session, None, [], [op.outputs[0] for op in self._ops([s.is_initialized for s in syncs])], {}, None, None)
+        values = raw(
+            session, None, [], [op.outputs[0] for op in self._ops([s.is_initialized for s in syncs])], {}, None, None
+        )
         return [sync for sync, value in zip(syncs, values) if not value]
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
@@ -146,7 +151,7 @@ class GraphRunner(object):
 
 
 def _job() -> Job:
-    job = Job.current()  # type: Optional[Job]
+    job: Optional[Job] = Job.current()
     if job is None:
         raise RuntimeError("The job ended while a step was running.")
     return job

@@ -43,7 +43,7 @@ class StepFinder(object):
         assert view is not None
         self._rewrite = rewrite
         self._view = view
-        self._cache = {}  # type: Dict[tuple, Step]
+        self._cache: Dict[tuple, Step] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for group in rewrite.gradient_collectives for name in group}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
@@ -65,9 +65,7 @@ class StepFinder(object):
             step = self._cache[key] = self._work_out(fetches, targets, fed_names)
         return step
 
-    def _work_out(
-        self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]
-    ) -> Step:
+    def _work_out(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]) -> Step:
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
         needed, foreign = self._needed(asked, fed)
@@ -127,8 +125,8 @@ class StepFinder(object):
     def _outputs_of_a_training_step(self, needed: Set[int]) -> Set[int]:
         """Global outputs that a training step merges, fetched or not.
 
-        A summary hook of one process fetches them in some steps, and a merge needs every process. Those are left out that
-        would draw other data or need other placeholders than the gradients do.
+        A summary hook of one process fetches them in some steps, and a merge needs every process. Those are left out
+        that would draw other data or need other placeholders than the gradients do.
         """
         view = self._view
         sources = view.ancestors(needed & self._gradients) & self._sources

@@ -30,7 +30,7 @@ class ParallelStrategy(object):
             )
         self.device_count = device_count
         self.name = name or type(self).__name__
-        self.index = None  # type: Optional[int]
+        self.index: Optional[int] = None
 
     def __enter__(self) -> "ParallelStrategy":
         env = Env.get()

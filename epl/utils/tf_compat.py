@@ -1,7 +1,7 @@
 """The only module that imports private TensorFlow symbols.
 
-Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names below, so that a port to
-another TensorFlow is a change of this file. Each name says what it is used for.
+Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names below, so that a port
+to another TensorFlow is a change of this file. Each name says what it is used for.
 """
 
 from typing import Any, Callable, Iterator, List, Set, Tuple
@@ -9,8 +9,11 @@ from typing import Any, Callable, Iterator, List, Set, Tuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
 from tensorflow.python.client import session as session_module
-from tensorflow.python.framework import c_api_util  # scoped C buffers
-from tensorflow.python.framework import func_graph, function
+from tensorflow.python.framework import (
+    c_api_util,  # scoped C buffers
+    func_graph,
+    function,
+)
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import control_flow_state, gradients_util
 from tensorflow.python.util import nest as tf_nest
@@ -42,14 +45,14 @@ def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
 class LazyOperations(dict):
     """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
 
-    Two fifths of the cost of a clone is its Python wrapper (`Operation`), and almost no clone is ever touched from Python.
+    Two fifths of the cost of a clone is its Python wrapper (`Operation`), and almost no clone is touched from Python.
     A name that is asked for and is one of `unwrapped` gets its wrapper then.
     """
 
     def __init__(self, graph: tf.Graph, known: dict) -> None:
         super(LazyOperations, self).__init__(known)
         self._graph = graph
-        self.unwrapped = set()  # type: set
+        self.unwrapped: set = set()
 
     def __missing__(self, name: str) -> tf.Operation:
         if name not in self.unwrapped:
@@ -103,7 +106,7 @@ def import_nodes(
             try:
                 results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
             except tf.errors.InvalidArgumentError as error:
-                raise ValueError(str(error))
+                raise ValueError(str(error)) from error
             c_api_util.ScopedTFImportGraphDefResults(results)
         operations.unwrapped.update(node.name for node in graph_def.node)
 
@@ -143,7 +146,7 @@ def control_flow_context_of(op: tf.Operation) -> Any:
 
 
 def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
-    """Marks every op created in `graph` from now on with the NodeDef attribute; None ends it. Returns what was set before."""
+    """Marks every op created in `graph` from now on with the NodeDef attribute; None ends it. Returns the mark before."""
     scopes = graph._attr_scope_map
     before = scopes.get(name)
     if value is None:

@@ -5,7 +5,7 @@
                                          w/W -> +-----------+
 
 The weight of a replica is its number of rows over that of all (1 / world size when nothing is fed). Summing the rows of
-all is itself a collective, the *gate*: it runs once every replica of the job has its data, and no gradient moves before.
+all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
 """
 
 from typing import Dict, List, Optional, Set, Tuple
@@ -27,7 +27,7 @@ from epl.utils.errors import PlanError
 def run(rewrite: Rewrite) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     with rewrite.building("rows"):
-        weight = tf.placeholder_with_default(tf.constant(1.0), [], name="weight")
+        weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
         context = _control_flow_context(boundaries)
@@ -45,8 +45,8 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
     share = weight / rows
     if rewrite.plan.reduce_method == "sum":
         share = share * float(rewrite.world_size)
-    previous = {}  # type: Dict[str, List[tf.Operation]]
-    moved = set()  # type: Set[str]
+    previous: Dict[str, List[tf.Operation]] = {}
+    moved: Set[str] = set()
     for transfer in group.transfers:
         communicator = rewrite.communicator(transfer.communicator)
         gradients = [sources[i] for i in transfer.members]

@@ -75,7 +75,7 @@ def _without_job(device: str) -> str:
 
 
 def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str]) -> None:
-    """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs to the local session."""
+    """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs are left out."""
     first = rewrite.cluster.local_device(0)
     for node, proto in enumerate(view.nodes):
         if proto.device and node not in devices:

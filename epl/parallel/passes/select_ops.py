@@ -1,8 +1,8 @@
 """Finds which ops every replica needs a copy of, and lets no state change before all replicas have their data.
 
 Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
-the output collections, and everything that these are computed from, down to what is shared: the state that data is drawn
-from (iterators, queues, readers) and tables.
+the output collections, and everything that these are computed from, down to what is shared: the state that data is
+drawn from (iterators, queues, readers) and tables.
 """
 
 from typing import Dict, Set
@@ -79,7 +79,7 @@ def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
     sources = set(view.of_types(op_types.DATA_SOURCES))
     if not sources:
         return
-    data = {}  # type: Dict[int, Set[int]]
+    data: Dict[int, Set[int]] = {}
     for gate_op, collectives in zip(rewrite.gates, rewrite.gradient_collectives):
         gate = view.index[gate_op.name]
         transfers = [view.index[name] for name in collectives]

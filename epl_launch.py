@@ -1,0 +1,22 @@
+"""The command `epl-launch`, without loading TensorFlow: epl/__init__.py does, and it takes seconds.
+
+A module of its own beside the package, because importing anything inside a package imports the package first.
+"""
+
+import importlib.util
+import sys
+import types
+
+
+def main() -> int:
+    """Runs the launcher with the arguments of the command line; returns its exit code."""
+    spec = importlib.util.find_spec("epl")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("The package epl is not installed for {}: run `pip install .`.".format(sys.executable))
+    # An empty stand-in for the package, through which its modules are found.
+    package = types.ModuleType("epl")
+    package.__path__ = list(spec.submodule_search_locations)  # type: ignore[attr-defined]  # mypy: modules have one
+    sys.modules["epl"] = package
+    from epl.utils.launcher import main as launch
+
+    return launch()
