@@ -34,7 +34,7 @@ def clone_nodes(
       view: the view.
       nodes: indices of the ops to copy.
       prefixes: name prefix of each copy, ending in "/".
-      edit: called with (NodeDef of the copy, index of the copy from 0, index of the original) to change device or seeds.
+      edit: called with (NodeDef of the copy, index of the copy from 0, index of the original) to change it.
       extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
     """
     ordered = sorted(nodes)

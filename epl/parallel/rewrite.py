@@ -125,7 +125,7 @@ class Rewrite(object):
 
     @contextlib.contextmanager
     def building(self, scope: str, device: Optional[str] = None) -> Iterator[None]:
-        """Ops created inside are the plan's: free of the user's scopes, on `device` (the first local one if not given)."""
+        """Ops created inside are the plan's, not in the user's scopes; `device`: the first local one if not given."""
         tf_graph = self.tf_graph
         marks = [(name, tf_compat.set_attr_scope(tf_graph, name, None)) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
         try:

@@ -4,7 +4,8 @@
 | --- | --- |
 | Graph.__init__ | a new graph begins with the default strategy (an Estimator builds in its own) |
 | gradients_util._GradientsHelper | calls of tf.gradients are recorded |
-| gradients_util._maybe_colocate_with, ControlFlowState.AddWhileContext | backward ops carry their forward op's TaskGraph |
+| gradients_util._maybe_colocate_with | backward ops carry their forward op's TaskGraph |
+| ControlFlowState.AddWhileContext | so do those of loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | BaseSession.__init__ | the session has the devices of the plan |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |

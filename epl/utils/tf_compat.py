@@ -146,7 +146,7 @@ def control_flow_context_of(op: tf.Operation) -> Any:
 
 
 def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
-    """Marks every op created in `graph` from now on with the NodeDef attribute; None ends it. Returns the mark before."""
+    """Marks every op created in `graph` from now on; None ends it. Returns the mark before."""
     scopes = graph._attr_scope_map
     before = scopes.get(name)
     if value is None:
