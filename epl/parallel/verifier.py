@@ -99,7 +99,7 @@ def _producers(nodes: Sequence[tf.NodeDef], index: Dict[str, int]) -> Tuple[List
 def _topological_order(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> Tuple[List[int], List[str]]:
     """An order with every node after its producers, the back edges of loops left out; and a cycle, if any."""
     waits = [0] * len(nodes)
-    consumers = [[] for _ in nodes]  # type: List[List[int]]
+    consumers: List[List[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
         for producer in producers[i]:
             if not (node.op in _MERGES and nodes[producer].op in _NEXT_ITERATIONS):
@@ -169,9 +169,9 @@ def _is_legal(device: str, legal: Set[str]) -> bool:
 
 def _shared_frames(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> List[str]:
     """Loops that TensorFlow would take for one: a frame entered by several copies, or with several conditions."""
-    clones = {}  # type: Dict[bytes, Set[str]]
-    frame_of_merge = {}  # type: Dict[int, bytes]
-    conditions = {}  # type: Dict[bytes, Set[str]]
+    clones: Dict[bytes, Set[str]] = {}
+    frame_of_merge: Dict[int, bytes] = {}
+    conditions: Dict[bytes, Set[str]] = {}
     for node in nodes:
         if node.op in _ENTERS:
             prefix = _CLONE.match(node.name)
@@ -204,9 +204,9 @@ def _disorder_of_collectives(
     nodes: Sequence[tf.NodeDef], producers: List[List[int]], order: Sequence[int]
 ) -> List[str]:
     """Collectives of one communicator that a rank may run in any order, or that ranks run in different orders."""
-    bits = {}  # type: Dict[int, int]
+    bits: Dict[int, int] = {}
     before = [0] * len(nodes)  # per node, the collectives that it needs, as bits
-    sequences = {}  # type: Dict[Tuple[str, int], List[int]]
+    sequences: Dict[Tuple[str, int], List[int]] = {}
     for i in order:
         mask = 0
         for producer in producers[i]:
@@ -218,7 +218,7 @@ def _disorder_of_collectives(
             sequences.setdefault((attrs["communicator"].s.decode(), attrs["rank"].i), []).append(i)
         before[i] = mask
     problems = []
-    facts = {}  # type: Dict[str, Dict[int, List[Tuple[str, str]]]]
+    facts: Dict[str, Dict[int, List[Tuple[str, str]]]] = {}
     for (communicator, rank), sequence in sorted(sequences.items()):
         # Ancestors have fewer collectives before them; in a total order that settles the order.
         sequence.sort(key=lambda i: bin(before[i]).count("1"))
