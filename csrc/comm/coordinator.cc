@@ -28,6 +28,7 @@ bool Coordinator::Handle(int from, std::string_view message) {
       auto it = gatherings_.find(key);
       if (it == gatherings_.end()) return reader.ok();  // complete: kGathered was sent
       it->second.parts.erase(from);
+      it->second.gave_up.insert(from);
       if (it->second.parts.empty()) gatherings_.erase(it);
       emit_(from, Writer().Put(Message::kWithdrawn).PutBytes(key).bytes());
       return reader.ok();
@@ -38,7 +39,7 @@ bool Coordinator::Handle(int from, std::string_view message) {
       auto it = gatherings_.find(key);
       if (it != gatherings_.end()) {
         for (int member : it->second.members) {
-          if (it->second.parts.count(member) == 0) missing.push_back(member);
+          if (it->second.parts.count(member) + it->second.gave_up.count(member) == 0) missing.push_back(member);
         }
       }
       Writer writer;
@@ -76,6 +77,7 @@ bool Coordinator::HandleGather(int from, std::string_view message) {
   Gathering& gathering = gatherings_[key];
   gathering.members = members;
   gathering.parts[from] = std::string(bytes);
+  gathering.gave_up.erase(from);
   if (gathering.parts.size() < members.size()) return true;
   Writer writer;
   writer.Put(Message::kGathered).PutBytes(key).Put<int32_t>(members.size());

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,7 @@ class Coordinator {
   struct Gathering {
     std::vector<int> members;
     std::map<int, std::string> parts;
+    std::set<int> gave_up;  // were here and waited long enough: not the ones to be looked for
   };
 
   void Broadcast(int except, const std::string& message);

@@ -75,8 +75,8 @@ class GlooExchange : public Exchange {
   }
 
   ~GlooExchange() override {
-    lanes_.clear();
     mesh_->closeConnections();
+    lanes_.clear();
   }
 
   const char* name() const override { return "gloo"; }

@@ -108,7 +108,8 @@ class ShmGate : public Gate {
     if (!WaitFor(
             &shared_->header()->opened, spin_, [&] { return Opened(); }, give_up) &&
         !Withdraw()) {
-      line->waits_in.store(0, std::memory_order_relaxed);
+      // One that waited too long is not the one that the others are to look for.
+      if (status.code() != EPL_DEADLINE_EXCEEDED) line->waits_in.store(0, std::memory_order_relaxed);
       return status;
     }
     all->resize(members_.num_members());
