@@ -5,7 +5,7 @@ The 1,797 images of handwritten digits (8 x 8 pixels) ship inside scikit-learn; 
 import json
 import os
 import time
-from typing import Any, Tuple
+from typing import Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,8 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 RESULT = 'result.json'
+
+tf.logging.set_verbosity(tf.logging.ERROR)  # no words about what later versions of TensorFlow will lack
 
 
 def images_and_labels(part: str) -> Tuple[np.ndarray, np.ndarray]:

@@ -40,7 +40,6 @@ def report(title: str, directory: str, replicas: int, seconds: float) -> Dict[st
     """Returns the figures of a training run; the test is plain TensorFlow, whoever wrote the checkpoint."""
     import digits
     import tensorflow.compat.v1 as tf
-    tf.logging.set_verbosity(tf.logging.ERROR)
     with open(os.path.join(directory, digits.RESULT)) as stream:
         result = json.load(stream)
     result['accuracy'] = digits.test_accuracy(tf.train.latest_checkpoint(directory))
@@ -53,8 +52,8 @@ def main() -> None:
     """Runs both, prints the figures, fails when the network has not learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--steps', type=int, default=600)
-    parser.add_argument('--directory', default=os.path.join('experiments', 'quickstart', time.strftime('%Y%m%d-%H%M%S')),
-                        help='logs and checkpoints go here (default: %(default)s)')
+    default = os.path.join('experiments', 'quickstart', time.strftime('%Y%m%d-%H%M%S'))
+    parser.add_argument('--directory', default=default, help='logs and checkpoints go here (default: %(default)s)')
     options = parser.parse_args()
     sys.path.insert(0, HERE)
     one, many = os.path.join(options.directory, 'one_device'), os.path.join(options.directory, 'parallel')

@@ -2,8 +2,9 @@
 import sys
 
 import digits
-import epl
 import tensorflow.compat.v1 as tf
+
+import epl
 
 BATCH_SIZE = 32
 directory, steps = sys.argv[1], int(sys.argv[2])

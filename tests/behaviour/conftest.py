@@ -4,4 +4,4 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tests.parity.fixtures import oracle  # noqa: E402,F401 pylint: disable=wrong-import-position,unused-import
+from tests.parity.fixtures import oracle  # noqa: F401 pylint: disable=wrong-import-position,unused-import

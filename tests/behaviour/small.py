@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import Context
-from tests.parity.scripts.data import CLASSES, FEATURES, Samples, samples
+from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.models import cross_entropy, dense
 
 

@@ -17,7 +17,7 @@ def _unannotated(ctx: Context) -> None:
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         before = len(tf.get_default_graph().get_operations())
-        for step in range(3):
+        for _ in range(3):
             feed = {small.x: small.data.x[:GLOBAL_BATCH], small.y: small.data.y[:GLOBAL_BATCH]}
             ctx.record(loss=sess.run([small.loss, small.train_op], feed)[0])
     ctx.record(new=len(tf.get_default_graph().get_operations()) - before)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, List
 
 import pytest
 

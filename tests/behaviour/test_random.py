@@ -14,12 +14,12 @@ def _draw(ctx: Context, graph_seed: Optional[int], op_seed: Optional[int]) -> No
     ctx.init()
     if graph_seed is not None:
         tf.set_random_seed(graph_seed)
-    small = Small()
     masks = [tf.nn.dropout(tf.ones([1, 200]), rate=0.5, seed=op_seed), tf.random_uniform([1, 200], seed=op_seed),
              tf.keras.layers.Dropout(0.5, seed=op_seed)(tf.ones([1, 200]), training=True)]
     if ctx.planned:
         import epl
         epl.add_to_collection(masks, epl.GraphKeys.GLOBAL_CONCAT_OBJECTS)
+    small = Small()
     loss = small.loss + 0. * tf.add_n([tf.reduce_sum(mask) for mask in masks])
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.Session() as sess:

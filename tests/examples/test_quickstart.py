@@ -14,7 +14,7 @@ QUICKSTART = os.path.join(ROOT, 'examples', 'quickstart')
 
 def _body(name: str) -> list:
     with open(os.path.join(QUICKSTART, name)) as stream:
-        return stream.read().splitlines()[1:]  # without the docstring
+        return [line for line in stream.read().splitlines()[1:] if line]  # without the docstring
 
 
 def test_only_three_lines_differ() -> None:
@@ -31,5 +31,6 @@ def test_both_learn_the_digits(tmp_path: Any) -> None:
     accuracies = [float(number) for number in re.findall(r'test accuracy +([\d.]+)%', process.stdout)]
     assert len(accuracies) == 2 and min(accuracies) >= 95., process.stdout
     assert len(re.findall(r'[1-9]\d* samples/s', process.stdout)) == 2
-    for line in re.findall(r'(?:Logs|Checkpoints)? +(/\S+)', process.stdout):
-        assert os.path.exists(line), line
+    paths = re.findall(r'^(?:Logs|Checkpoints| +) +(/\S+)$', process.stdout, re.MULTILINE)
+    assert len(paths) == 5, process.stdout
+    assert all(os.path.exists(path) for path in paths)

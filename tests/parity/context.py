@@ -7,7 +7,7 @@ to ``oracle.py``.
 """
 import contextlib
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -109,17 +109,8 @@ class Context:
         pieces = [tf.split(tensor, self.replicas) for tensor in inputs]
         losses = []
         for replica in range(self.replicas):
-            prefix = clone_name('', replica)
-
-            def share(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
-                if kwargs.get('trainable', True):
-                    if name not in first:
-                        first[name] = getter(name, *args, **kwargs)
-                    return first[name]
-                kwargs['reuse'] = False
-                return getter(prefix + name, *args, **kwargs)
-
-            with tf.variable_scope(tf.get_variable_scope(), custom_getter=share), tf.name_scope(prefix or None):
+            with tf.variable_scope(tf.get_variable_scope(), custom_getter=_shared(first, clone_name('', replica))), \
+                    tf.name_scope(clone_name('', replica) or None):
                 losses.append(model(*[piece[replica] for piece in pieces]))
         return losses
 
@@ -153,13 +144,45 @@ class Context:
             return
         replicas = []
         for replica in range(1, self.devices):
-            fetches = {variable.op.name: self._replica_value(sess.graph, variable, replica) for variable in variables}
-            replicas.append(sess.run(fetches))
+            values = {}
+            for variable in variables:
+                value = _replica_value(sess.graph, clone_name(variable.op.name, replica))
+                if value is not None:
+                    values[variable.op.name] = value
+            replicas.append(sess.run(values))
         self.results['replicas'] = replicas
 
-    def _replica_value(self, graph: tf.Graph, variable: tf.Variable, replica: int) -> tf.Tensor:
-        name = clone_name(variable.op.name, replica)
+
+def _shared(first: Dict[str, tf.Variable], prefix: str) -> Callable[..., tf.Variable]:
+    """Returns a custom getter: trainable variables are those in `first`, the others stand under the prefix."""
+
+    def getter(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+        if kwargs.get('trainable', True):
+            if name not in first:
+                first[name] = getter(name, *args, **kwargs)
+            return first[name]
+        kwargs['reuse'] = False
+        return getter(prefix + name, *args, **kwargs)
+
+    return getter
+
+
+def _replica_value(graph: tf.Graph, name: str) -> Optional[tf.Tensor]:
+    """Returns what reads the variable of that name, or None where training does not need a copy of it."""
+    try:
         operation = graph.get_operation_by_name(name)
-        if operation.type == 'VarHandleOp':
-            return graph.get_tensor_by_name(name + '/Read/ReadVariableOp:0')
+    except KeyError:
+        return None
+    if operation.type != 'VarHandleOp':
         return operation.outputs[0]
+    for consumer in operation.outputs[0].consumers():
+        if consumer.type == 'ReadVariableOp' and not consumer.control_inputs:
+            return consumer.outputs[0]
+    # Nothing but loops and optimizer kernels use it; the graph may be finalized already.
+    finalized = graph.finalized
+    graph._unsafe_unfinalize()  # pylint: disable=protected-access
+    with graph.as_default(), tf.device(operation.device), tf.control_dependencies(None):
+        value = tf.raw_ops.ReadVariableOp(resource=operation.outputs[0], dtype=operation.get_attr('dtype'))
+    if finalized:
+        graph.finalize()
+    return value

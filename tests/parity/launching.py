@@ -18,7 +18,7 @@ def environment(**settings: str) -> Dict[str, str]:
     result = {name: value for name, value in os.environ.items()
               if not name.startswith('EPL_') and name != 'TF_CONFIG'}
     result.update(settings, PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH'],
-                  PYTHON=sys.executable, TF_CPP_MIN_LOG_LEVEL='2')
+                  PYTHON=sys.executable, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='2')
     return result
 
 
@@ -33,7 +33,7 @@ def launch(arguments: List[str], directory: Any, timeout: float, **settings: str
     except subprocess.TimeoutExpired:
         process.terminate()
         output, _ = process.communicate(timeout=30)
-        raise AssertionError('epl-launch did not end within %d s:\n%s' % (timeout, output))
+        raise AssertionError('epl-launch did not end within %d s:\n%s' % (timeout, output)) from None
     return Finished(process.returncode, output, time.time() - start)
 
 

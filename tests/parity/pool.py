@@ -13,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-START_TIMEOUT = 120.
-RUN_TIMEOUT = 120.
+RUN_TIMEOUT = 60.
 
 Topology = NamedTuple('Topology', [('mode', str), ('workers', int), ('devices', int)])
 # What one process answers: what the script recorded, what it wrote to stderr, and the error that ended it.
@@ -51,7 +50,7 @@ class Group:
             environment.update(
                 TF_CONFIG=json.dumps({'cluster': {'worker': hosts}, 'task': {'type': 'worker', 'index': worker}}),
                 EPL_LISTEN_FD=str(sock.fileno()), EPL_CLUSTER_NUM_VIRTUAL_DEVICES=str(self.topology.devices),
-                EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='60', EPL_COMMUNICATION_TIMEOUT='60')
+                EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='45', EPL_COMMUNICATION_TIMEOUT='30')
         log = self._log_path(worker)
         arguments = [str(theirs.fileno()), self.topology.mode, str(self.topology.workers), str(self.topology.devices),
                      str(worker), self.directory]
@@ -83,7 +82,7 @@ class Group:
                 answers.append(Answer(*connection.recv()))
             except EOFError:
                 raise ScriptFailed('%s: worker %d of %s died\n%s' % (
-                    script.__name__, worker, self.topology, self._tails()))
+                    script.__name__, worker, self.topology, self._tails())) from None
         return answers
 
     def _tails(self) -> str:
@@ -93,13 +92,13 @@ class Group:
                 tails.append('---- worker %d\n%s' % (worker, stream.read()[-3000:]))
         return '\n'.join(tails)
 
-    def close(self) -> None:
+    def close(self, patience: float = 5.) -> None:
         """Ends the processes: politely, then not."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
             try:
-                process.wait(5)
+                process.wait(patience)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -126,16 +125,17 @@ class Pool:
         try:
             answers = self._groups[topology].run(script, arguments, timeout)
         except BaseException:
-            self._end(topology)
+            self._end(topology, patience=0.)
             raise
         if any(answer.error for answer in answers):
-            self._end(topology)
+            # One process may be in a step that the others will never join.
+            self._end(topology, patience=0.)
         elif topology.mode != 'plan':
             self._known[key] = answers
         return answers
 
-    def _end(self, topology: Topology) -> None:
-        self._groups.pop(topology).close()
+    def _end(self, topology: Topology, patience: float = 5.) -> None:
+        self._groups.pop(topology).close(patience)
 
     def close(self) -> None:
         for topology in list(self._groups):

@@ -68,9 +68,9 @@ def test_fusion_changes_nothing(oracle: Oracle, splits: int, communicators: int)
 
 @every_topology
 def test_fp16_on_the_wire(oracle: Oracle, topology: Tuple[int, int]) -> None:
-    """A half-precision number has 11 bits: gradients are right to 2^-11, what they add up to in 6 steps to less."""
+    """A half-precision number has 11 bits: each gradient is right to 2^-11; sums that nearly cancel, to less."""
     reference = oracle.plain(models.train, name='layers', optimizer='sgd')
-    answers = oracle.check(topology, models.train, reference, tolerance=2 ** -11, name='layers', optimizer='sgd',
+    answers = oracle.check(topology, models.train, reference, tolerance=2 ** -9, name='layers', optimizer='sgd',
                            communication__fp16=True, communication__fp16_scale=64)
     exact = oracle.plan(topology, models.train, name='layers', optimizer='sgd')
     kernel = answers[0].results['variables'][0]['out/kernel']

@@ -1,4 +1,4 @@
-"""A worker process of ``pool.py``: receives names of scripts, runs each in a fresh graph, sends back what it recorded."""
+"""A worker process of ``pool.py``: receives names of scripts, runs each in a fresh graph, answers with its records."""
 import ctypes
 import importlib
 import multiprocessing.connection
@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG = 1
 def _run(module: str, name: str, arguments: Dict[str, Any], mode: str, workers: int, devices: int, worker: int,
          directory: str) -> Tuple[Dict[str, Any], Optional[str]]:
     import tensorflow.compat.v1 as tf
+
     from tests.parity.context import Context
     context = Context(mode, workers, devices, worker, directory)
     try:
@@ -47,7 +48,9 @@ def main() -> None:
             log = stream.read()
         connection.send((results, log, error))
     # A collective that waits for a process which is gone already must not keep this one alive.
-    threading.Timer(3, os._exit, [0]).start()
+    watchdog = threading.Timer(3, os._exit, [0])
+    watchdog.daemon = True
+    watchdog.start()
 
 
 if __name__ == '__main__':

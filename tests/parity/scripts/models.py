@@ -1,5 +1,5 @@
 """A table of small models, each a function from (x, ids, y) to a loss, and the script that trains any of them."""
-from typing import Callable, Dict
+from typing import Callable
 
 import tensorflow.compat.v1 as tf
 

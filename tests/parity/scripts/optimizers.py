@@ -1,4 +1,4 @@
-"""What users do with gradients: several optimizers, clipping, own optimizers, averages, penalties, reduction options."""
+"""What users do with gradients: several optimizers, clipping, own optimizers, averages, penalties, reductions."""
 from typing import Callable, Iterable, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf

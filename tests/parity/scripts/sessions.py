@@ -1,7 +1,7 @@
 """The ways to drive training: MonitoredTrainingSession and hooks, Estimator, Supervisor, Saver, summaries."""
 import glob
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -62,7 +62,7 @@ def monitored(ctx: Context) -> None:
     ctx.init()
     directory = ctx.temporary_directory()
     loss, train_op = _iterator_model(ctx)
-    mean_loss = tf.identity(loss, 'mean_loss')
+    mean_loss = tf.identity(loss)
     tf.summary.scalar('mean_loss', mean_loss)
     tf.summary.scalar('weight', tf.reduce_sum(tf.trainable_variables()[0]))
     if ctx.planned:
