@@ -3,11 +3,12 @@
 import glob
 import os
 import sys
+from typing import Optional
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def cuda_include():
+def cuda_include() -> Optional[str]:
     """Returns the folder that holds cuda_runtime.h, or None."""
     folders = [os.environ.get("CUDA_INCLUDE"), os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")]
     for path in sys.path:
@@ -18,7 +19,7 @@ def cuda_include():
     return None
 
 
-def main():
+def main() -> None:
     """Prints TF_STD, TF_CFLAGS and TF_LIBS."""
     import tensorflow as tf
 
