@@ -5,7 +5,7 @@ The 1,797 images of handwritten digits (8 x 8 pixels) ship inside scikit-learn; 
 import json
 import os
 import time
-from typing import Tuple
+from typing import Any, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -46,8 +46,8 @@ class ProgressBar(tf.train.SessionRunHook):
         self._loss = loss
         self._steps = steps
         self._directory = directory
-        self._losses = []  # type: list
-        self._bar = None  # type: Any
+        self._losses: list = []
+        self._bar: Any = None
         self._start = 0.
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:

@@ -18,7 +18,7 @@ class Small:
     """
 
     def __init__(self, rate: float = 0.1, prefix: str = '') -> None:
-        self.data = samples()  # type: Samples
+        self.data = samples()
         self.x = tf.placeholder(tf.float32, [None, FEATURES], prefix + 'x')
         self.y = tf.placeholder(tf.int32, [None], prefix + 'y')
         self.hidden = dense(self.x, 8, prefix + 'hidden', tf.nn.tanh)

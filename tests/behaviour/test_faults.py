@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -60,13 +60,13 @@ def _without_launcher(what: str, directory: Any, **settings: str) -> List[Finish
 
 
 # What happens, and what must be said about it.
-FAULTS = {
+FAULTS: Dict[str, str] = {
     'killed': r'(?i)SIGKILL|signal 9|killed',
     'fails': r'this row is rotten',
     'raises': r'something in the script',
     'other shapes': r'my_layer',
     'other variables': r'only_here',
-}  # type: Dict[str, str]
+}
 
 
 @pytest.mark.timeout(180)

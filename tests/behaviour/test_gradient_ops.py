@@ -16,7 +16,8 @@ def _run_and_record(ctx: Context, sess: tf.Session, train_op: tf.Operation, feed
     """Runs a step; records the collectives and the number of ops of each type that TensorFlow has run for it."""
     metadata = tf.RunMetadata()
     sess.run(train_op, feed, tf.RunOptions(output_partition_graphs=True), metadata)
-    collectives, types = [], collections.Counter()  # type: List[Dict[str, Any]], collections.Counter
+    collectives: List[Dict[str, Any]] = []
+    types: Dict[str, int] = collections.Counter()
     for partition in metadata.partition_graphs:
         for node in partition.node:
             types[node.op] += 1
@@ -42,7 +43,7 @@ def _deep(ctx: Context, **config: Any) -> None:
 
 
 def _per_rank(answer: Any) -> Dict[int, List[Dict[str, Any]]]:
-    ranks = collections.defaultdict(list)  # type: Dict[int, List[Dict[str, Any]]]
+    ranks: Dict[int, List[Dict[str, Any]]] = collections.defaultdict(list)
     for collective in answer.results['collectives'][0]:
         ranks[collective['rank']].append(collective)
     return ranks

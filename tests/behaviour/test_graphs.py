@@ -1,6 +1,6 @@
 """Several graphs, sessions, threads and calls of epl.init in one process; when the rewrite happens."""
 import threading
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -127,7 +127,8 @@ def _thread(ctx: Context) -> None:
     ctx.init()
     small = Small()
     initializer = tf.global_variables_initializer()
-    graph, variables, errors = tf.get_default_graph(), tf.global_variables(), []  # type: Any, Any, List[Exception]
+    graph, variables = tf.get_default_graph(), tf.global_variables()
+    errors: List[Exception] = []
 
     def work() -> None:
         try:

@@ -7,7 +7,7 @@ to ``oracle.py``.
 """
 import contextlib
 import tempfile
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -44,7 +44,7 @@ class Context:
         self.devices = devices
         self.worker = worker
         self.directory = directory
-        self.results = {}  # type: Dict[str, List[Any]]
+        self.results: Dict[str, List[Any]] = {}
 
     # ---- The job.
 
@@ -105,7 +105,7 @@ class Context:
         """Returns the loss of the model; in BY_HAND mode one loss per replica, on its rows and its own statistics."""
         if self.mode != BY_HAND:
             return [model(*inputs)]
-        first = {}  # type: Dict[str, tf.Variable]
+        first: Dict[str, tf.Variable] = {}
         pieces = [tf.split(tensor, self.replicas) for tensor in inputs]
         losses = []
         for replica in range(self.replicas):

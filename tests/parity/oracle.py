@@ -67,7 +67,7 @@ def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERAN
     Raises:
         AssertionError: names every value that differs, and by how much.
     """
-    problems = []  # type: List[str]
+    problems: List[str] = []
     expected = reference.results
     losses = np.mean([answer.results['loss'] for answer in answers], axis=0)
     _near(problems, 'loss', losses, np.array(expected['loss']), tolerance)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN_TIMEOUT = 60.
@@ -33,8 +33,8 @@ class Group:
     def __init__(self, topology: Topology, directory: str) -> None:
         self.topology = topology
         self.directory = directory
-        self._connections = []  # type: List[multiprocessing.connection.Connection]
-        self._processes = []  # type: List[subprocess.Popen]
+        self._connections: List[multiprocessing.connection.Connection] = []
+        self._processes: List[subprocess.Popen] = []
         sockets = [_listen() for _ in range(topology.workers)]
         hosts = ['127.0.0.1:%d' % sock.getsockname()[1] for sock in sockets]
         for worker, sock in enumerate(sockets):
@@ -109,8 +109,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix='epl_parity_')
-        self._groups = {}  # type: Dict[Topology, Group]
-        self._known = {}  # type: Dict[Tuple[Any, ...], List[Answer]]
+        self._groups: Dict[Topology, Group] = {}
+        self._known: Dict[Tuple[Any, ...], List[Answer]] = {}
 
     def run(self, topology: Topology, script: Callable[..., None], arguments: Optional[Dict[str, Any]] = None,
             timeout: float = RUN_TIMEOUT) -> List[Answer]:

@@ -1,5 +1,5 @@
 """A table of small models, each a function from (x, ids, y) to a loss, and the script that trains any of them."""
-from typing import Callable
+from typing import Callable, Dict
 
 import tensorflow.compat.v1 as tf
 
@@ -8,13 +8,13 @@ from tests.parity.scripts.data import CLASSES, FEATURES, TOKENS, VOCABULARY, sam
 
 Model = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
-MODELS = {}  # type: Dict[str, Model]
+MODELS: Dict[str, Model] = {}
 
-OPTIMIZERS = {
+OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     'sgd': lambda: tf.train.GradientDescentOptimizer(0.1),
     'momentum': lambda: tf.train.MomentumOptimizer(0.05, 0.9),
     'adam': lambda: tf.train.AdamOptimizer(0.01),
-}  # type: Dict[str, Callable[[], tf.train.Optimizer]]
+}
 
 
 def model(function: Model) -> Model:

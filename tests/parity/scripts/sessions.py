@@ -1,7 +1,7 @@
 """The ways to drive training: MonitoredTrainingSession and hooks, Estimator, Supervisor, Saver, summaries."""
 import glob
 import os
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -27,7 +27,7 @@ def _iterator_model(ctx: Context, name: str = 'layers') -> Tuple[tf.Tensor, tf.O
 
 def _events(directory: str) -> Dict[str, List[float]]:
     """Returns the scalar values written under each tag, in order."""
-    values = {}  # type: Dict[str, List[float]]
+    values: Dict[str, List[float]] = {}
     for path in sorted(glob.glob(os.path.join(directory, 'events*'))):
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
@@ -42,7 +42,7 @@ class _Seen(tf.train.SessionRunHook):
     def __init__(self, ctx: Context, loss: tf.Tensor) -> None:
         self._ctx = ctx
         self._loss = loss
-        self._variables = []  # type: List[tf.Variable]
+        self._variables: List[tf.Variable] = []
 
     def begin(self) -> None:
         self._variables = tf.global_variables()
@@ -68,7 +68,7 @@ def monitored(ctx: Context) -> None:
     if ctx.planned:
         import epl
         epl.add_to_collection(mean_loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
-    logged = []  # type: List[float]
+    logged: List[float] = []
     hooks = [
         tf.train.StopAtStepHook(last_step=100), tf.train.NanTensorHook(loss),
         tf.train.LoggingTensorHook({'logged': mean_loss}, every_n_iter=1,
@@ -238,7 +238,7 @@ def different_seeds(ctx: Context, resource: bool, session: str, unseeded: bool) 
         tf.get_variable('statistic', [3], initializer=tf.random_normal_initializer(), trainable=False)
     loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
     train_op = OPTIMIZERS['adam']().minimize(loss)
-    initial = [np.array(0)]  # type: List[Any]
+    initial: List[Any] = [np.array(0)]
 
     def steps(sess: tf.Session) -> None:
         for step in range(STEPS):
