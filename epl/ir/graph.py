@@ -64,6 +64,7 @@ class Graph(object):
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
+        self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}

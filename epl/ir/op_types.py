@@ -12,12 +12,13 @@ VARIABLES = REF_VARIABLES | RESOURCE_VARIABLES
 _REF_WRITES = [
     "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin",
     "ScatterMul", "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate",
-    "StridedSliceAssign", "ApplyAdaMax", "ApplyAdadelta", "ApplyAdagrad", "ApplyAdagradDA", "ApplyAdagradV2",
-    "ApplyAdam", "ApplyAddSign", "ApplyCenteredRMSProp", "ApplyFtrl", "ApplyFtrlV2", "ApplyGradientDescent",
-    "ApplyMomentum", "ApplyPowerSign", "ApplyProximalAdagrad", "ApplyProximalGradientDescent", "ApplyRMSProp",
-    "SparseApplyAdadelta", "SparseApplyAdagrad", "SparseApplyAdagradDA", "SparseApplyAdagradV2",
-    "SparseApplyCenteredRMSProp", "SparseApplyFtrl", "SparseApplyFtrlV2", "SparseApplyMomentum",
-    "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent", "SparseApplyRMSProp",
+    "StridedSliceAssign", "SdcaShrinkL1", "ApplyAdaMax", "ApplyAdadelta", "ApplyAdagrad", "ApplyAdagradDA",
+    "ApplyAdagradV2", "ApplyAdam", "ApplyAddSign", "ApplyCenteredRMSProp", "ApplyFtrl", "ApplyFtrlV2",
+    "ApplyGradientDescent", "ApplyMomentum", "ApplyPowerSign", "ApplyProximalAdagrad",
+    "ApplyProximalGradientDescent", "ApplyRMSProp", "SparseApplyAdadelta", "SparseApplyAdagrad",
+    "SparseApplyAdagradDA", "SparseApplyAdagradV2", "SparseApplyCenteredRMSProp", "SparseApplyFtrl",
+    "SparseApplyFtrlV2", "SparseApplyMomentum", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent",
+    "SparseApplyRMSProp",
 ]  # fmt: skip
 _RESOURCE_WRITES = [
     "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceCountUpTo", "ResourceStridedSliceAssign",
@@ -33,10 +34,10 @@ PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
 SHARED_STATE = frozenset(
     [
         "Iterator", "IteratorV2", "OneShotIterator", "IteratorFromStringHandle", "IteratorFromStringHandleV2",
-        "AnonymousIterator", "AnonymousIteratorV2", "MultiDeviceIterator", "MultiDeviceIteratorFromStringHandle",
-        "FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2", "PriorityQueue", "PriorityQueueV2",
-        "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier",
-        "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
+        "AnonymousIterator", "AnonymousIteratorV2", "AnonymousMultiDeviceIterator", "MultiDeviceIterator",
+        "MultiDeviceIteratorFromStringHandle", "FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2",
+        "PriorityQueue", "PriorityQueueV2", "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier", "HashTable",
+        "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
         "MutableHashTableOfTensorsV2", "MutableDenseHashTable", "MutableDenseHashTableV2", "AnonymousHashTable",
         "FixedLengthRecordReader", "FixedLengthRecordReaderV2", "IdentityReader", "IdentityReaderV2", "LMDBReader",
         "TextLineReader", "TextLineReaderV2", "TFRecordReader", "TFRecordReaderV2", "WholeFileReader",
@@ -51,8 +52,15 @@ DATA_SOURCES = frozenset(
         "MultiDeviceIteratorGetNextFromShard",
         "QueueDequeue", "QueueDequeueV2", "QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo",
         "QueueDequeueUpToV2", "ReaderRead", "ReaderReadV2", "ReaderReadUpTo", "ReaderReadUpToV2", "BarrierTakeMany",
-        "Unstage", "OrderedMapUnstage", "MapUnstage",
+        "Unstage", "OrderedMapUnstage", "MapUnstage", "OrderedMapUnstageNoKey", "MapUnstageNoKey",
     ]  # fmt: skip
+)  # fmt: skip
+
+# Ops that find a staging area by its shared name: replicas share it, as they do iterators.
+STAGING = frozenset(
+    [prefix + op for prefix in ("", "Map", "OrderedMap")
+     for op in ("Stage", "Unstage", "StagePeek", "UnstageNoKey", "Peek", "Size", "IncompleteSize", "Clear",
+                "StageSize", "StageClear")]  # fmt: skip
 )  # fmt: skip
 
 PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])

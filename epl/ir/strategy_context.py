@@ -61,17 +61,16 @@ class StrategyContext(object):
         if strategy.index is None:
             strategy.index = self._count
             self._count += 1
-        self._scope = strategy
-        self._marks = []
-        graph = Graph.get(may_create=True)
+        graph = Graph.get(may_create=True)  # before the scope is in effect: a graph made now must not open it as well
         assert graph is not None
-        self._marks.append((graph, graph.open_taskgraph(strategy)))
+        self._scope = strategy
+        self._marks = [(graph, graph.open_taskgraph(strategy))]
 
     def exit(self) -> None:
         """Closes the explicit scope; the default strategy, if any, is in effect again."""
         marks, self._marks = self._marks, []
         self._scope = None
-        for graph, mark in marks:
+        for graph, mark in reversed(marks):
             graph.close_taskgraph(mark)
 
     def annotate(self, tf_graph: tf.Graph) -> None:

@@ -4,7 +4,7 @@ Asking TensorFlow op by op (`node_def`, `inputs`, `consumers`) costs 6-25 us a q
 node and answers all of them.
 """
 
-from typing import Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -77,6 +77,15 @@ class GraphView(object):
         wanted = frozenset(types)
         return [i for i, op_type in enumerate(self.types) if op_type in wanted]
 
+    def writes(self) -> List[int]:
+        """The nodes that write variables, themselves or in the body of a function that they call."""
+        writing = _writing_functions(self.graph_def.library)
+        return [
+            i
+            for i, op_type in enumerate(self.types)
+            if op_type in op_types.WRITES or (writing and not writing.isdisjoint(_functions_of(self.nodes[i])))
+        ]
+
     def variable_inputs(self, node: int) -> List[int]:
         """The variables that a write op takes directly."""
         return [p for p in self.producers[node] if self.types[p] in op_types.VARIABLES]
@@ -94,6 +103,25 @@ class GraphView(object):
     def names(self, nodes: Iterable[int]) -> Dict[str, int]:
         """Name -> index of the given nodes."""
         return {self.nodes[i].name: i for i in nodes}
+
+
+def _functions_of(node: tf.NodeDef) -> Set[str]:
+    """Names of the functions that a node calls."""
+    names = {value.func.name for value in node.attr.values() if value.HasField("func")}
+    names.update(f.name for value in node.attr.values() if value.HasField("list") for f in value.list.func)
+    names.add(node.op)  # a function called by its name
+    return names
+
+
+def _writing_functions(library: Any) -> Set[str]:
+    """The functions that write variables, themselves or through functions that they call."""
+    calls = {f.signature.name: set().union(*[_functions_of(n) for n in f.node_def]) for f in library.function}
+    writing = {name for name, called in calls.items() if called & op_types.WRITES}
+    while True:
+        more = {name for name, called in calls.items() if called & writing} - writing
+        if not more:
+            return writing
+        writing |= more
 
 
 def _producer_name(name: str) -> str:

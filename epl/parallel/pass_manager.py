@@ -5,6 +5,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence, Set
 
+from epl.parallel import verifier
 from epl.utils import tf_compat
 
 if TYPE_CHECKING:
@@ -47,15 +48,19 @@ def check_contracts(passes: Sequence[Pass]) -> None:
 
 
 def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
-    """Runs the passes; with EPL_DUMP_GRAPH=folder the GraphDef is written there after each one."""
+    """Runs the passes. EPL_DUMP_GRAPH=folder writes the GraphDef there after each one; EPL_VERIFY=1 checks it."""
     check_contracts(passes)
-    reports = []
+    reports: List[PassReport] = []
+    provided: FrozenSet[str] = frozenset()
     dump = os.environ.get("EPL_DUMP_GRAPH")
     for number, p in enumerate(passes):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
         p.run(rewrite)
         report = PassReport(p.name, time.process_time() - start, tf_compat.num_nodes(rewrite.tf_graph) - ops)
         reports.append(report)
+        provided |= p.provides
+        if os.environ.get("EPL_VERIFY"):
+            verifier.check_rewrite(rewrite, p.name, provided)
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)
         if dump:
             _dump(rewrite, dump, "{}_{:02d}_{}.pbtxt".format(rewrite.plan.name, number, p.name))

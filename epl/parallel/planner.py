@@ -3,7 +3,8 @@
 Nothing of the graph is changed here.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+import logging
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -38,6 +39,8 @@ _OUTPUT_KEYS = (
     (GraphKeys.LOCAL_SUM_OBJECTS, "local", "sum"),
 )
 
+logger = logging.getLogger("epl")
+
 Boundary = Tuple[str, Gradient]
 BoundaryGroup = NamedTuple("BoundaryGroup", [("name", str), ("boundaries", Tuple[Boundary, ...])])
 BoundaryGroup.__doc__ = """The gradients to aggregate together: (variable, identity in front of which it is done)."""
@@ -71,6 +74,16 @@ def refuse_taskgraphs(graph: Graph) -> None:
         )
 
 
+def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
+    """Raises PlanError for ops that synchronise gradients by other means."""
+    for op in tf_graph.get_operations():
+        if op.type in op_types.FOREIGN_SYNCHRONISATION:
+            raise PlanError(
+                "{!r} ({}) synchronises gradients by itself. Remove tf.train.SyncReplicasOptimizer or the distribution "
+                "strategy: EPL aggregates the gradients.".format(op.name, op.type)
+            )
+
+
 def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
     """Where gradients are aggregated: at each apply_gradients, or earlier.
 
@@ -90,15 +103,53 @@ def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
         boundaries = list(applied.boundaries)
         if config.communication.clip_after_allreduce and upstream:
             boundaries = [by_identity[name] for name in sorted(upstream, key=list(by_identity).index)]
+        elif any(_producer(gradient).name not in by_identity for _, gradient in boundaries) and upstream:
+            logger.warning(
+                "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
+                "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "
+                "after, as one device would."
+            )
         groups.append(BoundaryGroup("apply{}".format(number), tuple(boundaries)))
     all_boundaries = list(by_identity)
     for apply_call in graph.apply_calls:
         all_boundaries.extend(_first_tensor(gradient).op.name for _, gradient in apply_call.boundaries)
     unused = [name for name in by_identity if name not in taken]
-    written = _written_without_optimizer(graph.tf_graph, unused, all_boundaries)
+    trained = frozenset(variable for variable, _ in by_identity.values())
+    written = _written_without_optimizer(graph.tf_graph, unused, all_boundaries, trained)
     if written:
         groups.append(BoundaryGroup("writes", tuple(by_identity[name] for name in written)))
-    return _without_repetition(groups)
+    groups = _without_repetition(groups)
+    for group in groups:
+        control_flow_context(group)
+    return groups
+
+
+def control_flow_context(group: BoundaryGroup) -> Optional[object]:
+    """The branch of control flow in which the gradients of a group are applied, or None.
+
+    Raises:
+      PlanError: several branches, or a loop.
+    """
+    contexts = {
+        id(context): context
+        for context in (
+            tf_compat.control_flow_context_of(_first_tensor(gradient).op) for _, gradient in group.boundaries
+        )
+    }
+    if len(contexts) > 1:
+        raise PlanError(
+            "The gradients of {} are applied in different branches of control flow ({}). Apply all of them in one "
+            "branch, or outside of tf.cond.".format(
+                group.name, ", ".join(sorted(variable for variable, _ in group.boundaries))
+            )
+        )
+    (context,) = contexts.values()
+    if tf_compat.is_in_while(context):
+        raise PlanError(
+            "{} applies gradients inside a tf.while_loop: its replicas cannot be kept in step. Apply them once per "
+            "Session.run.".format(group.name)
+        )
+    return context
 
 
 def make_plan(name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: Config, cluster: Cluster) -> Plan:
@@ -132,7 +183,7 @@ def make_plan(name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: 
 
 def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
-    ready = [tf_compat.op_id(_first_tensor(gradient).op.inputs[0].op) for _, gradient in group.boundaries]
+    ready = [_readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
     plan = fusion.plan_buckets(
         [_bytes(reductions[i]) for i in dense],
@@ -162,7 +213,9 @@ def _plan_outputs(plan_name: str, graph: Graph) -> List[Output]:
     for call in graph.gradient_calls:
         for y in call.ys:
             # The objective: a mean over the samples, so its value over all local replicas is the mean of theirs.
-            if y.name not in collected and y.shape.ndims == 0 and call.boundaries and y.dtype.is_floating:
+            in_branch = tf_compat.control_flow_context_of(y.op) is not None
+            is_scalar = y.shape.ndims == 0 and y.dtype.is_floating
+            if y.name not in collected and is_scalar and call.boundaries and not in_branch:
                 outputs.append(Output(y.name, "local", "mean", ""))
                 collected.add(y.name)
     return outputs
@@ -190,6 +243,19 @@ def _bytes(reduction: Reduction) -> Optional[int]:
     return elements * tf.as_dtype(reduction.dtype).size
 
 
+def _producer(boundary: Gradient) -> tf.Operation:
+    """The op that a boundary is the identity of."""
+    return _first_tensor(boundary).op.inputs[0].op
+
+
+def _readiness(boundary: Gradient) -> int:
+    """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
+    op = _first_tensor(boundary).op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return tf_compat.op_id(op)
+
+
 def _first_tensor(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
@@ -211,17 +277,25 @@ def _upstream_boundaries(ops: Sequence[tf.Operation], boundaries: Dict[str, Any]
     return found
 
 
-def _written_without_optimizer(tf_graph: tf.Graph, names: Sequence[str], all_boundaries: Sequence[str]) -> List[str]:
-    """Which of `names` reach a variable write other than through another boundary."""
+def _written_without_optimizer(
+    tf_graph: tf.Graph, names: Sequence[str], boundaries: Sequence[str], trained: FrozenSet[str]
+) -> List[str]:
+    """Which of the boundaries `names` the user writes into variables other than through another boundary.
+
+    A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
+    """
     if not names:
         return []
     view = GraphView(tf_graph)
-    stop = {view.index[name] for name in all_boundaries}
+    stop = {view.index[name] for name in boundaries}
     written = []
     for name in names:
         start = view.index[name]
         reached = view.descendants([start], stop=(stop - {start}).__contains__)
-        if any(view.types[node] in op_types.WRITES for node in reached):
+        variables = {v for node in reached if view.types[node] in op_types.WRITES for v in view.variable_inputs(node)}
+        if any(view.nodes[v].name in trained for v in variables) or (
+            variables and not view.descendants(variables) & (stop - {start})
+        ):
             written.append(name)
     return written
 

@@ -53,7 +53,12 @@ Attributes:
 
 def needs_transform(graph: Optional[Graph]) -> bool:
     """Whether the graph is annotated, has gradients to aggregate, and was not rewritten before."""
-    return graph is not None and graph.plan is None and bool(graph.taskgraphs) and bool(graph.gradient_calls)
+    return (
+        graph is not None
+        and graph.plan is None
+        and bool(graph.taskgraphs)
+        and bool(graph.gradient_calls or graph.apply_calls)
+    )
 
 
 def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
@@ -73,12 +78,15 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     graph = Graph.of(tf_graph or tf.get_default_graph())
     if graph is None or not needs_transform(graph):
         return None
+    if graph.failure is not None:
+        raise graph.failure
     start = time.process_time()
     env = Env.get()
     cluster = env.cluster
     assert cluster is not None
     planner.refuse_unavailable(env.config)
     planner.refuse_taskgraphs(graph)
+    planner.refuse_foreign_synchronisation(graph.tf_graph)
     with tf_compat.unfinalized(graph.tf_graph):
         groups = planner.find_groups(graph, env.config) if cluster.total_gpu_num > 1 else []
         plan = planner.make_plan(env.new_graph_name(), graph, groups, env.config, cluster)
@@ -89,7 +97,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             _meet(rewrite)
             _slice_inputs(rewrite)
             users = tf_compat.op_names(graph.tf_graph)
-            passes = run_passes(PASSES, rewrite)
+            try:
+                passes = run_passes(PASSES, rewrite)
+            except Exception as error:
+                graph.failure = error  # the graph is half rewritten: it must not run
+                raise
             rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
             _agree(rewrite, "collectives", _fingerprint(rewrite))
     graph.plan = rewrite

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 
 logger = logging.getLogger("epl")
@@ -25,6 +26,30 @@ class FeedSharing(object):
         self._rewrite = rewrite
         self._cloned = {view.nodes[node].name for node in rewrite.cloned}
         self._warned: Set[str] = set()
+        self._sparse: Dict[str, tf.SparseTensor] = {}  # by the name of the indices
+
+    def cut_ahead(self, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
+        """Feeds in which TensorFlow finds nothing to refuse; the user's dict is not changed.
+
+        A placeholder of known first dimension that is fed one batch per replica is cut here already. Parts of sparse
+        tensors are noted, to be cut together by `share`.
+        """
+        feeds = {}
+        for key in feed_dict:
+            if isinstance(key, tf.SparseTensor):
+                self._sparse[key.indices.name] = key
+        for key, value in tf_compat.flatten_feeds(feed_dict):
+            try:
+                tensor = self._rewrite.tf_graph.as_graph_element(key, allow_operation=False)
+            except (KeyError, TypeError, ValueError):
+                feeds[key] = value  # TensorFlow says what is wrong with it
+                continue
+            if self._is_whole_batch(tensor, value):
+                for replica, part in enumerate(np.split(np.asarray(value), self._rewrite.local_replicas)):
+                    feeds[self._copy(tensor, replica)] = part
+            else:
+                feeds[key] = value
+        return feeds
 
     def share(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, their weights included.
@@ -38,21 +63,52 @@ class FeedSharing(object):
         replicas = self._rewrite.local_replicas
         shared: Dict[tf.Tensor, Any] = {}
         rows: Dict[str, Tuple[int, ...]] = {}
+        by_name = {tensor.name: value for tensor, value in feeds.items()}
         for tensor, value in feeds.items():
-            parts = [value]
-            if tensor.op.name in self._cloned:
-                parts, sizes = self._parts(tensor, value, replicas)
-                if sizes:
-                    rows[tensor.name] = sizes
-                for replica in range(1, replicas):
-                    copy = self._rewrite.tf_graph.get_tensor_by_name(self._rewrite.prefix(replica) + tensor.name)
-                    shared[copy] = parts[replica]
-            shared[tensor] = parts[0]
+            if tensor.op.name not in self._cloned or tensor in shared:
+                shared.setdefault(tensor, value)
+                continue
+            if tensor.name in self._sparse and replicas > 1:
+                self._share_sparse(self._sparse[tensor.name], by_name, shared)
+                continue
+            if replicas > 1 and self._copy(tensor, 1).name in by_name:  # cut ahead
+                shared[tensor] = value
+                rows[tensor.name] = (len(value),) * replicas
+                continue
+            parts, sizes = self._parts(tensor, value, replicas)
+            if sizes:
+                rows[tensor.name] = sizes
+            for replica in range(replicas):
+                shared.setdefault(self._copy(tensor, replica), parts[replica])
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
 
-    def whole_batch(self, tensor: tf.Tensor, value: np.ndarray) -> bool:
+    def _share_sparse(self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any]) -> None:
+        """Cuts a fed sparse tensor by its dense rows."""
+        replicas = self._rewrite.local_replicas
+        indices, values, shape = (np.asarray(fed[t.name]) for t in (key.indices, key.values, key.dense_shape))
+        rows, rest = divmod(int(shape[0]), replicas)
+        if rest or not rows:
+            raise FeedError(
+                "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {} local replicas: feed a "
+                "multiple of {} rows.".format(key.values.name, shape[0], replicas, replicas)
+            )
+        for replica in range(replicas):
+            own = (indices[:, 0] >= replica * rows) & (indices[:, 0] < (replica + 1) * rows)
+            part = indices[own]
+            part[:, 0] -= replica * rows
+            own_shape = shape.copy()
+            own_shape[0] = rows
+            for tensor, value in ((key.indices, part), (key.values, values[own]), (key.dense_shape, own_shape)):
+                shared[self._copy(tensor, replica)] = value
+
+    def _copy(self, tensor: tf.Tensor, replica: int) -> tf.Tensor:
+        if not replica or tensor.op.name not in self._cloned:
+            return tensor
+        return self._rewrite.tf_graph.get_tensor_by_name(self._rewrite.prefix(replica) + tensor.name)
+
+    def _is_whole_batch(self, tensor: tf.Tensor, value: Any) -> bool:
         """Whether a known first dimension makes TensorFlow refuse `value`, which holds that many rows per replica."""
         size = _first_dimension(tensor)
         replicas = self._rewrite.local_replicas
@@ -64,12 +120,6 @@ class FeedSharing(object):
             and np.shape(value)[0] == replicas * size
             and np.shape(value)[0] != size
         )
-
-    def cut_whole_batch(self, tensor: tf.Tensor, value: np.ndarray) -> Dict[tf.Tensor, np.ndarray]:
-        """The parts of a value for which `whole_batch` holds."""
-        parts = np.split(np.asarray(value), self._rewrite.local_replicas)
-        graph, prefix = self._rewrite.tf_graph, self._rewrite.prefix
-        return {graph.get_tensor_by_name(prefix(replica) + tensor.name): part for replica, part in enumerate(parts)}
 
     def _parts(self, tensor: tf.Tensor, value: Any, replicas: int) -> Tuple[List[Any], Tuple[int, ...]]:
         """The value of each replica, and their rows if the value was cut."""

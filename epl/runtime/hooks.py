@@ -13,6 +13,8 @@
 | BaseSession.make_callable, _make_callable_from_options | the same |
 | Saver.save | worker 0 writes checkpoints |
 | Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
+| MonitoredTrainingSession | every worker initializes its own session, and worker 0 alone writes |
+| WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
@@ -20,9 +22,11 @@
 
 import contextlib
 import functools
+import inspect
 import json
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+import threading
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -36,6 +40,7 @@ from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
+_transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 _installed: List[Tuple[Any, str, Any]] = []
 
 
@@ -60,6 +65,9 @@ def install() -> None:
     _wrap(session, "partial_run_setup", _partial_run_setup)
     _wrap(tf.train.Saver, "save", saver.save)
     _wrap(tf.Graph, "as_graph_def", saver.user_graph_def)
+    for module in tf_compat.TRAIN_MODULES:
+        _wrap(module, "MonitoredTrainingSession", _monitored_training_session)
+    _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
     _wrap(tf.estimator.RunConfig, "__init__", _run_config_init)
 
 
@@ -152,8 +160,10 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     if graph is None:
         return None
     if transformation.needs_transform(graph):
-        _refuse_shipped(session, graph)
-        transformation.transform(session.graph)
+        with _transform_lock:
+            if transformation.needs_transform(graph):
+                _refuse_shipped(session, graph)
+                transformation.transform(session.graph)
     rewrite: Optional[Rewrite] = graph.plan
     if rewrite is None or rewrite.world_size == 1:
         return None
@@ -185,23 +195,8 @@ def _run(
 ) -> Any:
     runner = _rewritten(session)
     if runner is not None and feed_dict:
-        feed_dict = _cut_whole_batches(runner, session.graph, feed_dict)
+        feed_dict = runner.feeds.cut_ahead(feed_dict)
     return original(session, fetches, feed_dict, options, run_metadata)
-
-
-def _cut_whole_batches(runner: GraphRunner, graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
-    """Feeds of known first dimension that hold one batch per replica: TensorFlow would refuse them before `_do_run`."""
-    feeds = None
-    for key, value in tf_compat.flatten_feeds(feed_dict):
-        try:
-            tensor = graph.as_graph_element(key, allow_operation=False)
-        except (KeyError, TypeError, ValueError):
-            continue  # TensorFlow says what is wrong with it
-        if runner.feeds.whole_batch(tensor, value):
-            feeds = dict(feed_dict) if feeds is None else feeds
-            feeds.pop(key)
-            feeds.update(runner.feeds.cut_whole_batch(tensor, value))
-    return feed_dict if feeds is None else feeds
 
 
 def _do_run(
@@ -244,6 +239,11 @@ def _make_callable(
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
     if _rewritten(session) is None:
         return original(session, callable_options)
+    if callable_options.tensor_connection:
+        raise PlanError(
+            "tf.keras fit, evaluate or predict was given a dataset or iterator: it connects its tensors in a way that "
+            "the replicas cannot follow. Pass arrays, or build the training step with an optimizer and Session.run."
+        )
     feeds = list(callable_options.feed)
     fetches = list(callable_options.fetch)
     targets = list(callable_options.target)
@@ -262,7 +262,38 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
     return original(session, *args, **kwargs)
 
 
-# ---- Estimator
+# ---- Monitored sessions and Estimator
+
+
+def _monitored_training_session(
+    original: Callable[..., Any], master: str = "", is_chief: bool = True, *args: Any, **kwargs: Any
+) -> Any:
+    """Every worker is the chief of its own local session; worker 0 alone writes.
+
+    A session of no chief waits for the chief to initialize its variables, which in another process it never does.
+    """
+    cluster = Env.get().cluster
+    graph = Graph.get()
+    if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
+        return original(master, is_chief, *args, **kwargs)
+    given = inspect.signature(original).bind(master, is_chief, *args, **kwargs).arguments
+    if not is_chief:
+        given["chief_only_hooks"] = None
+        given["is_chief"] = True
+    if cluster.worker_index > 0:
+        for key in ("save_checkpoint_secs", "save_checkpoint_steps", "save_summaries_secs", "save_summaries_steps"):
+            given[key] = None
+    return original(**given)
+
+
+def _worker_session(original: Callable[..., Any], creator: Any) -> Any:
+    graph = Graph.get()
+    if graph is not None and graph.taskgraphs:
+        raise PlanError(
+            "tf.train.WorkerSessionCreator waits for a chief in a session that all workers share; under EPL each worker "
+            "has its own. Use tf.train.ChiefSessionCreator or tf.train.MonitoredTrainingSession in every worker."
+        )
+    return original(creator)
 
 
 def _run_config_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from epl.ir import op_types
 from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph
 from epl.ir.taskgraph import Phase
 from epl.utils import tf_compat
-from epl.utils.errors import NotAvailableError
+from epl.utils.errors import NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
 _inside = threading.local()  # whether this thread is inside an optimizer's apply_gradients
@@ -25,7 +25,7 @@ _inside = threading.local()  # whether this thread is inside an optimizer's appl
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
     graph = _annotated_graph()
-    if graph is None:
+    if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
     with graph.phase(Phase.BACKWARD):
         gradients = original(ys, xs, *args, **kwargs)
@@ -44,9 +44,16 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
 
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, recorded; `original` is the optimizer's own bound method."""
+    _refuse_function_body()
     graph = _annotated_graph()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
+    if graph.plan is not None and graph.plan.world_size > 1:
+        raise PlanError(
+            "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
+            "adds would train replica 0 alone. Build the whole training step before the first run, or build it in a "
+            "new tf.Graph.".format(graph.plan.world_size)
+        )
     pairs = list(grads_and_vars)
     _inside.apply = True
     try:
@@ -57,7 +64,9 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                 name = _variable_name(variable)
                 if gradient is None or name is None:
                     continue
-                if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+                if not isinstance(gradient, tf.IndexedSlices):
+                    gradient = tf.convert_to_tensor(gradient)
+                elif sparse_as_dense:
                     gradient = tf.convert_to_tensor(gradient)
                 gradient = _boundary(gradient)
                 boundaries.append((name, gradient))
@@ -93,6 +102,21 @@ def _annotated_graph() -> Optional[Graph]:
             "around the model, before tf.gradients or minimize."
         )
     return None
+
+
+def _refuse_function_body() -> None:
+    """Gradients that are applied inside a function cannot be aggregated from outside of it."""
+    outer = tf.get_default_graph()
+    if not tf_compat.is_function_graph(outer):
+        return
+    while tf_compat.is_function_graph(outer):
+        outer = tf_compat.outer_graph(outer)
+    graph = Graph.of(outer)
+    if graph is not None and graph.taskgraphs:
+        raise PlanError(
+            "apply_gradients was called inside a function body (tf.function, or tf.cond with control flow v2). Call it "
+            "in the graph itself; tf.disable_control_flow_v2() makes tf.cond part of the graph."
+        )
 
 
 def _boundary(gradient: Gradient) -> Gradient:

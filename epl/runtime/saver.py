@@ -10,13 +10,13 @@ from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
 
 
-def save(original: Callable[..., Any], saver: Any, *args: Any, **kwargs: Any) -> Optional[str]:
+def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwargs: Any) -> Optional[str]:
     """`Saver.save`: on other workers than 0 it does nothing and returns None, if the model is replicated."""
-    graph = Graph.get()
+    graph = Graph.of(sess.graph)
     cluster = Env.get().cluster
     if graph is not None and graph.taskgraphs and cluster is not None and cluster.worker_index > 0:
         return None
-    return original(saver, *args, **kwargs)
+    return original(saver, sess, *args, **kwargs)
 
 
 def user_graph_def(

@@ -2,21 +2,22 @@
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from epl.ops.job import Job
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.feeds import FeedSharing
-from epl.runtime.step import Step, StepFinder
+from epl.runtime.step import StepFinder
 from epl.utils.errors import PlanError
 
 # How TensorFlow runs ops once fetches and feeds are resolved:
 # (session, handle, targets, fetches, feeds, options, metadata) -> values
 RawRun = Callable[..., List[Any]]
 
-_FIRST_NAMES = 5
+_FIRST_NAMES = 5  # of a long list in a message
+_LONGEST_REASON = 2000  # characters
 
 
 class SessionState(object):
@@ -35,7 +36,8 @@ class GraphRunner(object):
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._replica_lock = threading.Lock()
 
     def run(
         self,
@@ -52,41 +54,45 @@ class GraphRunner(object):
         state = self._state(session)
         if step.uses_replicas or step.is_collective:
             feeds = self.feeds.share(feeds)
-        if step.is_collective:
-            return self._run_collective(raw, session, state, step, feeds, options, metadata)
-        if step.uses_replicas:
-            self._copy_to_replicas(raw, session, state)
-        result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
-        self._note_writes(step, state)
-        return result
 
-    def _run_collective(
-        self,
-        raw: RawRun,
-        session: tf.Session,
-        state: SessionState,
-        step: Step,
-        feeds: Dict[tf.Tensor, Any],
-        options: Any,
-        metadata: Any,
-    ) -> List[Any]:
-        job = _job()
-        generation = job.generation
-        try:
-            self._take_values_of_rank_0(raw, session, state)
-            self._copy_to_replicas(raw, session, state)
+        def run_step() -> List[Any]:
+            if step.is_collective:
+                self._take_values_of_rank_0(raw, session, state)
+            if step.uses_replicas:
+                self._copy_to_replicas(raw, session, state)
             result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
-        except tf.errors.OutOfRangeError as error:
-            job.end_generation(error.message, generation)
-            raise
-        except BaseException as error:
-            if self.rewrite.plan.workers == 1:
-                job.end_generation(str(error), generation)
-            else:
-                job.abort("{}: {}".format(type(error).__name__, str(error)[:2000]))
-            raise
-        self._note_writes(step, state)
-        return result
+            if step.writes_replica_0_alone:
+                state.replicas_current = state.processes_current = False
+            return result
+
+        if step.is_collective:
+            return self._collectively(run_step)
+        if step.uses_replicas:
+            with self._replica_lock:
+                return run_step()
+        return run_step()
+
+    def _collectively(self, run_step: Callable[[], List[Any]]) -> List[Any]:
+        """Runs a step that needs other replicas; if it fails here, those that wait for this process are told.
+
+        One at a time: the order of collectives is fixed within a step, not between steps of several threads.
+        """
+        job = Job.current()
+        if job is None:
+            raise PlanError("The job has ended (Job.stop, or epl.init for other workers): build the model again.")
+        with self._replica_lock:
+            generation = job.generation
+            try:
+                return run_step()
+            except tf.errors.OutOfRangeError as error:
+                job.end_generation(error.message, generation)
+                raise
+            except BaseException as error:
+                if self.rewrite.plan.workers == 1:
+                    job.end_generation(str(error), generation)
+                else:
+                    job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
+                raise
 
     def _state(self, session: tf.Session) -> SessionState:
         with self._lock:
@@ -107,11 +113,6 @@ class GraphRunner(object):
                         replica, wanted, ", ".join(there)
                     )
                 )
-
-    @staticmethod
-    def _note_writes(step: Step, state: SessionState) -> None:
-        if step.writes_replica_0_alone:
-            state.replicas_current = state.processes_current = False
 
     def _take_values_of_rank_0(self, raw: RawRun, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite
@@ -136,8 +137,10 @@ class GraphRunner(object):
             return
         missing = {sync.variable for sync in self._uninitialized(raw, session)}
         copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
-        raw(session, None, self._ops(copies), [], {}, None, None)
-        state.replicas_current = not missing
+        if copies:
+            raw(session, None, self._ops(copies), [], {}, None, None)
+        # What has no value yet gets one by an initializer, after which all are copied again.
+        state.replicas_current = True
 
     def _uninitialized(self, raw: RawRun, session: tf.Session) -> List[Any]:
         syncs = self.rewrite.syncs
@@ -148,10 +151,3 @@ class GraphRunner(object):
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
         return [self.rewrite.tf_graph.get_operation_by_name(name) for name in names]
-
-
-def _job() -> Job:
-    job: Optional[Job] = Job.current()
-    if job is None:
-        raise RuntimeError("The job ended while a step was running.")
-    return job

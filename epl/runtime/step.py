@@ -48,6 +48,14 @@ class StepFinder(object):
         self._gradients = {view.index[name] for group in rewrite.gradient_collectives for name in group}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
+        self._global_writes = {
+            node
+            for node in rewrite.writes
+            if any(view.nodes[v].name in rewrite.global_variables for v in view.variable_inputs(node))
+        }
+        loops = view.of_types(["NextIteration", "RefNextIteration"])
+        # Ops of a loop need each other, round and round.
+        self._looping = view.ancestors(loops) & view.descendants(loops) if loops else set()
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
     def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
@@ -78,7 +86,8 @@ class StepFinder(object):
         touched |= outputs
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
         local_merges = any(not sibling.op for sibling in merged.values())
-        if local_merges and not touched and self._is_fed_inference(needed, fed):
+        if not touched & (self._collectives | self._global_writes) and self._is_fed_inference(needed, fed):
+            touched = set()
             merged = {}
             local_merges = False
         extra = self._copies(self._last_of(touched))
@@ -139,7 +148,7 @@ class StepFinder(object):
         return outputs
 
     def _is_fed_inference(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
-        """Whether all data of the run is fed: replica 0 then computes the value on all of it."""
+        """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
         types = self._view.types
         return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
 
@@ -147,7 +156,7 @@ class StepFinder(object):
         """Those of `nodes` that no other of them needs: running these runs all."""
         view = self._view
         before = view.ancestors({p for node in nodes for p in view.producers[node]})
-        return nodes - before
+        return (nodes - before) | (nodes & self._looping)
 
     def _copies(self, nodes: Set[int]) -> List[tf.Operation]:
         rewrite = self._rewrite

@@ -6,6 +6,7 @@ to another TensorFlow is a change of this file. Each name says what it is used f
 
 from typing import Any, Callable, Iterator, List, Set, Tuple
 
+import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
 from tensorflow.python.client import session as session_module
@@ -16,12 +17,15 @@ from tensorflow.python.framework import (
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import control_flow_state, gradients_util
+from tensorflow.python.training import monitored_session
 from tensorflow.python.util import nest as tf_nest
 
 BaseSession = session_module.BaseSession
 gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 KerasOptimizer = optimizer_v2.OptimizerV2
+# The modules under which users find tf.train.MonitoredTrainingSession.
+TRAIN_MODULES: Tuple[Any, ...] = (tf.train, tf_api.train, tf_api.compat.v1.train, monitored_session)
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
 
@@ -203,3 +207,8 @@ def op_names(graph: tf.Graph) -> Set[str]:
     """Names of all ops in the graph, those without a Python object included."""
     operations = graph._nodes_by_name
     return set(operations) | (operations.unwrapped if isinstance(operations, LazyOperations) else set())
+
+
+def outer_graph(graph: Any) -> tf.Graph:
+    """The graph in which a function body is being built."""
+    return graph.outer_graph if isinstance(graph, func_graph.FuncGraph) else graph._outer_graph

@@ -8,7 +8,7 @@ The weight of a replica is its number of rows over that of all (1 / world size w
 all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
 """
 
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -16,12 +16,12 @@ from epl.ir.graph import Gradient
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel import planner
 from epl.parallel.pass_manager import Pass
 from epl.parallel.plan import GradientGroup
 from epl.parallel.planner import BoundaryGroup
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
-from epl.utils.errors import PlanError
 
 
 def run(rewrite: Rewrite) -> None:
@@ -30,7 +30,7 @@ def run(rewrite: Rewrite) -> None:
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
-        context = _control_flow_context(boundaries)
+        context = planner.control_flow_context(boundaries)
         with rewrite.building(group.name), tf_compat.control_flow_context(rewrite.tf_graph, context):
             _aggregate(rewrite, group, boundaries, weight)
 
@@ -74,29 +74,6 @@ def _reduce(
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
-
-
-def _control_flow_context(group: BoundaryGroup) -> Optional[object]:
-    contexts = {
-        id(context): context
-        for context in (
-            tf_compat.control_flow_context_of(_first_tensor(gradient).op) for _, gradient in group.boundaries
-        )
-    }
-    if len(contexts) > 1:
-        raise PlanError(
-            "The gradients of {} are applied in different branches of control flow ({}). Apply all of them in one "
-            "branch, or outside of tf.cond.".format(
-                group.name, ", ".join(sorted(variable for variable, _ in group.boundaries))
-            )
-        )
-    (context,) = contexts.values()
-    if tf_compat.is_in_while(context):
-        raise PlanError(
-            "{} applies gradients inside a tf.while_loop: its replicas cannot be kept in step. Apply them once per "
-            "Session.run.".format(group.name)
-        )
-    return context
 
 
 def _first_tensor(gradient: Gradient) -> tf.Tensor:

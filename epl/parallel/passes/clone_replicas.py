@@ -65,13 +65,13 @@ def _devices(view: GraphView) -> Dict[int, str]:
         for node, producers in enumerate(view.producers):
             for producer in producers:
                 if producer in shared:
-                    devices[node] = _without_job(shared[producer])
+                    devices[node] = _without_job(shared[producer]) or _HOST
     return devices
 
 
 def _without_job(device: str) -> str:
-    """The device as a local session knows it: without job and task."""
-    return re.sub(r"/(?:job|replica|task):[^/]*", "", device) or _HOST
+    """The device as a local session knows it: without job and task, and so possibly none."""
+    return re.sub(r"/(?:job|replica|task):[^/]*", "", device)
 
 
 def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str]) -> None:

@@ -10,6 +10,7 @@ from typing import Dict, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pass_manager import Pass
 from epl.parallel.rewrite import Rewrite
@@ -20,7 +21,6 @@ from epl.utils.errors import PlanError
 def run(rewrite: Rewrite) -> None:
     """Reads the graph, selects the ops, and gates the writes."""
     view = rewrite.view = GraphView(rewrite.tf_graph)
-    _refuse_foreign_synchronisation(view)
     writes = _training_writes(rewrite, view)
     roots = set(writes)
     roots.update(view.index[name] for name in rewrite.collectives)
@@ -35,6 +35,7 @@ def run(rewrite: Rewrite) -> None:
             "{!r} reads a checkpoint within the training step. Restore before training (tf.train.Saver.restore, or "
             "tf.train.init_from_checkpoint).".format(view.nodes[min(restored)].name)
         )
+    _refuse_tapes(rewrite, view)
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, writes)
     _gate(rewrite, view, writes)
@@ -52,7 +53,7 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
     writes = set()
-    for node in view.of_types(op_types.WRITES):
+    for node in view.writes():
         if view.nodes[node].name in initializers:
             continue
         if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
@@ -66,7 +67,7 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
 def _foreign_writes(view: GraphView, cloned: Set[int], writes: Set[int]) -> Set[str]:
     return {
         view.nodes[node].name
-        for node in view.of_types(op_types.WRITES)
+        for node in view.writes()
         if node not in writes and any(p in cloned for p in view.variable_inputs(node))
     }
 
@@ -106,13 +107,14 @@ def _add_edge(rewrite: Rewrite, view: GraphView, producer: int, node: int) -> No
     view.add_control_input(node, producer)
 
 
-def _refuse_foreign_synchronisation(view: GraphView) -> None:
-    foreign = view.of_types(op_types.FOREIGN_SYNCHRONISATION)
-    if foreign:
-        raise PlanError(
-            "{!r} ({}) synchronises gradients by itself. Remove tf.train.SyncReplicasOptimizer or the distribution "
-            "strategy: EPL aggregates the gradients.".format(view.nodes[foreign[0]].name, view.types[foreign[0]])
-        )
+def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
+    """The gradient of tf.py_function finds its tape by a token that copies share: they would use each other's."""
+    for node in view.of_types(["EagerPyFunc"]):
+        if rewrite.local_replicas > 1 and node in rewrite.cloned and PHASE_ATTR in view.nodes[node].attr:
+            raise PlanError(
+                "{!r} is the gradient of a tf.py_function, which cannot run on several devices of one process. Use "
+                "tf.numpy_function with tf.custom_gradient, or one device per worker.".format(view.nodes[node].name)
+            )
 
 
 PASS = Pass("select_ops", run, frozenset(["aggregated", "global outputs"]), frozenset(["selection"]), bitwise=True)

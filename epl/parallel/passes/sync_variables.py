@@ -112,7 +112,7 @@ def _assign(rewrite: Rewrite, view: GraphView, node: int, value: tf.Tensor) -> t
     tensor = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
     if view.types[node] in op_types.REF_VARIABLES:
         return tf.raw_ops.Assign(ref=tensor, value=value, validate_shape=False, use_locking=True).op
-    return tf.raw_ops.AssignVariableOp(resource=tensor, value=value, dtype=value.dtype)
+    return tf.raw_ops.AssignVariableOp(resource=tensor, value=value)
 
 
 PASS = Pass("broadcast_variables", run_broadcast, frozenset(["selection"]), frozenset(["broadcast"]), bitwise=True)
