@@ -23,7 +23,7 @@ def test_monitored_training_session_with_hooks(oracle: Oracle, topology: Tuple[i
     reference = oracle.plain(sessions.monitored)
     answers = oracle.check(topology, sessions.monitored)
     expected, seen = reference.results, answers[0].results
-    for tag in ('mean_loss', 'weight'):
+    for tag in ('mean_loss', 'constant'):
         np.testing.assert_allclose(seen['events'][0][tag], expected['events'][0][tag], rtol=1e-6)
     np.testing.assert_allclose(seen['logged'][0], expected['logged'][0], rtol=1e-6)
     assert len(seen['events'][0]['global_step/sec']) == len(expected['events'][0]['global_step/sec'])

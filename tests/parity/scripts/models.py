@@ -69,6 +69,9 @@ def plain_variables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     first = weights('first', [FEATURES, 8], use_resource=False)
     second = weights('second', [8, CLASSES], use_resource=True)
     decay = 0.01 * (tf.nn.l2_loss(first) + tf.nn.l2_loss(second))
+    # What the loss alone needs may otherwise be read after the update that it is not needed for.
+    with tf.control_dependencies([decay]):
+        x = tf.identity(x)
     return cross_entropy(y, tf.matmul(tf.nn.relu(tf.matmul(x, first)), second)) + decay
 
 

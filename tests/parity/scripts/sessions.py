@@ -64,7 +64,7 @@ def monitored(ctx: Context) -> None:
     loss, train_op = _iterator_model(ctx)
     mean_loss = tf.identity(loss)
     tf.summary.scalar('mean_loss', mean_loss)
-    tf.summary.scalar('weight', tf.reduce_sum(tf.trainable_variables()[0]))
+    tf.summary.scalar('constant', tf.constant(1.5))  # a weight is read before or after its update, as it happens
     if ctx.planned:
         import epl
         epl.add_to_collection(mean_loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
