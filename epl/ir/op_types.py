@@ -56,11 +56,19 @@ DATA_SOURCES = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
-# Ops that find a staging area by its shared name: replicas share it, as they do iterators.
+# Ops that fill a queue: what they need is the input pipeline, which all replicas of a process share.
+ENQUEUES = frozenset(
+    ["QueueEnqueue", "QueueEnqueueV2", "QueueEnqueueMany", "QueueEnqueueManyV2", "BarrierInsertMany"]  # fmt: skip
+)  # fmt: skip
+
+# Ops that find a staging area by its shared name, on their own device. What one puts another of them must take.
 STAGING = frozenset(
-    [prefix + op for prefix in ("", "Map", "OrderedMap")
-     for op in ("Stage", "Unstage", "StagePeek", "UnstageNoKey", "Peek", "Size", "IncompleteSize", "Clear",
-                "StageSize", "StageClear")]  # fmt: skip
+    [
+        "Stage", "StageClear", "StagePeek", "StageSize", "Unstage",
+        "MapStage", "MapClear", "MapIncompleteSize", "MapPeek", "MapSize", "MapUnstage", "MapUnstageNoKey",
+        "OrderedMapStage", "OrderedMapClear", "OrderedMapIncompleteSize", "OrderedMapPeek", "OrderedMapSize",
+        "OrderedMapUnstage", "OrderedMapUnstageNoKey",
+    ]  # fmt: skip
 )  # fmt: skip
 
 PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])

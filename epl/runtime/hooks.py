@@ -14,6 +14,7 @@
 | Saver.save | worker 0 writes checkpoints |
 | Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
 | MonitoredTrainingSession | every worker initializes its own session, and worker 0 alone writes |
+| ChiefSessionCreator.create_session | the session begins with worker 0's values |
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
 
@@ -67,6 +68,7 @@ def install() -> None:
     _wrap(tf.Graph, "as_graph_def", saver.user_graph_def)
     for module in tf_compat.TRAIN_MODULES:
         _wrap(module, "MonitoredTrainingSession", _monitored_training_session)
+    _wrap(tf.train.ChiefSessionCreator, "create_session", _chief_session)
     _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
     _wrap(tf.estimator.RunConfig, "__init__", _run_config_init)
 
@@ -86,6 +88,11 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
         return hook(original, *args, **kwargs)
 
     _installed.append((owner, name, tf_compat.replace_function(owner, name, wrapper)))
+
+
+def _original(owner: Any, name: str) -> Callable[..., Any]:
+    """What `owner.name` was before `install`."""
+    return next(original for wrapped, wrapped_name, original in _installed if (wrapped, wrapped_name) == (owner, name))
 
 
 # ---- Recording
@@ -168,7 +175,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     if rewrite is None or rewrite.world_size == 1:
         return None
     if graph.runner is None:
-        graph.runner = GraphRunner(rewrite)
+        graph.runner = GraphRunner(rewrite, _original(tf_compat.BaseSession, "_do_run"))
     return graph.runner
 
 
@@ -212,7 +219,7 @@ def _do_run(
     runner = _rewritten(session)
     if runner is None:
         return original(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
-    return runner.run(original, session, target_list, fetch_list, feed_dict, options, run_metadata)
+    return runner.run(session, target_list, fetch_list, feed_dict, options, run_metadata)
 
 
 def _make_callable(
@@ -286,11 +293,20 @@ def _monitored_training_session(
     return original(**given)
 
 
+def _chief_session(original: Callable[..., Any], creator: Any) -> Any:
+    """Hooks of the session may read what only worker 0 has restored, such as the global step."""
+    session = original(creator)
+    runner = _rewritten(session)
+    if runner is not None:
+        runner.take_values_of_rank_0(session)
+    return session
+
+
 def _worker_session(original: Callable[..., Any], creator: Any) -> Any:
     graph = Graph.get()
     if graph is not None and graph.taskgraphs:
         raise PlanError(
-            "tf.train.WorkerSessionCreator waits for a chief in a session that all workers share; under EPL each worker "
+            "tf.train.WorkerSessionCreator waits for a chief in a session that all share; under EPL each worker "
             "has its own. Use tf.train.ChiefSessionCreator or tf.train.MonitoredTrainingSession in every worker."
         )
     return original(creator)

@@ -31,8 +31,10 @@ class SessionState(object):
 class GraphRunner(object):
     """Runs sessions of one rewritten graph."""
 
-    def __init__(self, rewrite: Rewrite) -> None:
+    def __init__(self, rewrite: Rewrite, raw: RawRun) -> None:
+        """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
+        self._raw = raw
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -41,7 +43,6 @@ class GraphRunner(object):
 
     def run(
         self,
-        raw: RawRun,
         session: tf.Session,
         targets: Sequence[tf.Operation],
         fetches: Sequence[tf.Tensor],
@@ -57,22 +58,28 @@ class GraphRunner(object):
 
         def run_step() -> List[Any]:
             if step.is_collective:
-                self._take_values_of_rank_0(raw, session, state)
+                self._take_values_of_rank_0(session, state)
             if step.uses_replicas:
-                self._copy_to_replicas(raw, session, state)
-            result = raw(session, None, step.targets, step.fetches, feeds, options, metadata)
+                self._copy_to_replicas(session, state)
+            result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
             if step.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
             return result
 
         if step.is_collective:
             return self._collectively(run_step)
-        if step.uses_replicas:
+        if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
                 return run_step()
         return run_step()
 
-    def _collectively(self, run_step: Callable[[], List[Any]]) -> List[Any]:
+    def take_values_of_rank_0(self, session: tf.Session) -> None:
+        """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
+        state = self._state(session)
+        if self.rewrite.broadcasts:
+            self._collectively(lambda: self._take_values_of_rank_0(session, state))
+
+    def _collectively(self, run_step: Callable[[], Any]) -> Any:
         """Runs a step that needs other replicas; if it fails here, those that wait for this process are told.
 
         One at a time: the order of collectives is fixed within a step, not between steps of several threads.
@@ -114,12 +121,12 @@ class GraphRunner(object):
                     )
                 )
 
-    def _take_values_of_rank_0(self, raw: RawRun, session: tf.Session, state: SessionState) -> None:
+    def _take_values_of_rank_0(self, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite
         if state.processes_current or not rewrite.broadcasts:
             return
         if rewrite.cluster.worker_index == 0:
-            missing = [sync.variable for sync in self._uninitialized(raw, session) if sync.is_global]
+            missing = [sync.variable for sync in self._uninitialized(session) if sync.is_global]
             if missing:
                 raise PlanError(
                     "{} variable(s) have no value before the first training step: {}{}. Run "
@@ -127,26 +134,25 @@ class GraphRunner(object):
                         len(missing), ", ".join(missing[:_FIRST_NAMES]), ", ..." if missing[_FIRST_NAMES:] else ""
                     )
                 )
-        raw(session, None, self._ops(rewrite.broadcasts), [], {}, None, None)
+        self._raw(session, None, self._ops(rewrite.broadcasts), [], {}, None, None)
         state.processes_current = True
         state.replicas_current = False
 
-    def _copy_to_replicas(self, raw: RawRun, session: tf.Session, state: SessionState) -> None:
+    def _copy_to_replicas(self, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite
         if state.replicas_current or rewrite.local_replicas == 1:
             return
-        missing = {sync.variable for sync in self._uninitialized(raw, session)}
+        missing = {sync.variable for sync in self._uninitialized(session)}
         copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
         if copies:
-            raw(session, None, self._ops(copies), [], {}, None, None)
+            self._raw(session, None, self._ops(copies), [], {}, None, None)
         # What has no value yet gets one by an initializer, after which all are copied again.
         state.replicas_current = True
 
-    def _uninitialized(self, raw: RawRun, session: tf.Session) -> List[Any]:
+    def _uninitialized(self, session: tf.Session) -> List[Any]:
         syncs = self.rewrite.syncs
-        values = raw(
-            session, None, [], [op.outputs[0] for op in self._ops([s.is_initialized for s in syncs])], {}, None, None
-        )
+        checks = [op.outputs[0] for op in self._ops([sync.is_initialized for sync in syncs])]
+        values = self._raw(session, None, [], checks, {}, None, None)
         return [sync for sync, value in zip(syncs, values) if not value]
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:

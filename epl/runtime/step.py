@@ -22,6 +22,7 @@ Step = NamedTuple(
         ("uses_replicas", bool),
         ("is_collective", bool),
         ("writes_replica_0_alone", bool),
+        ("only_stages", bool),
     ],
 )
 Step.__doc__ = """A Session.run as it is really run.
@@ -32,6 +33,7 @@ Attributes:
   uses_replicas: whether other local replicas take part.
   is_collective: whether it needs the other processes.
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
+  only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
 """
 
 
@@ -53,6 +55,7 @@ class StepFinder(object):
             for node in rewrite.writes
             if any(view.nodes[v].name in rewrite.global_variables for v in view.variable_inputs(node))
         }
+        self._staging = set(view.of_types(op_types.STAGING)) & rewrite.cloned
         loops = view.of_types(["NextIteration", "RefNextIteration"])
         # Ops of a loop need each other, round and round.
         self._looping = view.ancestors(loops) & view.descendants(loops) if loops else set()
@@ -77,7 +80,7 @@ class StepFinder(object):
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
         needed, foreign = self._needed(asked, fed)
-        touched = needed & (self._collectives | rewrite.writes)
+        touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
         is_training = bool(needed & self._gradients)
         outputs = {view.index[sibling.op] for sibling in merged.values() if sibling.op}
@@ -86,7 +89,8 @@ class StepFinder(object):
         touched |= outputs
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
         local_merges = any(not sibling.op for sibling in merged.values())
-        if not touched & (self._collectives | self._global_writes) and self._is_fed_inference(needed, fed):
+        together = self._collectives | self._global_writes | self._staging
+        if not touched & together and self._is_fed_inference(needed, fed):
             touched = set()
             merged = {}
             local_merges = False
@@ -98,6 +102,7 @@ class StepFinder(object):
             uses_replicas=rewrite.local_replicas > 1 and (bool(touched) or local_merges),
             is_collective=bool(touched & self._collectives),
             writes_replica_0_alone=foreign,
+            only_stages=bool(needed & self._staging) and not touched & (self._collectives | rewrite.writes),
         )
 
     def _needed(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Tuple[Set[int], bool]:

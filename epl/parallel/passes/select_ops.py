@@ -2,10 +2,10 @@
 
 Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
 the output collections, and everything that these are computed from, down to what is shared: the state that data is
-drawn from (iterators, queues, readers) and tables.
+drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
 """
 
-from typing import Dict, Set
+from typing import Dict, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -28,7 +28,7 @@ def run(rewrite: Rewrite) -> None:
     roots.update(view.index[weight.op.name] for weight in rewrite.weights)
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
-    rewrite.cloned = view.ancestors(roots, lambda node: node in shared) - shared
+    rewrite.cloned = _with_staging(view, roots, shared)
     restored = rewrite.cloned & reads
     if restored:
         raise PlanError(
@@ -41,8 +41,32 @@ def run(rewrite: Rewrite) -> None:
     _gate(rewrite, view, writes)
 
 
+def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int]:
+    """What `roots` need, not looking beyond `shared`; with a staging area, all that puts something into it.
+
+    Each replica has staging areas of its own: it takes out what its own ops have put in.
+    """
+    areas: Dict[Tuple[bytes, bytes], Set[int]] = {}
+    for node in view.of_types(op_types.STAGING):
+        attr = view.nodes[node].attr
+        areas.setdefault((attr["container"].s, attr["shared_name"].s), set()).add(node)
+    while True:
+        needed = view.ancestors(roots, lambda node: node in shared) - shared
+        more = set().union(*[area for area in areas.values() if area & needed]) - needed
+        if not more:
+            return needed | _colocation_anchors(view, areas, needed)
+        roots = roots | more
+
+
+def _colocation_anchors(view: GraphView, areas: Dict[Tuple[bytes, bytes], Set[int]], needed: Set[int]) -> Set[int]:
+    """The no-ops by which the ops of a staging area are kept on one device: copies have their own."""
+    staging = [view.nodes[i] for area in areas.values() for i in area & needed]
+    groups = {group.decode().replace("loc:@", "", 1) for node in staging for group in node.attr["_class"].list.s}
+    return {view.index[name] for name in groups if name in view.index and view.types[view.index[name]] == "NoOp"}
+
+
 def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
-    """Ops that write variables, those of initialization and restore left out."""
+    """Ops that write variables, those of initialization, restore and input pipelines left out."""
     initializers = set()
     for key in rewrite.tf_graph.get_all_collection_keys():
         for item in rewrite.tf_graph.get_collection_ref(key):
@@ -52,9 +76,10 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
                 initializers.add(name)
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
+    feeds_a_queue = view.ancestors(view.of_types(op_types.ENQUEUES))
     writes = set()
     for node in view.writes():
-        if view.nodes[node].name in initializers:
+        if view.nodes[node].name in initializers or node in feeds_a_queue:
             continue
         if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
             values = [p for p in view.producers[node] if p not in variables]

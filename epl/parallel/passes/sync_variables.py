@@ -61,6 +61,8 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
     """NodeDefs that copy each variable from replica 0 to the others; fills the copies of `rewrite.syncs`."""
     nodes = []
     for sync in rewrite.syncs:
+        if view.index[sync.variable] not in rewrite.cloned:
+            continue
         proto = view.nodes[view.index[sync.variable]]
         dtype = proto.attr["dtype"]
         is_ref = proto.op in op_types.REF_VARIABLES
@@ -88,7 +90,12 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
 
 
 def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
-    return sorted(node for node in rewrite.cloned if view.types[node] in op_types.VARIABLES)
+    """The variables that replicas have copies of, and those that a checkpoint holds."""
+    return [
+        node
+        for node in view.of_types(op_types.VARIABLES)
+        if node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables
+    ]
 
 
 def _shape(view: GraphView, node: int) -> Optional[List[int]]:
