@@ -12,7 +12,6 @@ from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
@@ -96,9 +95,7 @@ class _Template(object):
                 inputs.append((i, mark, name[len(mark) :]))
         self._inputs = inputs
         attrs = node.attr
-        self._prefixed_attrs = (
-            [] if node.op in op_types.STAGING else [key for key in _OWN_NAME_ATTRS if key in attrs and attrs[key].s]
-        )
+        self._prefixed_attrs = [key for key in _OWN_NAME_ATTRS if key in attrs and attrs[key].s]
         # Of each colocation group: its name where it points into the set, and as it stands.
         self._colocated: List[Tuple[Optional[bytes], bytes]] = []
         if "_class" in attrs:

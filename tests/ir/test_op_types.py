@@ -17,7 +17,6 @@ _NO_WRITES = {
     "IsVariableInitialized", "RefIdentity", "RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSelect",
     "RefSwitch",  # hand a reference on
     "DebugGradientRefIdentity",
-    "SdcaShrinkL1",  # writes its weights, by a solver of tf.contrib that has no gradients
     "DestroyTemporaryVariable",  # lives within one step
     "InitializeTable", "InitializeTableFromTextFile", "LookupTableExport", "LookupTableFind", "LookupTableImport",
     "LookupTableInsert", "LookupTableSize",  # tables, shared
@@ -98,5 +97,12 @@ def test_every_resource_that_holds_data_or_tables_is_shared():
         and any(word in name for word in ("Queue", "Reader", "HashTable", "Iterator"))
         and not name.startswith(("Reader", "Experimental", "Deserialize"))
     }
-    # FakeQueue wraps the handle of a queue; the other is made by eager execution alone.
-    assert sounds - op_types.SHARED_STATE == {"FakeQueue", "AnonymousMultiDeviceIterator"}
+    assert sounds - op_types.SHARED_STATE == {"FakeQueue"}  # wraps the handle of a queue
+
+
+def test_every_op_that_finds_a_staging_area_is_known():
+    sounds = {
+        name for name, op in REGISTRY.items()
+        if {"capacity", "memory_limit", "shared_name"} <= {attr.name for attr in op.attr}
+    }
+    assert sounds == op_types.STAGING

@@ -141,7 +141,6 @@ def test_a_variable_as_gradient(init):
     assert Graph.get().apply_calls[0].boundaries[0][0] == "w"
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="the recorder takes it for a tensor")
 def test_an_array_as_gradient(init):
     init()
     model = Linear()

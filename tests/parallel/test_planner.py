@@ -147,7 +147,6 @@ def layers(count, sparse=False):
     tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
 
 
-@pytest.mark.xfail(strict=True, reason="readiness is that of the identities of tf.gradients, in the order of xs")
 def test_buckets_are_in_the_order_in_which_gradients_become_ready(init):
     init(communication__max_splits=4)
     layers(4)

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ir.graph import Graph
 from epl.runtime.feeds import FeedSharing
 from epl.utils.errors import FeedError
 from tests.parallel.in_process import Linear, rewritten
@@ -63,11 +64,12 @@ def test_known_first_dimension_goes_to_all_with_one_warning(init, caplog):
 def test_known_first_dimension_times_the_replicas_is_cut(init):
     init()
     p, feeds = sharing([2])
-    value = np.array([1, 2, 3, 4])
-    assert feeds.whole_batch(p, value)
-    assert sorted((t.name, v.tolist()) for t, v in feeds.cut_whole_batch(p, value).items()) == [
-        ("EPL_REPLICA_1/p:0", [3, 4]), ("p:0", [1, 2])
-    ]
+    fed = {p: np.array([1, 2, 3, 4])}
+    cut = feeds.cut_ahead(fed)
+    assert sorted((t.name, v.tolist()) for t, v in cut.items()) == [("EPL_REPLICA_1/p:0", [3, 4]), ("p:0", [1, 2])]
+    assert fed[p].tolist() == [1, 2, 3, 4]
+    shared = feeds.share(cut)
+    assert parts(shared, p) == [[1, 2], [3, 4]] and weights(shared, feeds) == [2, 2]
 
 
 @pytest.mark.parametrize("shape, value", [
@@ -77,7 +79,8 @@ def test_known_first_dimension_times_the_replicas_is_cut(init):
 def test_what_is_no_whole_batch(init, shape, value):
     init()
     p, feeds = sharing(shape)
-    assert not feeds.whole_batch(p, value)
+    (key, cut), = feeds.cut_ahead({p: value}).items()
+    assert key is p and cut is value
 
 
 def test_whole_batches_are_fed_through_a_session(init):
@@ -135,19 +138,37 @@ def test_string_values_are_cut(init):
     assert parts(shared, names) == [["a", "b"], ["c"]]
 
 
-@pytest.mark.xfail(strict=True, reason="the entries are cut as if they were rows; the result is wrong without a word")
-def test_a_fed_sparse_tensor_is_cut_by_its_rows_or_refused(init):
-    init()
+def sparse_model():
+    """A sparse placeholder, a training op whose gradient is the mean of its rows, and the weight, of ones."""
     rows = tf.sparse_placeholder(tf.float32, [None, 3], "rows")
     w = tf.get_variable("w", [3, 1], initializer=tf.ones_initializer())
-    out = tf.sparse_tensor_dense_matmul(rows, w)
-    loss = tf.reduce_mean(out)
-    train_op = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
-    value = tf.SparseTensorValue(np.array([[0, 0], [1, 1], [2, 2], [3, 0]]), np.ones(4, "f"), [4, 3])
+    loss = tf.reduce_mean(tf.sparse_tensor_dense_matmul(rows, w))
+    return rows, tf.train.GradientDescentOptimizer(1.0).minimize(loss), w
+
+
+# 5 entries in 4 rows, the first of which has two and the last none.
+SPARSE = tf.SparseTensorValue(np.array([[0, 0], [0, 1], [1, 1], [2, 2], [2, 0]]), np.arange(1, 6).astype("f"), [4, 3])
+
+
+def test_a_fed_sparse_tensor_is_cut_by_its_rows(init):
+    init()
+    rows, train_op, w = sparse_model()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        try:
-            sess.run(train_op, {rows: value})
-        except FeedError:
-            return
-        np.testing.assert_allclose(sess.run(w).ravel(), 1 - np.array([0.5, 0.25, 0.25]))
+        sess.run(train_op, {rows: SPARSE})
+        np.testing.assert_allclose(sess.run(w).ravel(), 1 - np.array([1 + 5, 2 + 3, 4]) / 4.0)
+    runner = Graph.get().runner
+    shared = runner.feeds.share(runner.feeds.cut_ahead({rows: SPARSE}))
+    shared = {tensor.name: np.asarray(value).tolist() for tensor, value in shared.items()}
+    copy = "EPL_REPLICA_1/"
+    assert (shared[rows.indices.name], shared[copy + rows.indices.name]) == ([[0, 0], [0, 1], [1, 1]], [[0, 2], [0, 0]])
+    assert (shared[rows.values.name], shared[copy + rows.values.name]) == ([1, 2, 3], [4, 5])
+
+
+def test_sparse_rows_that_cannot_be_cut_evenly(init):
+    init(3)
+    rows, train_op, _ = sparse_model()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        with pytest.raises(FeedError, match="sparse tensor of 4 rows.*3 local replicas: feed a multiple of 3 rows"):
+            sess.run(train_op, {rows: SPARSE})

@@ -82,7 +82,6 @@ def test_two_sessions_keep_their_own_state(init):
         assert not np.array_equal(value(first, "w"), value(second, "w"))
 
 
-@pytest.mark.xfail(strict=True, reason="an empty list of copies is run, and TensorFlow says that nothing is to be run")
 def test_a_variable_without_a_value_is_an_error_of_tensorflow(init):
     init()
     model = Linear()
@@ -128,7 +127,6 @@ def test_make_callable(init):
     assert "TypeError: Expected 2 values" in error_text(call, feed[model.x])
 
 
-@pytest.mark.xfail(strict=True, reason="an empty list of copies is run; Keras metrics are such variables")
 def test_initializing_a_variable_of_no_collection_first(init):
     init()
     hidden = tf.Variable(tf.zeros([]), collections=[], trainable=False, name="hidden")
@@ -141,7 +139,6 @@ def test_initializing_a_variable_of_no_collection_first(init):
         assert replicas_equal(sess, "w", "hidden")
 
 
-@pytest.mark.xfail(strict=True, reason="neither rewritten nor refused: replica 0 trains alone")
 def test_a_second_training_op_after_the_first_step(init):
     init()
     model, sess = trained(1)
@@ -149,7 +146,6 @@ def test_a_second_training_op_after_the_first_step(init):
     assert text or replicas_equal(sess, "w")
 
 
-@pytest.mark.xfail(strict=True, reason="a graph without a call of tf.gradients is not rewritten")
 def test_gradients_of_a_tape(init):
     init()
     x = tf.placeholder(tf.float32, [None, 3], "x")
@@ -163,7 +159,6 @@ def test_gradients_of_a_tape(init):
         assert any("EPL_REPLICA_1" in name for name in tf_compat.op_names(tf.get_default_graph()))
 
 
-@pytest.mark.xfail(strict=True, reason="the objective inside a loop is merged outside of it")
 def test_per_example_gradients_in_a_loop(init):
     init()
     x = tf.placeholder(tf.float32, [None, 3], "x")
@@ -176,7 +171,6 @@ def test_per_example_gradients_in_a_loop(init):
         assert replicas_equal(sess, "w")
 
 
-@pytest.mark.xfail(strict=True, reason="TensorFlow keys its tapes by the token of the op, which copies share")
 def test_a_tape_of_py_function_is_shared_by_the_replicas(init):
     init()
     model = Linear()
@@ -189,7 +183,6 @@ def test_a_tape_of_py_function_is_shared_by_the_replicas(init):
     assert "py_function" in text and train_op is not None
 
 
-@pytest.mark.xfail(strict=True, reason="steps of one session are not serialised")
 def test_two_threads_that_train(init):
     init()
     model, sess = trained(1)
@@ -210,7 +203,6 @@ def test_two_threads_that_train(init):
     assert not errors and replicas_equal(sess, "w")
 
 
-@pytest.mark.xfail(strict=True, reason="the rewriting is not locked")
 def test_sessions_of_several_threads_that_run_first(init):
     init()
     model = Linear()
@@ -231,7 +223,6 @@ def test_sessions_of_several_threads_that_run_first(init):
     assert errors == [""] * 4
 
 
-@pytest.mark.xfail(strict=True, reason="variables are checked and copied at each step")
 def test_a_local_variable_that_is_never_initialized_costs_no_check_per_step(init, monkeypatch):
     init()
     model = Linear()
@@ -247,7 +238,6 @@ def test_a_local_variable_that_is_never_initialized_costs_no_check_per_step(init
     assert len(checks) <= 2
 
 
-@pytest.mark.xfail(strict=True, reason="accumulated sums are summed over the replicas again")
 def test_sum_of_accumulated_gradients(init):
     results = []
     for devices in (1, 2):
@@ -265,7 +255,6 @@ def test_sum_of_accumulated_gradients(init):
     np.testing.assert_allclose(results[1], 2 * results[0], rtol=1e-4)  # the sum over two replicas, once
 
 
-@pytest.mark.xfail(strict=True, reason="the update is cut over the replicas, and the metric read is that of replica 0")
 def test_a_metric_of_the_training_graph_counts_all_that_is_fed(init):
     init()
     model = Linear()

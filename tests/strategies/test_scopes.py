@@ -110,7 +110,6 @@ def test_an_error_inside_a_scope_closes_it(init):
         assert taskgraph(tf.constant(1)) == [1]
 
 
-@pytest.mark.xfail(strict=True, reason="the graph is made, and annotated, while the scope is being entered")
 def test_a_scope_that_is_the_first_to_touch_the_default_graph_ends(init):
     init(annotate=False)
     tf.reset_default_graph()
