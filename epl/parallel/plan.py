@@ -106,8 +106,25 @@ def plan_hash(plan: Plan) -> str:
 
 
 def first_difference(mine: Plan, other: Plan) -> Optional[str]:
-    """The first place in which two plans differ, in words, or None."""
+    """The first place in which two plans differ, in words, or None: variables by name, then the rest."""
+    for group, other_group in zip(mine.groups, other.groups):
+        here = {reduction.variable: reduction for reduction in group.reductions}
+        there = {reduction.variable: reduction for reduction in other_group.reductions}
+        for variable in sorted(set(here) | set(there)):
+            if variable not in there or variable not in here:
+                return "variable {!r} is trained {}".format(
+                    variable, "here alone" if variable in here else "there alone"
+                )
+            if here[variable] != there[variable]:
+                return "the gradient of variable {!r} is {} here and {} there".format(
+                    variable, _describe_reduction(here[variable]), _describe_reduction(there[variable])
+                )
     return _difference("plan", _plain(mine), _plain(other))
+
+
+def _describe_reduction(reduction: Reduction) -> str:
+    shape = "of unknown shape" if reduction.shape is None else list(reduction.shape)
+    return "{}{} {}".format("sparse " if reduction.sparse else "", reduction.dtype, shape)
 
 
 def describe(plan: Plan) -> str:

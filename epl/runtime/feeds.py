@@ -44,6 +44,7 @@ class FeedSharing(object):
             except (KeyError, TypeError, ValueError):
                 feeds[key] = value  # TensorFlow says what is wrong with it
                 continue
+            self._refuse_unfit(tensor, value)
             if self._is_whole_batch(tensor, value):
                 for replica, part in enumerate(np.split(np.asarray(value), self._rewrite.local_replicas)):
                     feeds[self._copy(tensor, replica)] = part
@@ -107,6 +108,18 @@ class FeedSharing(object):
         if not replica or tensor.op.name not in self._cloned:
             return tensor
         return self._rewrite.tf_graph.get_tensor_by_name(self._rewrite.prefix(replica) + tensor.name)
+
+    def _refuse_unfit(self, tensor: tf.Tensor, value: Any) -> None:
+        size = _first_dimension(tensor)
+        replicas = self._rewrite.local_replicas
+        if tensor.op.name not in self._cloned or size is None or replicas == 1 or np.ndim(value) != tensor.shape.ndims:
+            return
+        fed = np.shape(value)[0]
+        if fed not in (size, replicas * size):
+            raise FeedError(
+                "{} has a first dimension of {} and was fed {} rows. With {} local replicas it takes {} rows, {} for each, "
+                "or {} that all of them get.".format(tensor.name, size, fed, replicas, replicas * size, size, size)
+            )
 
     def _is_whole_batch(self, tensor: tf.Tensor, value: Any) -> bool:
         """Whether a known first dimension makes TensorFlow refuse `value`, which holds that many rows per replica."""
