@@ -95,15 +95,15 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         passes: List[PassReport] = []
         if rewrite.world_size > 1:
             _meet(rewrite)
-            _slice_inputs(rewrite)
             users = tf_compat.op_names(graph.tf_graph)
             try:
+                _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
+                _agree(rewrite, "collectives", _fingerprint(rewrite))
             except Exception as error:
                 graph.failure = error  # the graph is half rewritten: it must not run
                 raise
             rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
-            _agree(rewrite, "collectives", _fingerprint(rewrite))
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 

@@ -41,6 +41,11 @@ from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
+# What makes tf.train.MonitoredTrainingSession write; the count of steps is an event file, too.
+_WRITING_OPTIONS = (
+    "save_checkpoint_secs", "save_checkpoint_steps", "save_summaries_secs", "save_summaries_steps",
+    "log_step_count_steps",
+)  # fmt: skip
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 _installed: List[Tuple[Any, str, Any]] = []
 
@@ -284,12 +289,11 @@ def _monitored_training_session(
     if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
         return original(master, is_chief, *args, **kwargs)
     given = inspect.signature(original).bind(master, is_chief, *args, **kwargs).arguments
-    if not is_chief:
+    if not is_chief or cluster.worker_index > 0:
         given["chief_only_hooks"] = None
-        given["is_chief"] = True
+    given["is_chief"] = True
     if cluster.worker_index > 0:
-        for key in ("save_checkpoint_secs", "save_checkpoint_steps", "save_summaries_secs", "save_summaries_steps"):
-            given[key] = None
+        given.update(dict.fromkeys(_WRITING_OPTIONS))
     return original(**given)
 
 

@@ -76,7 +76,8 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
                 initializers.add(name)
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
-    feeds_a_queue = view.ancestors(view.of_types(op_types.ENQUEUES))
+    trained = view.descendants([view.index[name] for name in rewrite.collectives])  # a queue of results is no input
+    feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
     writes = set()
     for node in view.writes():
         if view.nodes[node].name in initializers or node in feeds_a_queue:

@@ -1,0 +1,75 @@
+"""What cannot be trained as asked: the error, and that it stays an error."""
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.parallel import transformation
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import Linear, error_text
+
+
+@pytest.mark.parametrize("broken", ["the first pass", "the last pass", "the comparison of collectives"])
+def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
+    init()
+    model = Linear()
+    model.minimize()
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        raise PlanError("it broke")
+
+    if broken == "the comparison of collectives":
+        monkeypatch.setattr(transformation, "_agree", fail)
+    else:
+        passes = list(transformation.PASSES)
+        place = 0 if broken == "the first pass" else -1
+        passes[place] = passes[place]._replace(run=fail)
+        monkeypatch.setattr(transformation, "PASSES", passes)
+    for _ in range(2):
+        with tf.Session() as sess:
+            for _ in range(2):
+                assert error_text(sess.run, model.loss, model.feed()) == "PlanError: it broke"
+    assert calls == [1] and Graph.get().plan is None
+
+
+def test_a_graph_that_is_refused_is_refused_again(init):
+    init(optimizer__num_apply_group=2)
+    model = Linear()
+    model.minimize()
+    with tf.Session() as sess:
+        texts = {error_text(sess.run, model.train_op, model.feed()) for _ in range(3)}
+    text, = texts
+    assert text.startswith("NotAvailableError") and "optimizer.num_apply_group" in text
+
+
+@pytest.mark.parametrize("where", ["tf.function", "tf.cond with control flow v2"])
+def test_applying_gradients_in_a_function_body_is_refused(init, where):
+    init()
+    model = Linear(resource=True)
+    gradient, = tf.gradients(model.loss, [model.w])
+
+    def apply():
+        with tf.control_dependencies([model.optimizer.apply_gradients([(gradient, model.w)])]):
+            return tf.constant(1.0)
+
+    if where == "tf.function":
+        text = error_text(tf.function(apply))
+    else:
+        tf.enable_control_flow_v2()
+        try:
+            text = error_text(tf.cond, tf.reduce_sum(model.x) > 0, apply, lambda: tf.constant(0.0))
+        finally:
+            tf.disable_control_flow_v2()
+    assert "PlanError" in text and "function body" in text and "tf.disable_control_flow_v2()" in text
+
+
+def test_applying_gradients_after_the_first_run_is_refused(init):
+    init()
+    model = Linear()
+    model.minimize()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.train_op, model.feed())
+        text = error_text(tf.train.GradientDescentOptimizer(0.1).minimize, model.loss)
+    assert text.startswith("PlanError") and "Build the whole training step before the first run" in text

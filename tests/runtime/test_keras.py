@@ -1,0 +1,54 @@
+"""tf.keras models in graph mode."""
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from tests.parallel.in_process import error_text
+
+X = np.random.RandomState(0).randn(16, 3).astype("f")
+Y = np.random.RandomState(1).randn(16, 1).astype("f")
+
+
+def compiled():
+    layers = [
+        tf.keras.layers.Dense(4, "tanh", kernel_initializer=tf.keras.initializers.glorot_uniform(3), input_shape=(3,)),
+        tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.glorot_uniform(4)),
+    ]
+    model = tf.keras.Sequential(layers)
+    model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def fitted():
+    """Losses of the epochs, the weights, the loss on all rows, and predictions."""
+    model = compiled()
+    history = model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0).history["loss"]
+    return [history] + model.get_weights() + [model.evaluate(X, Y, verbose=0), model.predict(X)]
+
+
+def test_fit_of_arrays_equals_one_device(init):
+    init(annotate=False)
+    plain = fitted()
+    tf.keras.backend.clear_session()
+    for devices in (2, 3):
+        init(devices)
+        parallel = fitted()
+        tf.keras.backend.clear_session()
+        for expected, found in zip(plain, parallel):
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_fit_runs_on_every_replica(init):
+    init(2)
+    fitted()
+    graph = Graph.get()
+    assert graph.plan.world_size == 2
+    tf.keras.backend.clear_session()
+
+
+def test_fit_of_a_dataset_is_refused_with_what_to_do(init):
+    init()
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+    text = error_text(compiled().fit, data, steps_per_epoch=2, verbose=0)
+    tf.keras.backend.clear_session()
+    assert text.startswith("PlanError") and "dataset or iterator" in text and "Pass arrays" in text
