@@ -21,7 +21,7 @@ ENOUGH = 0.95
 def train(title: str, command: List[str], log: str = None) -> float:
     """Runs a training command and returns how many seconds it took; ends this program if it fails."""
     print('\n== %s\n$ %s' % (title, ' '.join(command)), flush=True)
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='2', PYTHONWARNINGS='ignore', PYTHON=sys.executable)
+    environment = dict(os.environ, PYTHON=sys.executable)
     start = time.time()
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE if log else None, bufsize=0)
     if log:
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument('--directory', default=default, help='logs and checkpoints go here (default: %(default)s)')
     options = parser.parse_args()
     sys.path.insert(0, HERE)
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL='2', PYTHONWARNINGS='ignore')
     one, many = os.path.join(options.directory, 'one_device'), os.path.join(options.directory, 'parallel')
     os.makedirs(one)
     log = os.path.join(one, 'stderr.log')

@@ -70,8 +70,11 @@ def two_optimizers(ctx: Context) -> None:
     inputs = Inputs()
     loss = MODELS['embedding'](*inputs.tensors())
     table, rest = tf.trainable_variables()[:1], tf.trainable_variables()[1:]
-    train_op = tf.group(tf.train.AdagradOptimizer(0.1).minimize(loss, var_list=table),
-                        tf.train.AdamOptimizer(0.01).minimize(loss, var_list=rest))
+    first, second = tf.train.AdagradOptimizer(0.1), tf.train.AdamOptimizer(0.01)
+    of_table, of_rest = first.compute_gradients(loss, table), second.compute_gradients(loss, rest)
+    # Else the one may differentiate at variables that the other has updated already.
+    with tf.control_dependencies([tf.convert_to_tensor(gradient) for gradient, _ in of_table + of_rest]):
+        train_op = tf.group(first.apply_gradients(of_table), second.apply_gradients(of_rest))
     _loop(ctx, inputs, loss, lambda _: [train_op])
 
 
