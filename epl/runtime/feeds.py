@@ -117,8 +117,8 @@ class FeedSharing(object):
         fed = np.shape(value)[0]
         if fed not in (size, replicas * size):
             raise FeedError(
-                "{} has a first dimension of {} and was fed {} rows. With {} local replicas it takes {} rows, {} for each, "
-                "or {} that all of them get.".format(tensor.name, size, fed, replicas, replicas * size, size, size)
+                "{} has a first dimension of {} and was fed {} rows. With {} local replicas it takes {} rows, {} for "
+                "each, or {} that all of them get.".format(tensor.name, size, fed, replicas, replicas * size, size, size)
             )
 
     def _is_whole_batch(self, tensor: tf.Tensor, value: Any) -> bool:

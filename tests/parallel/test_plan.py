@@ -49,17 +49,18 @@ def test_the_difference_names_the_place_and_both_values():
     assert text == "plan.reduce_method is 'mean' here and 'sum' there"
 
 
-def test_a_different_shape_is_told_with_its_position():
+def test_a_different_shape_is_told_with_its_variable():
     group = example().groups[0]
     other = group._replace(reductions=(group.reductions[0]._replace(shape=(4, None)),))
     text = plans.first_difference(example(), example(groups=(other,)))
-    assert text == "plan.groups[0].reductions[0].shape[0] is 3 here and 4 there"
+    assert text == "the gradient of variable 'w' is float32 [3, None] here and float32 [4, None] there"
 
 
 def test_a_different_variable_is_told_before_its_shape():
     group = example().groups[0]
     other = group._replace(reductions=(Reduction("v", "float16", (1,), True),))
-    assert "variable is 'w' here and 'v' there" in plans.first_difference(example(), example(groups=(other,)))
+    assert plans.first_difference(example(), example(groups=(other,))) == "variable 'v' is trained there alone"
+    assert plans.first_difference(example(groups=(other,)), example()) == "variable 'v' is trained here alone"
 
 
 def test_a_missing_gradient_is_told_with_the_numbers():

@@ -50,6 +50,36 @@ def test_clip_after_allreduce_aggregates_at_gradients(init):
     assert boundary_phases() == ["backward", "backward"]
 
 
+def clipping_warnings(caplog):
+    return [r.getMessage() for r in caplog.records if "communication.clip_after_allreduce" in r.getMessage()]
+
+
+def test_clipping_before_the_mean_is_said_in_a_warning(init, caplog):
+    init()
+    a, b, loss = two_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, [a, b]), 1.0)
+    tf.train.AdamOptimizer().apply_gradients(zip(gradients, [a, b]))
+    make_plan()
+    text, = clipping_warnings(caplog)
+    assert "Each replica does so with its own gradients, before they are averaged" in text
+
+
+@pytest.mark.parametrize("how", ["nothing between", "clipped after", "Keras optimizer"])
+def test_no_warning_where_gradients_are_not_clipped_by_each_replica(init, caplog, how):
+    init(communication__clip_after_allreduce=how == "clipped after")
+    a, b, loss = two_variables()
+    gradients = tf.gradients(loss, [a, b])
+    if how == "clipped after":
+        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+    if how == "Keras optimizer":
+        model = Linear("resource", resource=True)
+        tf.keras.optimizers.SGD(0.1).get_updates(model.loss, [model.w])
+    else:
+        tf.train.AdamOptimizer().apply_gradients(zip(gradients, [a, b]))
+    make_plan()
+    assert not clipping_warnings(caplog)
+
+
 def test_each_optimizer_is_a_group(init):
     init()
     a, b, loss = two_variables()

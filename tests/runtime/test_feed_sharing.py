@@ -73,14 +73,21 @@ def test_known_first_dimension_times_the_replicas_is_cut(init):
 
 
 @pytest.mark.parametrize("shape, value", [
-    ([2], np.zeros(2)), ([2], np.zeros(3)), ([2], np.zeros(6)), ([None], np.zeros(4)), (None, np.zeros(4)),
-    ([], np.zeros([])), ([2], np.zeros([4, 1])),
+    ([2], np.zeros(2)), ([None], np.zeros(4)), (None, np.zeros(4)), ([], np.zeros([])), ([2], np.zeros([4, 1])),
 ])
 def test_what_is_no_whole_batch(init, shape, value):
     init()
     p, feeds = sharing(shape)
     (key, cut), = feeds.cut_ahead({p: value}).items()
     assert key is p and cut is value
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 6])
+def test_rows_that_fit_neither_one_nor_all_replicas(init, rows):
+    init()
+    p, feeds = sharing([2])
+    with pytest.raises(FeedError, match="p:0 .*was fed {} rows.*takes 4 rows, 2 for each, or 2".format(rows)):
+        feeds.cut_ahead({p: np.zeros(rows)})
 
 
 def test_whole_batches_are_fed_through_a_session(init):
