@@ -51,6 +51,7 @@ class Rewrite(object):
       collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
       merged: tensor name -> what is fetched in its place.
       syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+      built: names of the ops that passes created on replica 0.
       user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
       foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
@@ -75,6 +76,7 @@ class Rewrite(object):
         self.merged: Dict[str, Sibling] = {}
         self.syncs: List[VariableSync] = []
         self.broadcasts: List[str] = []
+        self.built: Set[str] = set()
         self.foreign_writes: Set[str] = set()
         self.user_nodes: Dict[str, tf.NodeDef] = {}
         self.added: FrozenSet[str] = frozenset()
@@ -128,6 +130,7 @@ class Rewrite(object):
         """Ops created inside are the plan's, not in the user's scopes; `device`: the first local one if not given."""
         tf_graph = self.tf_graph
         marks = [(name, tf_compat.set_attr_scope(tf_graph, name, None)) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
+        last_id = tf_compat.last_op_id(tf_graph)
         try:
             with tf_graph.as_default(), tf_graph.control_dependencies(None), tf.device(None):
                 with tf.device(device or self.cluster.local_device(0)), tf.name_scope(
@@ -135,5 +138,6 @@ class Rewrite(object):
                 ):
                     yield
         finally:
+            self.built.update(op.name for op in tf_compat.ops_since(tf_graph, last_id))
             for name, mark in marks:
                 tf_compat.set_attr_scope(tf_graph, name, mark)

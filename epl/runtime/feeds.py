@@ -118,7 +118,9 @@ class FeedSharing(object):
         if fed not in (size, replicas * size):
             raise FeedError(
                 "{} has a first dimension of {} and was fed {} rows. With {} local replicas it takes {} rows, {} for "
-                "each, or {} that all of them get.".format(tensor.name, size, fed, replicas, replicas * size, size, size)
+                "each, or {} that all of them get.".format(
+                    tensor.name, size, fed, replicas, replicas * size, size, size
+                )
             )
 
     def _is_whole_batch(self, tensor: tf.Tensor, value: Any) -> bool:

@@ -129,7 +129,7 @@ def _boundary(gradient: Gradient) -> Gradient:
 
 
 def _identity(tensor: tf.Tensor) -> tf.Tensor:
-    with tf.colocate_with(tensor.op, ignore_existing=True):
+    with tensor.graph.colocate_with(tensor.op, ignore_existing=True):
         return tf.identity(tensor, name="epl_boundary")
 
 

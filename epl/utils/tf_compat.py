@@ -4,7 +4,7 @@ Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and 
 to another TensorFlow is a change of this file. Each name says what it is used for.
 """
 
-from typing import Any, Callable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Set, Tuple
 
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
@@ -79,7 +79,8 @@ class LazyOperations(dict):
 
 def import_nodes(
     graph: tf.Graph,
-    graph_def: tf.GraphDef,
+    graph_def: bytes,
+    names: Iterable[str],
     inputs: List[Tuple[str, int, tf.Tensor]],
     controls: List[Tuple[str, tf.Operation]],
 ) -> None:
@@ -87,7 +88,8 @@ def import_nodes(
 
     Args:
       graph: the graph to extend; its lock is held while it changes.
-      graph_def: nodes with their final names, none of which may be in the graph.
+      graph_def: serialized; nodes with their final names, none of which may be in the graph.
+      names: the names of these nodes.
       inputs: (name, output index, tensor): what a data input that names a node outside `graph_def` means.
       controls: (name, operation): the same for control inputs.
 
@@ -106,13 +108,13 @@ def import_nodes(
     if not isinstance(operations, LazyOperations):
         operations = graph._nodes_by_name = LazyOperations(graph, operations)
     with graph._mutation_lock():
-        with c_api_util.tf_buffer(graph_def.SerializeToString()) as serialized:
+        with c_api_util.tf_buffer(graph_def) as serialized:
             try:
                 results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
             except tf.errors.InvalidArgumentError as error:
                 raise ValueError(str(error)) from error
             c_api_util.ScopedTFImportGraphDefResults(results)
-        operations.unwrapped.update(node.name for node in graph_def.node)
+        operations.unwrapped.update(names)
 
 
 class unfinalized:

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.ir.clone import clone_nodes
+from epl.ir.clone import Edit, clone_nodes
 from epl.ir.view import GraphView
 from epl.parallel import verifier
 from epl.utils import tf_compat
@@ -17,7 +17,7 @@ def graph():
     assert verifier.verify(graph) == []
 
 
-def clone(roots, shared=(), prefixes=("A/",), edit=lambda node, copy, original: None, extra=()):
+def clone(roots, shared=(), prefixes=("A/",), edit=lambda copy, original: Edit(None, None), extra=()):
     """Clones what `roots` need, except the ops named in `shared` and what stands behind them."""
     graph = tf.get_default_graph()
     view = GraphView(graph)
@@ -80,7 +80,7 @@ def test_a_variable_gets_its_own_value(resource):
     view = GraphView(tf.get_default_graph())
     clone_nodes(
         tf.get_default_graph(), view, view.ancestors([view.index[add.name], view.index[v.initializer.name]]), ["B/"],
-        lambda node, copy, original: None)
+        lambda copy, original: Edit(None, None))
     with tf.Session() as sess:
         sess.run([v.initializer, "B/" + v.initializer.name])
         sess.run(["B/" + add.name])
@@ -120,12 +120,27 @@ def test_gradients_of_a_recurrent_network_are_bitwise_equal():
 def test_edit_changes_each_copy():
     x = tf.placeholder(tf.float32, [], "x")
 
-    def edit(node, copy, original):
-        node.device = "/device:CPU:{}".format(copy)
+    def edit(copy, original):
+        return Edit("/device:CPU:{}".format(copy), None)
 
     clone([tf.exp(x, name="y")], prefixes=("A/", "B/"), edit=edit)
     operation = tf.get_default_graph().get_operation_by_name
     assert [operation(name).device for name in ("y", "A/y", "B/y")] == ["", "/device:CPU:0", "/device:CPU:1"]
+
+
+def test_edit_sets_attributes_of_each_copy():
+    draw = tf.raw_ops.RandomUniform(shape=tf.constant([2], name="shape"), dtype=tf.float32, seed=1, seed2=7, name="r")
+    clone([draw], shared=["shape"], edit=lambda copy, original: Edit(None, [("seed2", tf.AttrValue(i=5))]))
+    operation = tf.get_default_graph().get_operation_by_name
+    assert [operation(name).get_attr("seed2") for name in ("r", "A/r")] == [7, 5]
+    assert operation("A/r").get_attr("dtype") == tf.float32
+
+
+def test_a_long_name_and_a_large_constant_survive_the_copy():
+    name = "n" * 300
+    value = [float(i) for i in range(5000)]
+    clone([tf.constant(value, name=name)])
+    assert tf.Session().run("A/" + name + ":0").tolist() == value
 
 
 def test_extra_nodes_may_take_from_copies_and_from_the_graph():

@@ -5,12 +5,12 @@ pinned to the CPU, and those that use a shared resource, stay where they are.
 """
 
 import re
-from typing import Dict
+from typing import Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.clone import clone_nodes
+from epl.ir.clone import Edit, clone_nodes
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.pass_manager import Pass
@@ -27,24 +27,30 @@ def run(rewrite: Rewrite) -> None:
     """Places replica 0, varies its seeds, clones it."""
     view = rewrite.view
     assert view is not None
-    devices = _devices(view)
+    devices = _devices(rewrite, view)
     _place_replica_0(rewrite, view, devices)
     _vary_seeds_of_replica_0(rewrite, view)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
-        clone_nodes(rewrite.tf_graph, view, [], [], _no_edit, nodes)
+        clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, original: Edit(None, None), nodes)
         return
     targets = [rewrite.cluster.local_device(replica) for replica in replicas]
     first_rank = rewrite.base_rank + 1
-    types = view.types
+    special = [
+        node
+        for node in rewrite.cloned
+        if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or "seed2" in view.nodes[node].attr
+    ]
 
-    def edit(node: tf.NodeDef, copy: int, original: int) -> None:
-        node.device = devices.get(original) or targets[copy]
-        if "seed2" in node.attr:
-            _vary_seed(node, first_rank + copy)
-        elif types[original] in COLLECTIVE_OP_TYPES:
-            node.attr["rank"].i = first_rank + copy
+    edits = [
+        {node: Edit(devices.get(node, target), _own_attrs(view, node, first_rank + copy)) for node in special}
+        for copy, target in enumerate(targets)
+    ]
+    plain = [Edit(target, None) for target in targets]
+
+    def edit(copy: int, original: int) -> Edit:
+        return edits[copy].get(original) or plain[copy]
 
     prefixes = [rewrite.prefix(replica) for replica in replicas]
     nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
@@ -53,14 +59,14 @@ def run(rewrite: Rewrite) -> None:
     rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
 
 
-def _no_edit(node: tf.NodeDef, copy: int, original: int) -> None:
-    pass
-
-
-def _devices(view: GraphView) -> Dict[int, str]:
+def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
     shared = {node: view.nodes[node].device or _HOST for node in view.of_types(op_types.SHARED_STATE)}
-    devices = {node: _HOST for node, proto in enumerate(view.nodes) if proto.device and _CPU.search(proto.device)}
+    devices = {
+        node: _HOST
+        for node, proto in enumerate(view.nodes)
+        if proto.device and proto.name not in rewrite.built and _CPU.search(proto.device)
+    }
     if shared:
         for node, producers in enumerate(view.producers):
             for producer in producers:
@@ -94,18 +100,28 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
     if rewrite.base_rank == 0:
         return
     for node in rewrite.cloned:
-        proto = view.nodes[node]
-        if "seed2" in proto.attr and _vary_seed(proto, rewrite.base_rank):
-            op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(proto.name))
-            op._set_attr("seed2", tf.AttrValue(i=proto.attr["seed2"].i))
+        seed2 = _seed2(view.nodes[node], rewrite.base_rank)
+        if seed2 is not None:
+            op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(view.nodes[node].name))
+            op._set_attr("seed2", seed2)
 
 
-def _vary_seed(node: tf.NodeDef, rank: int) -> bool:
+def _own_attrs(view: GraphView, node: int, rank: int) -> List[Tuple[str, tf.AttrValue]]:
+    """The attributes in which the copy for `rank` differs: the rank of a collective, the seed of a random op."""
+    if view.types[node] in COLLECTIVE_OP_TYPES:
+        return [("rank", tf.AttrValue(i=rank))]
+    seed2 = _seed2(view.nodes[node], rank)
+    return [] if seed2 is None else [("seed2", seed2)]
+
+
+def _seed2(node: tf.NodeDef, rank: int) -> Optional[tf.AttrValue]:
+    """The second seed of a random op for `rank`; None for other ops, and for those that have no seed."""
+    if "seed2" not in node.attr:
+        return None
     seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
     if seed == 0 and seed2 == 0:
-        return False  # drawn from the system: differs anyway
-    node.attr["seed2"].i = (seed2 + rank * _SEED_STEP) % 0x7FFFFFFF or 1
-    return True
+        return None
+    return tf.AttrValue(i=(seed2 + rank * _SEED_STEP) % 0x7FFFFFFF or 1)
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
