@@ -49,8 +49,13 @@ Attributes:
     identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
 """
 
-ApplyCall = NamedTuple("ApplyCall", [("boundaries", Tuple[Tuple[str, Gradient], ...])])
-ApplyCall.__doc__ = """One outermost call of an optimizer's apply_gradients; boundaries as in GradientCall."""
+ApplyCall = NamedTuple("ApplyCall", [("boundaries", Tuple[Tuple[str, Gradient], ...]), ("changed", bool)])
+ApplyCall.__doc__ = """One outermost call of an optimizer's apply_gradients.
+
+Attributes:
+  boundaries: as in GradientCall.
+  changed: whether some gradient is another than tf.gradients returned: clipped, for example.
+"""
 
 
 class Graph(object):

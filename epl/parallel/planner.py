@@ -103,7 +103,7 @@ def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
         boundaries = list(applied.boundaries)
         if config.communication.clip_after_allreduce and upstream:
             boundaries = [by_identity[name] for name in sorted(upstream, key=list(by_identity).index)]
-        elif any(_producer(gradient).name not in by_identity for _, gradient in boundaries) and upstream:
+        elif applied.changed and upstream:
             logger.warning(
                 "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
                 "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "
@@ -241,11 +241,6 @@ def _bytes(reduction: Reduction) -> Optional[int]:
     for size in reduction.shape:
         elements *= size or 0
     return elements * tf.as_dtype(reduction.dtype).size
-
-
-def _producer(boundary: Gradient) -> tf.Operation:
-    """The op that a boundary is the identity of."""
-    return _first_tensor(boundary).op.inputs[0].op
 
 
 def _readiness(boundary: Gradient) -> int:

@@ -70,7 +70,9 @@ class FeedSharing(object):
                 shared.setdefault(tensor, value)
                 continue
             if tensor.name in self._sparse and replicas > 1:
-                self._share_sparse(self._sparse[tensor.name], by_name, shared)
+                key = self._sparse[tensor.name]
+                self._share_sparse(key, by_name, shared)
+                rows[tensor.name] = (int(by_name[key.dense_shape.name][0]) // replicas,) * replicas
                 continue
             if replicas > 1 and self._copy(tensor, 1).name in by_name:  # cut ahead
                 shared[tensor] = value
@@ -84,6 +86,21 @@ class FeedSharing(object):
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
+
+    def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any]) -> None:
+        """Raises FeedError if a value was cut ahead for replicas that take no part in the run."""
+        if self._rewrite.local_replicas == 1:
+            return
+        by_name = {tensor.name for tensor in feeds}
+        for tensor in feeds:
+            if tensor.op.name in self._cloned and self._copy(tensor, 1).name in by_name:
+                size = _first_dimension(tensor)
+                raise FeedError(
+                    "{} has a first dimension of {} and was fed {} rows, a batch for each local replica, in a run that "
+                    "replica 0 does alone (nothing is trained or merged). Feed it {} rows.".format(
+                        tensor.name, size, size * self._rewrite.local_replicas, size
+                    )
+                )
 
     def _share_sparse(self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any]) -> None:
         """Cuts a fed sparse tensor by its dense rows."""

@@ -152,6 +152,7 @@ def _session_init(
     env = Env.get()
     if env.is_ready and env.cluster is not None:
         if target:
+            session._session = None  # what BaseSession.__del__ asks for
             raise ValueError(
                 "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, "
                 "and remove the tf.train.Server.".format(target)

@@ -29,12 +29,15 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
         return original(ys, xs, *args, **kwargs)
     with graph.phase(Phase.BACKWARD):
         gradients = original(ys, xs, *args, **kwargs)
+        config = Env.get().config.communication
         objective = tuple(t for t in _as_list(ys) if isinstance(t, tf.Tensor))
         names = [_variable_name(x) for x in _as_list(xs)]
         boundaries = []
         returned = []
         for name, gradient in zip(names, gradients):
             if name is not None and gradient is not None:
+                if isinstance(gradient, tf.IndexedSlices) and config.sparse_as_dense and config.clip_after_allreduce:
+                    gradient = tf.convert_to_tensor(gradient)
                 gradient = _boundary(gradient)
                 boundaries.append((name, gradient))
             returned.append(gradient)
@@ -60,18 +63,21 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
         with graph.phase(Phase.APPLY):
             sparse_as_dense = Env.get().config.communication.sparse_as_dense
             boundaries = []
+            changed = False
+            returned = {_first_op(g) for call in graph.gradient_calls for _, g in call.boundaries}
             for i, (gradient, variable) in enumerate(pairs):
                 name = _variable_name(variable)
                 if gradient is None or name is None:
                     continue
                 if not isinstance(gradient, tf.IndexedSlices):
                     gradient = tf.convert_to_tensor(gradient)
-                elif sparse_as_dense:
+                changed = changed or _first_op(gradient) not in returned
+                if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                     gradient = tf.convert_to_tensor(gradient)
                 gradient = _boundary(gradient)
                 boundaries.append((name, gradient))
                 pairs[i] = (gradient, variable)
-            graph.apply_calls.append(ApplyCall(tuple(boundaries)))
+            graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
             return original(pairs, *args, **kwargs)
     finally:
         _inside.apply = False
@@ -117,6 +123,10 @@ def _refuse_function_body() -> None:
             "apply_gradients was called inside a function body (tf.function, or tf.cond with control flow v2). Call it "
             "in the graph itself; tf.disable_control_flow_v2() makes tf.cond part of the graph."
         )
+
+
+def _first_op(gradient: Gradient) -> tf.Operation:
+    return gradient.values.op if isinstance(gradient, tf.IndexedSlices) else gradient.op
 
 
 def _boundary(gradient: Gradient) -> Gradient:

@@ -55,6 +55,8 @@ class GraphRunner(object):
         state = self._state(session)
         if step.uses_replicas or step.is_collective:
             feeds = self.feeds.share(feeds)
+        else:
+            self.feeds.refuse_unused_parts(feeds)
 
         def run_step() -> List[Any]:
             if step.is_collective:

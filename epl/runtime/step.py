@@ -82,15 +82,16 @@ class StepFinder(object):
         needed, foreign = self._needed(asked, fed)
         touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
+        shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}
         is_training = bool(needed & self._gradients)
-        outputs = {view.index[sibling.op] for sibling in merged.values() if sibling.op}
+        outputs = {view.index[sibling.op] for sibling in shown.union(merged.values()) if sibling.op}
         if is_training:
             outputs |= self._outputs_of_a_training_step(needed)
         touched |= outputs
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
-        local_merges = any(not sibling.op for sibling in merged.values())
+        local_merges = any(not sibling.op for sibling in shown.union(merged.values()))
         together = self._collectives | self._global_writes | self._staging
-        if not touched & together and self._is_fed_inference(needed, fed):
+        if not shown and not touched & together and self._is_fed_inference(needed, fed):
             touched = set()
             merged = {}
             local_merges = False

@@ -17,7 +17,7 @@ from tensorflow.python.framework import (
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import control_flow_state, gradients_util
-from tensorflow.python.training import monitored_session
+from tensorflow.python.training import monitored_session, training
 from tensorflow.python.util import nest as tf_nest
 
 BaseSession = session_module.BaseSession
@@ -25,7 +25,13 @@ gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 KerasOptimizer = optimizer_v2.OptimizerV2
 # The modules under which users find tf.train.MonitoredTrainingSession.
-TRAIN_MODULES: Tuple[Any, ...] = (tf.train, tf_api.train, tf_api.compat.v1.train, monitored_session)
+TRAIN_MODULES: Tuple[Any, ...] = (
+    tf.train,
+    tf_api.train,
+    tf_api.compat.v1.train,
+    monitored_session,
+    training,  # where an Estimator finds it
+)
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
 

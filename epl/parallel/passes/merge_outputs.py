@@ -83,8 +83,10 @@ def _update_summaries(rewrite: Rewrite) -> None:
     assert view is not None
     for node in view.of_types(op_types.SUMMARIES):
         for index, name in enumerate(view.nodes[node].input):
-            merged = rewrite.merged.get(name if ":" in name else name + ":0")
+            tensor = name if ":" in name else name + ":0"
+            merged = rewrite.merged.get(tensor)
             if merged is not None and name[0] != "^":
+                rewrite.summarized[node] = tensor
                 op = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
                 rewrite.remember(op)._update_input(index, merged.tensor)
 
