@@ -18,9 +18,16 @@ namespace {
 // An output of no elements may have no address, and the core takes NULL for a failed allocation.
 char empty_buffer;
 
+// A collective is cancelled because something else in the step has failed. TensorFlow puts that first in what it
+// reports of the step, and takes its code, only if this one is marked as derived: the end of the data stays
+// OUT_OF_RANGE.
+tf::Status Cancelled(const char* message) { return tf::StatusGroup::MakeDerived(tf::errors::Cancelled(message)); }
+
 tf::Status ToStatus(int code, const char* message) {
   if (code == EPL_OK) return tf::Status::OK();
-  return tf::Status(static_cast<tf::error::Code>(code), message == nullptr ? "" : message);
+  if (message == nullptr) message = "";
+  if (code == tf::error::CANCELLED) return Cancelled(message);
+  return tf::Status(static_cast<tf::error::Code>(code), message);
 }
 
 tf::Status ToEplDtype(tf::DataType dtype, epl_dtype* result) {
@@ -70,8 +77,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
     tf::Status status = ToEplDtype(call_.dtype, &dtype);
     if (!status.ok()) return Fail(status);
     // A step that is already cancelled submits nothing: the other ranks learn it from the end of the generation.
-    if (!RegisterCancellation())
-      return Fail(tf::errors::Cancelled("the step was cancelled before this collective began"));
+    if (!RegisterCancellation()) return Fail(Cancelled("the step was cancelled before this collective began"));
 
     description_.kind = call_.kind;
     description_.dtype = dtype;
