@@ -15,6 +15,11 @@ from epl.utils import tf_compat
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 
 
+def first_tensor(gradient: Gradient) -> tf.Tensor:
+    """The gradient itself, or the values of a sparse one."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 class GraphKeys(object):
     """Collections of tensors whose values are merged over micro batches and replicas when they are fetched.
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.ir import op_types
-from epl.ir.graph import Gradient, Graph, GraphKeys
+from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
 from epl.ir.view import GraphView
 from epl.ops import fusion
 from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Transfer
@@ -93,16 +93,16 @@ def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
     by_identity: Dict[str, Boundary] = {}
     for call in graph.gradient_calls:
         for boundary in call.boundaries:
-            by_identity[_first_tensor(boundary[1]).op.name] = boundary
+            by_identity[first_tensor(boundary[1]).op.name] = boundary
     first_id = min([tf_compat.op_id(graph.tf_graph.get_operation_by_name(name)) for name in by_identity] or [0])
     groups: List[BoundaryGroup] = []
     taken: Set[str] = set()
     for number, applied in enumerate(graph.apply_calls):
-        upstream = _upstream_boundaries([_first_tensor(g).op for _, g in applied.boundaries], by_identity, first_id)
+        upstream = _upstream_boundaries([first_tensor(g).op for _, g in applied.boundaries], by_identity, first_id)
         taken.update(upstream)
         boundaries = list(applied.boundaries)
         if config.communication.clip_after_allreduce and upstream:
-            boundaries = [by_identity[name] for name in sorted(upstream, key=list(by_identity).index)]
+            boundaries = [boundary for name, boundary in by_identity.items() if name in upstream]
         elif applied.changed and upstream:
             logger.warning(
                 "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
@@ -112,7 +112,7 @@ def find_groups(graph: Graph, config: Config) -> List[BoundaryGroup]:
         groups.append(BoundaryGroup("apply{}".format(number), tuple(boundaries)))
     all_boundaries = list(by_identity)
     for apply_call in graph.apply_calls:
-        all_boundaries.extend(_first_tensor(gradient).op.name for _, gradient in apply_call.boundaries)
+        all_boundaries.extend(first_tensor(gradient).op.name for _, gradient in apply_call.boundaries)
     unused = [name for name in by_identity if name not in taken]
     trained = frozenset(variable for variable, _ in by_identity.values())
     written = _written_without_optimizer(graph.tf_graph, unused, all_boundaries, trained)
@@ -133,7 +133,7 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
     contexts = {
         id(context): context
         for context in (
-            tf_compat.control_flow_context_of(_first_tensor(gradient).op) for _, gradient in group.boundaries
+            tf_compat.control_flow_context_of(first_tensor(gradient).op) for _, gradient in group.boundaries
         )
     }
     if len(contexts) > 1:
@@ -153,7 +153,7 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
 
 
 def make_plan(name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: Config, cluster: Cluster) -> Plan:
-    """The plan for `graph`.
+    """The plan for `graph`, of which the `refuse_` functions have refused nothing.
 
     Args:
       name: prefix of communicator names, the same in every process.
@@ -163,11 +163,8 @@ def make_plan(name: str, graph: Graph, groups: Sequence[BoundaryGroup], config: 
       cluster: the devices.
 
     Raises:
-      NotAvailableError: a feature that does not exist yet.
       PlanError: a gradient that cannot be aggregated.
     """
-    refuse_unavailable(config)
-    refuse_taskgraphs(graph)
     return Plan(
         name=name,
         workers=cluster.worker_num,
@@ -245,14 +242,10 @@ def _bytes(reduction: Reduction) -> Optional[int]:
 
 def _readiness(boundary: Gradient) -> int:
     """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
-    op = _first_tensor(boundary).op
+    op = first_tensor(boundary).op
     while op.type == "Identity":
         op = op.inputs[0].op
     return tf_compat.op_id(op)
-
-
-def _first_tensor(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _upstream_boundaries(ops: Sequence[tf.Operation], boundaries: Dict[str, Any], first_id: int) -> List[str]:
@@ -302,7 +295,7 @@ def _without_repetition(groups: Sequence[BoundaryGroup]) -> List[BoundaryGroup]:
     for group in groups:
         kept = []
         for boundary in group.boundaries:
-            name = _first_tensor(boundary[1]).op.name
+            name = first_tensor(boundary[1]).op.name
             if name not in seen:
                 seen.add(name)
                 kept.append(boundary)

@@ -107,18 +107,16 @@ class Rewrite(object):
 
     def communicator(self, name: str) -> Communicator:
         """The communicator of all replicas of that name; blocks until every process has asked for it."""
+        return self._open(name, [rank // self.plan.devices_per_worker for rank in range(self.world_size)])
+
+    def process_communicator(self) -> Communicator:
+        """The communicator with one rank per process."""
+        return self._open(self.plan.name + "/processes", list(range(self.plan.workers)))
+
+    def _open(self, name: str, owners: List[int]) -> Communicator:
         if name not in self.communicators:
-            owners = [rank // self.plan.devices_per_worker for rank in range(self.world_size)]
             transport = "nccl" if self.plan.device_type == "GPU" else "auto"
             self.communicators[name] = Communicator(name, owners, transport)
-        return self.communicators[name]
-
-    def process_communicator(self, processes: Sequence[int]) -> Communicator:
-        """The communicator with one rank per process."""
-        name = self.plan.name + "/processes"
-        if name not in self.communicators:
-            transport = "nccl" if self.plan.device_type == "GPU" else "auto"
-            self.communicators[name] = Communicator(name, processes, transport)
         return self.communicators[name]
 
     def remember(self, op: tf.Operation) -> tf.Operation:

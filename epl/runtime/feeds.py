@@ -44,8 +44,7 @@ class FeedSharing(object):
             except (KeyError, TypeError, ValueError):
                 feeds[key] = value  # TensorFlow says what is wrong with it
                 continue
-            self._refuse_unfit(tensor, value)
-            if self._is_whole_batch(tensor, value):
+            if self._is_cut_ahead(tensor, value):
                 for replica, part in enumerate(np.split(np.asarray(value), self._rewrite.local_replicas)):
                     feeds[self._copy(tensor, replica)] = part
             else:
@@ -74,7 +73,7 @@ class FeedSharing(object):
                 self._share_sparse(key, by_name, shared)
                 rows[tensor.name] = (int(by_name[key.dense_shape.name][0]) // replicas,) * replicas
                 continue
-            if replicas > 1 and self._copy(tensor, 1).name in by_name:  # cut ahead
+            if self._rewrite.prefix(1) + tensor.name in by_name:  # cut ahead
                 shared[tensor] = value
                 rows[tensor.name] = (len(value),) * replicas
                 continue
@@ -89,11 +88,9 @@ class FeedSharing(object):
 
     def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any]) -> None:
         """Raises FeedError if a value was cut ahead for replicas that take no part in the run."""
-        if self._rewrite.local_replicas == 1:
-            return
-        by_name = {tensor.name for tensor in feeds}
+        fed = {tensor.name for tensor in feeds}
         for tensor in feeds:
-            if tensor.op.name in self._cloned and self._copy(tensor, 1).name in by_name:
+            if self._rewrite.prefix(1) + tensor.name in fed:
                 size = _first_dimension(tensor)
                 raise FeedError(
                     "{} has a first dimension of {} and was fed {} rows, a batch for each local replica, in a run that "
@@ -126,11 +123,16 @@ class FeedSharing(object):
             return tensor
         return self._rewrite.tf_graph.get_tensor_by_name(self._rewrite.prefix(replica) + tensor.name)
 
-    def _refuse_unfit(self, tensor: tf.Tensor, value: Any) -> None:
+    def _is_cut_ahead(self, tensor: tf.Tensor, value: Any) -> bool:
+        """Whether `value` holds the rows of every replica for a placeholder that TensorFlow lets take those of one.
+
+        Raises:
+          FeedError: rows that are neither one batch nor one for each replica.
+        """
         size = _first_dimension(tensor)
         replicas = self._rewrite.local_replicas
         if tensor.op.name not in self._cloned or size is None or replicas == 1 or np.ndim(value) != tensor.shape.ndims:
-            return
+            return False
         fed = np.shape(value)[0]
         if fed not in (size, replicas * size):
             raise FeedError(
@@ -139,19 +141,7 @@ class FeedSharing(object):
                     tensor.name, size, fed, replicas, replicas * size, size, size
                 )
             )
-
-    def _is_whole_batch(self, tensor: tf.Tensor, value: Any) -> bool:
-        """Whether a known first dimension makes TensorFlow refuse `value`, which holds that many rows per replica."""
-        size = _first_dimension(tensor)
-        replicas = self._rewrite.local_replicas
-        return (
-            replicas > 1
-            and tensor.op.name in self._cloned
-            and size is not None
-            and np.ndim(value) == tensor.shape.ndims
-            and np.shape(value)[0] == replicas * size
-            and np.shape(value)[0] != size
-        )
+        return fed != size
 
     def _parts(self, tensor: tf.Tensor, value: Any, replicas: int) -> Tuple[List[Any], Tuple[int, ...]]:
         """The value of each replica, and their rows if the value was cut."""

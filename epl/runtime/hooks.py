@@ -32,7 +32,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.graph import Graph
+from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import transformation
 from epl.parallel.rewrite import Rewrite
@@ -190,7 +190,7 @@ def _refuse_shipped(session: Any, graph: Graph) -> None:
     shipped = getattr(session, "_epl_shipped", 0)
     for call in list(graph.gradient_calls) + list(graph.apply_calls):
         for name, gradient in call.boundaries:
-            tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            tensor = first_tensor(gradient)
             if tf_compat.op_id(tensor.op) <= shipped:
                 raise PlanError(
                     "The session ran before the graph could be rewritten for {} (its gradient {!r} is in it already). "

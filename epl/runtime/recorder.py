@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
-from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph
+from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
@@ -64,14 +64,14 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
             sparse_as_dense = Env.get().config.communication.sparse_as_dense
             boundaries = []
             changed = False
-            returned = {_first_op(g) for call in graph.gradient_calls for _, g in call.boundaries}
+            returned = {first_tensor(g).op for call in graph.gradient_calls for _, g in call.boundaries}
             for i, (gradient, variable) in enumerate(pairs):
                 name = _variable_name(variable)
                 if gradient is None or name is None:
                     continue
                 if not isinstance(gradient, tf.IndexedSlices):
                     gradient = tf.convert_to_tensor(gradient)
-                changed = changed or _first_op(gradient) not in returned
+                changed = changed or first_tensor(gradient).op not in returned
                 if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                     gradient = tf.convert_to_tensor(gradient)
                 gradient = _boundary(gradient)
@@ -123,10 +123,6 @@ def _refuse_function_body() -> None:
             "apply_gradients was called inside a function body (tf.function, or tf.cond with control flow v2). Call it "
             "in the graph itself; tf.disable_control_flow_v2() makes tf.cond part of the graph."
         )
-
-
-def _first_op(gradient: Gradient) -> tf.Operation:
-    return gradient.values.op if isinstance(gradient, tf.IndexedSlices) else gradient.op
 
 
 def _boundary(gradient: Gradient) -> Gradient:

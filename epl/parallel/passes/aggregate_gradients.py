@@ -12,7 +12,7 @@ from typing import Dict, List, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.graph import Gradient
+from epl.ir.graph import Gradient, first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -70,14 +70,10 @@ def _reduce(
     received = communicator.all_reduce(sent, rewrite.base_rank, key, "sum", weight=share)
     if scale is not None:
         received = [
-            compression.decompress(new, _first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
+            compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
-
-
-def _first_tensor(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _source(boundary: Gradient) -> Gradient:

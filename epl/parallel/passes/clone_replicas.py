@@ -42,7 +42,6 @@ def run(rewrite: Rewrite) -> None:
         for node in rewrite.cloned
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or "seed2" in view.nodes[node].attr
     ]
-
     edits = [
         {node: Edit(devices.get(node, target), _own_attrs(view, node, first_rank + copy)) for node in special}
         for copy, target in enumerate(targets)

@@ -10,6 +10,7 @@ from typing import List, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.pass_manager import Pass
 from epl.parallel.plan import Output
 from epl.parallel.rewrite import Rewrite, Sibling
@@ -72,7 +73,7 @@ def _merge_local(output: Output, tensors: List[tf.Tensor], weights: List[tf.Tens
 def _collective_of(tensor: tf.Tensor) -> tf.Operation:
     """The collective op that a merged tensor comes from, past casts and reshapes."""
     op = tensor.op
-    while not op.type.startswith("Epl"):
+    while op.type not in COLLECTIVE_OP_TYPES:
         op = op.inputs[0].op
     return op
 

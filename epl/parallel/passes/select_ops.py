@@ -5,7 +5,7 @@ the output collections, and everything that these are computed from, down to wha
 drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
 """
 
-from typing import Dict, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +21,8 @@ from epl.utils.errors import PlanError
 def run(rewrite: Rewrite) -> None:
     """Reads the graph, selects the ops, and gates the writes."""
     view = rewrite.view = GraphView(rewrite.tf_graph)
-    writes = _training_writes(rewrite, view)
+    all_writes = view.writes()
+    writes = _training_writes(rewrite, view, all_writes)
     roots = set(writes)
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs)
@@ -37,7 +38,7 @@ def run(rewrite: Rewrite) -> None:
         )
     _refuse_tapes(rewrite, view)
     rewrite.writes = writes
-    rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, writes)
+    rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
     _gate(rewrite, view, writes)
 
 
@@ -65,7 +66,7 @@ def _colocation_anchors(view: GraphView, areas: Dict[Tuple[bytes, bytes], Set[in
     return {view.index[name] for name in groups if name in view.index and view.types[view.index[name]] == "NoOp"}
 
 
-def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
+def _training_writes(rewrite: Rewrite, view: GraphView, all_writes: List[int]) -> Set[int]:
     """Ops that write variables, those of initialization, restore and input pipelines left out."""
     initializers = set()
     for key in rewrite.tf_graph.get_all_collection_keys():
@@ -79,7 +80,7 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
     trained = view.descendants([view.index[name] for name in rewrite.collectives])  # a queue of results is no input
     feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
     writes = set()
-    for node in view.writes():
+    for node in all_writes:
         if view.nodes[node].name in initializers or node in feeds_a_queue:
             continue
         if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
@@ -90,12 +91,8 @@ def _training_writes(rewrite: Rewrite, view: GraphView) -> Set[int]:
     return writes
 
 
-def _foreign_writes(view: GraphView, cloned: Set[int], writes: Set[int]) -> Set[str]:
-    return {
-        view.nodes[node].name
-        for node in view.writes()
-        if node not in writes and any(p in cloned for p in view.variable_inputs(node))
-    }
+def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[str]:
+    return {view.nodes[node].name for node in others if any(p in cloned for p in view.variable_inputs(node))}
 
 
 def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:

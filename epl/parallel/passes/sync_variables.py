@@ -28,11 +28,10 @@ def run_broadcast(rewrite: Rewrite) -> None:
     assert view is not None
     if rewrite.plan.workers == 1 or not rewrite.plan.groups:
         return
-    owners = range(rewrite.plan.workers)
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
     with rewrite.building("variables/broadcast"):
         values = [_value(rewrite, view, node) for node in variables]
-        communicator = rewrite.process_communicator(list(owners))
+        communicator = rewrite.process_communicator()
         received = communicator.broadcast(values, rewrite.cluster.worker_index, BROADCAST_KEY)
         for node, value in zip(variables, received):
             rewrite.broadcasts.append(_assign(rewrite, view, node, value).name)
