@@ -44,7 +44,12 @@ class GraphKeys(object):
 
 
 GradientCall = NamedTuple(
-    "GradientCall", [("ys", Tuple[tf.Tensor, ...]), ("boundaries", Tuple[Tuple[str, Gradient], ...])]
+    "GradientCall",
+    [
+        ("ys", Tuple[tf.Tensor, ...]),
+        ("boundaries", Tuple[Tuple[str, Gradient], ...]),
+        ("seeds", Tuple[tf.Tensor, ...]),
+    ],
 )
 GradientCall.__doc__ = """One call of tf.gradients.
 
@@ -52,6 +57,7 @@ Attributes:
   ys: the tensors differentiated: the objective.
   boundaries: (variable op name, gradient as returned to the user) for every x that is a variable. The gradient is an
     identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
+  seeds: the gradients of `ys` themselves, where the backward pass begins.
 """
 
 ApplyCall = NamedTuple("ApplyCall", [("boundaries", Tuple[Tuple[str, Gradient], ...]), ("changed", bool)])
@@ -132,8 +138,10 @@ class Graph(object):
         return tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
 
     def close_taskgraph(self, mark: Optional[tf.AttrValue]) -> None:
-        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again."""
+        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again, or else stay in the last one."""
         self._drop_empty_taskgraph()
+        if mark is None and self.taskgraphs:
+            mark = tf.AttrValue(i=self.taskgraphs[-1].index)
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
 
     def _drop_empty_taskgraph(self) -> None:

@@ -4,10 +4,11 @@ Each gradient of a variable is returned through an identity, the *boundary*. The
 (the mean over replicas), and then everything that the user built from it computes with that.
 """
 
+import contextlib
 import functools
 import logging
 import threading
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +20,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
-_inside = threading.local()  # whether this thread is inside an optimizer's apply_gradients
+_inside = threading.local()  # of this thread: whether it is inside an optimizer's apply_gradients, and seeds it made
 
 
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
@@ -27,7 +28,7 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
-    with graph.phase(Phase.BACKWARD):
+    with graph.phase(Phase.BACKWARD), _seeds_of_call() as seeds:
         gradients = original(ys, xs, *args, **kwargs)
         config = Env.get().config.communication
         objective = tuple(t for t in _as_list(ys) if isinstance(t, tf.Tensor))
@@ -41,8 +42,27 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
                 gradient = _boundary(gradient)
                 boundaries.append((name, gradient))
             returned.append(gradient)
-    graph.gradient_calls.append(GradientCall(objective, tuple(boundaries)))
+    graph.gradient_calls.append(GradientCall(objective, tuple(boundaries), tuple(seeds)))
     return returned
+
+
+def recorded_seeds(original: Callable[..., List[Any]], *args: Any, **kwargs: Any) -> List[Any]:
+    """TensorFlow's making of the gradients of the objective itself, recorded."""
+    made = original(*args, **kwargs)
+    for seed in made:
+        if seed is not None:
+            getattr(_inside, "seeds", []).append(first_tensor(seed))
+    return made
+
+
+@contextlib.contextmanager
+def _seeds_of_call() -> Iterator[List[tf.Tensor]]:
+    """The seeds that this thread makes inside; calls of tf.gradients may nest, in custom gradients."""
+    outer, _inside.seeds = getattr(_inside, "seeds", []), []
+    try:
+        yield _inside.seeds
+    finally:
+        _inside.seeds = outer
 
 
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
