@@ -71,9 +71,11 @@ def chain(num_stages: int) -> Tuple[Tuple[int, int], ...]:
 def to_text(schedule: Schedule) -> str:
     """The schedule as text, one line per device; `from_text` reads it.
 
-    schedule PreferBackward stages=2 micro_batches=2 device_of_stage=0,1
-    device 0: 0F0 0F1 0B0 0B1
-    device 1: 1F0 1B0 1F1 1B1
+    Two stages and two micro batches:
+
+        schedule PreferBackward stages=2 micro_batches=2 device_of_stage=0,1
+        device 0: 0F0 0F1 0B0 0B1
+        device 1: 1F0 1B0 1F1 1B1
     """
     lines = [
         f"schedule {schedule.name} stages={schedule.num_stages} micro_batches={schedule.num_micro_batch} "
@@ -184,7 +186,8 @@ def execution_order(schedule: Schedule, dependencies: Optional[Dependencies] = N
     ready: Deque[int] = collections.deque(range(schedule.num_devices))
     while ready:
         device = ready.popleft()
-        for action in schedule.actions[device][position[device] :]:
+        while position[device] < len(schedule.actions[device]):
+            action = schedule.actions[device][position[device]]
             missing = next((needed for needed in sources.of(action) if needed not in done), None)
             if missing is not None:
                 waiting[missing].append(device)
@@ -261,11 +264,12 @@ def peak_in_flight(schedule: Schedule) -> Tuple[int, ...]:
 
 def _check_actions(schedule: Schedule) -> None:
     """Each action once, on its stage's device, backward after forward."""
+    expected = set(all_actions(schedule.num_stages, schedule.num_micro_batch))
     seen: Set[Action] = set()
     for device, actions in enumerate(schedule.actions):
         for action in actions:
             where = f"schedule {schedule.name}, device {device}: {action}"
-            if action.stage >= schedule.num_stages or action.micro_batch >= schedule.num_micro_batch:
+            if action not in expected:
                 raise ValueError(
                     f"{where} does not exist: expected stages 0 to {schedule.num_stages - 1} and micro batches 0 to "
                     f"{schedule.num_micro_batch - 1}"
@@ -277,10 +281,10 @@ def _check_actions(schedule: Schedule) -> None:
             if action.kind == BACKWARD and action._replace(kind=FORWARD) not in seen:
                 raise ValueError(f"{where} stands before {action._replace(kind=FORWARD)}, whose activations it reads")
             seen.add(action)
-    for action in all_actions(schedule.num_stages, schedule.num_micro_batch):
-        if action not in seen:
-            device = schedule.device_of_stage[action.stage]
-            raise ValueError(f"schedule {schedule.name}, device {device}: {action} is missing")
+    if expected - seen:
+        action = min(expected - seen)
+        device = schedule.device_of_stage[action.stage]
+        raise ValueError(f"schedule {schedule.name}, device {device}: {action} is missing")
 
 
 def all_actions(num_stages: int, num_micro_batch: int) -> Iterator[Action]:

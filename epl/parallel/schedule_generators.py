@@ -11,7 +11,7 @@ With one stage per device, three stages and five micro batches (a digit: forward
     0 1 2 3 4 (0) .. (4)     0 (0) 1 (1) 2 ..         0 (0) 1 (1) 2 ..
 """
 
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
 from epl.parallel import schedule as schedules
 from epl.parallel.schedule import BACKWARD, FORWARD, Action, Schedule
@@ -93,9 +93,9 @@ def _one_forward_one_backward(device_of_stage: Tuple[int, ...], num_micro_batch:
     if num_stages == num_devices:
         orders = [_alternate(stage, bounds[stage] - 1, num_micro_batch) for stage in range(num_stages)]
         return tuple(orders[device_of_stage.index(device)] for device in range(num_devices))
-    dealt = all(device == stage % num_devices for stage, device in enumerate(device_of_stage))
-    if dealt and num_stages % num_devices == 0 and num_micro_batch % num_devices == 0:
-        return _interleaved(num_devices, num_stages // num_devices, num_micro_batch, extra)
+    num_turns = num_stages // num_devices
+    if device_of_stage == tuple(range(num_devices)) * num_turns:
+        return _interleaved(num_devices, num_turns, num_micro_batch, extra)
     return _list_schedule(device_of_stage, num_micro_batch, bounds)
 
 
@@ -116,76 +116,90 @@ def _merge(forward: List[Action], backward: List[Action], num_warm_up: int) -> T
 
 def _interleaved(num_devices: int, num_turns: int, num_micro_batch: int, extra: int) -> Orders:
     """Interleaved 1F1B (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM", section 2.2): a device runs its stages in turn, each for as many micro batches as there are devices.
+    Megatron-LM", section 2.2): a device runs its stages in turn, each over a block of micro batches.
+
+    The paper's blocks have as many micro batches as there are devices, which M must then be a multiple of. Blocks that
+    are larger by the remainder, shared out, keep the bubble as short for every M from D on: a block of D or more is
+    back at the first device when that has finished it. Larger blocks stand first, as the warm-up covers one.
 
     Args:
       num_devices: D; stage s is on device s % D.
       num_turns: stages per device.
-      num_micro_batch: a multiple of D.
+      num_micro_batch: M.
       extra: forward passes that run ahead on all devices but the last.
     """
-    blocks = range(0, num_micro_batch, num_devices)
+    blocks = _blocks(num_micro_batch, max(1, num_micro_batch // num_devices))
     orders = []
     for device in range(num_devices):
         stages = range(device, num_devices * num_turns, num_devices)
-        forward = [Action(s, FORWARD, b + i) for b in blocks for s in stages for i in range(num_devices)]
-        backward = [Action(s, BACKWARD, b + i) for b in blocks for s in reversed(stages) for i in range(num_devices)]
+        forward = [Action(stage, FORWARD, m) for block in blocks for stage in stages for m in block]
+        backward = [Action(stage, BACKWARD, m) for block in blocks for stage in reversed(stages) for m in block]
         ahead = extra if device < num_devices - 1 else 0
-        orders.append(_merge(forward, backward, (num_devices - 1 - device) * 2 + (num_turns - 1) * num_devices + ahead))
+        orders.append(
+            _merge(forward, backward, (num_devices - 1 - device) * 2 + (num_turns - 1) * len(blocks[0]) + ahead)
+        )
     return tuple(orders)
 
 
+def _blocks(num_micro_batch: int, count: int) -> List[range]:
+    """The micro batches in `count` blocks, the first ones larger by one where they differ."""
+    size, rest = divmod(num_micro_batch, count)
+    starts = [index * size + min(index, rest) for index in range(count + 1)]
+    return [range(start, end) for start, end in zip(starts, starts[1:])]
+
+
 def _list_schedule(device_of_stage: Tuple[int, ...], num_micro_batch: int, bounds: Sequence[int]) -> Orders:
-    """1F1B for any assignment: simulates the devices, each taking the best action that is ready.
+    """1F1B for any assignment: simulates the devices, each taking the best action that is ready (list scheduling).
 
     Best is what starts first; of those a backward pass; then the earlier micro batch, then the later stage. A stage
     whose micro batches in flight have reached its bound takes no further one. It cannot get stuck: each stage takes its
     micro batches in order, so that the first unfinished one finds none of the bound used up by those after it.
     """
-    num_stages = len(device_of_stage)
     passes = _Passes(device_of_stage, num_micro_batch, bounds)
     orders: List[List[Action]] = [[] for _ in range(max(device_of_stage) + 1)]
-    for _ in range(2 * num_stages * num_micro_batch):
+    for _ in range(2 * len(device_of_stage) * num_micro_batch):
         action = passes.take_next()
         orders[device_of_stage[action.stage]].append(action)
     return tuple(tuple(order) for order in orders)
 
 
 class _Passes:
-    """The state of a simulated pipeline whose devices choose what to run next."""
+    """The state of a simulated chain of stages whose devices choose what to run next."""
 
     # A backward pass costs about twice a forward pass: gradients of the activations and of the weights.
     _SECONDS = {FORWARD: 1, BACKWARD: 2}
 
     def __init__(self, device_of_stage: Tuple[int, ...], num_micro_batch: int, bounds: Sequence[int]) -> None:
+        num_stages = len(device_of_stage)
         self._device_of_stage = device_of_stage
         self._num_micro_batch = num_micro_batch
         self._bounds = bounds
-        self._sources = schedules.sources_of_stages(len(device_of_stage))
-        self._next = {kind: [0] * len(device_of_stage) for kind in (FORWARD, BACKWARD)}
+        self._sources = schedules.sources_of_stages(num_stages)
+        self._next = {kind: [0] * num_stages for kind in (FORWARD, BACKWARD)}
         self._free = [0] * (max(device_of_stage) + 1)
         self._end: Dict[Action, int] = {}
+        self._ready: Dict[Action, int] = {Action(0, FORWARD, 0): 0}  # when what it reads is there
 
     def take_next(self) -> Action:
         """Runs the action that starts first among all devices, and returns it."""
-        start, _, _, _, action = min(self._candidates())
-        self._next[action.kind][action.stage] += 1
-        self._end[action] = self._free[self._device_of_stage[action.stage]] = start + self._SECONDS[action.kind]
+        start, _, _, _, action = min(self._choices())
+        stage, kind, _ = action
+        del self._ready[action]
+        self._next[kind][stage] += 1
+        self._end[action] = self._free[self._device_of_stage[stage]] = start + self._SECONDS[kind]
+        for near in range(max(0, stage - 1), min(len(self._device_of_stage), stage + 2)):
+            self._find_ready(Action(near, FORWARD, self._next[FORWARD][near]))
+            self._find_ready(Action(near, BACKWARD, self._next[BACKWARD][near]))
         return action
 
-    def _candidates(self) -> List[Tuple[int, bool, int, int, Action]]:
-        found = []
-        for stage, device in enumerate(self._device_of_stage):
-            for kind in (FORWARD, BACKWARD):
-                action = Action(stage, kind, self._next[kind][stage])
-                sources = list(self._sources.of(action))
-                if self._may_run(action) and all(source in self._end for source in sources):
-                    start = max([self._free[device]] + [self._end[source] for source in sources])
-                    found.append((start, kind == FORWARD, action.micro_batch, -stage, action))
-        return found
+    def _choices(self) -> Iterator[Tuple[int, bool, int, int, Action]]:
+        for action, ready in self._ready.items():
+            stage, kind, micro_batch = action
+            if kind == BACKWARD or micro_batch - self._next[BACKWARD][stage] < self._bounds[stage]:
+                start = max(ready, self._free[self._device_of_stage[stage]])
+                yield start, kind == FORWARD, micro_batch, -stage, action
 
-    def _may_run(self, action: Action) -> bool:
-        if action.micro_batch >= self._num_micro_batch:
-            return False
-        in_flight = self._next[FORWARD][action.stage] - self._next[BACKWARD][action.stage]
-        return action.kind == BACKWARD or in_flight < self._bounds[action.stage]
+    def _find_ready(self, action: Action) -> None:
+        sources = list(self._sources.of(action))
+        if action.micro_batch < self._num_micro_batch and all(source in self._end for source in sources):
+            self._ready[action] = max([self._end[source] for source in sources], default=0)
