@@ -71,6 +71,13 @@ STAGING = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
+# Ops of control flow (v1): into and out of a loop's frame, its back edge, into and out of a branch.
+ENTERS = frozenset(["Enter", "RefEnter"])
+EXITS = frozenset(["Exit", "RefExit"])
+NEXT_ITERATIONS = frozenset(["NextIteration", "RefNextIteration"])
+SWITCHES = frozenset(["Switch", "RefSwitch"])
+MERGES = frozenset(["Merge", "RefMerge"])
+
 PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
 
 # What a restore reads from.

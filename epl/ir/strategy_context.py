@@ -67,11 +67,11 @@ class StrategyContext(object):
         self._marks = [(graph, graph.open_taskgraph(strategy))]
 
     def exit(self) -> None:
-        """Closes the explicit scope; the default strategy, if any, is in effect again."""
+        """Closes the explicit scope: ops belong to the default strategy again or, without one, to the last TaskGraph."""
         marks, self._marks = self._marks, []
         self._scope = None
         for graph, mark in reversed(marks):
-            graph.close_taskgraph(mark)
+            graph.close_taskgraph(None if self._default is None else mark)
 
     def annotate(self, tf_graph: tf.Graph) -> None:
         """A new tf.Graph begins with the strategies in effect (an Estimator builds in a graph of its own)."""

@@ -90,6 +90,11 @@ class GraphView(object):
         """The variables that a write op takes directly."""
         return [p for p in self.producers[node] if self.types[p] in op_types.VARIABLES]
 
+    def takes_data(self, node: int, producer: int) -> bool:
+        """Whether a node takes a tensor of another one, not only control."""
+        wanted = self.nodes[producer].name
+        return any(name[0] != "^" and _producer_name(name) == wanted for name in self.nodes[node].input)
+
     def add_control_input(self, node: int, producer: int) -> None:
         """Follows an edge added to the graph itself."""
         self.nodes[node].input.append("^" + self.nodes[producer].name)

@@ -2,7 +2,19 @@
 
 import hashlib
 import json
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+_TASK = re.compile(r"/task:(\d+)/")
+
+Stage = NamedTuple("Stage", [("taskgraphs", Tuple[int, ...]), ("strategy", str), ("devices", Tuple[str, ...])])
+Stage.__doc__ = """TaskGraphs that run together, on one device of each model replica.
+
+Attributes:
+  taskgraphs: their indices.
+  strategy: the annotation, for messages.
+  devices: by replica, the name of the device in the job.
+"""
 
 Reduction = NamedTuple(
     "Reduction",
@@ -32,15 +44,20 @@ Attributes:
 """
 
 GradientGroup = NamedTuple(
-    "GradientGroup", [("name", str), ("reductions", Tuple[Reduction, ...]), ("transfers", Tuple[Transfer, ...])]
+    "GradientGroup",
+    [("name", str), ("stage", int), ("reductions", Tuple[Reduction, ...]), ("transfers", Tuple[Transfer, ...])],
 )
-GradientGroup.__doc__ = """The gradients of one apply_gradients call: aggregated together, in the order of readiness."""
+GradientGroup.__doc__ = """The gradients of one apply_gradients call for the variables of one stage.
 
-Output = NamedTuple("Output", [("tensor", str), ("scope", str), ("merge", str), ("communicator", str)])
+They are aggregated together, in the order of readiness.
+"""
+
+Output = NamedTuple("Output", [("tensor", str), ("stage", int), ("scope", str), ("merge", str), ("communicator", str)])
 Output.__doc__ = """A tensor whose fetched value is merged.
 
 Attributes:
   tensor: its name.
+  stage: that computes it.
   scope: "global" (all replicas) or "local" (those of one process).
   merge: "concat", "mean" or "sum".
   communicator: for global outputs.
@@ -51,22 +68,27 @@ Plan = NamedTuple(
     [
         ("name", str),
         ("workers", int),
-        ("devices_per_worker", int),
         ("device_type", str),
-        ("strategy", str),
+        ("stages", Tuple[Stage, ...]),
+        ("owners", Tuple[int, ...]),
+        ("num_micro_batch", int),
+        ("schedule", str),
         ("reduce_method", str),
         ("fp16_scale", Optional[int]),
         ("groups", Tuple[GradientGroup, ...]),
         ("outputs", Tuple[Output, ...]),
     ],
 )
-Plan.__doc__ = """Which replicas there are and what they exchange.
+Plan.__doc__ = """Which replicas there are, where their stages run and in which order, and what they exchange.
 
 Attributes:
   name: prefix of the communicators.
-  workers, devices_per_worker, device_type: the devices; each carries one replica.
-  strategy: the annotation, for messages.
-  reduce_method: "mean" or "sum" over the replicas.
+  workers, device_type: processes of the job, and what their devices are.
+  stages: of the model; one, unless it is a pipeline.
+  owners: by replica (its rank), the process that builds and runs it; ascending.
+  num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
+  schedule: text form of the Schedule of a pipeline; "" with one stage.
+  reduce_method: "mean" or "sum" over the micro batches and replicas.
   fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
   groups, outputs: see there.
 """
@@ -74,7 +96,17 @@ Attributes:
 
 def world_size(plan: Plan) -> int:
     """Number of replicas of the plan."""
-    return plan.workers * plan.devices_per_worker
+    return len(plan.owners)
+
+
+def ranks_of(plan: Plan, worker: int) -> List[int]:
+    """The replicas that a process builds and runs."""
+    return [rank for rank, owner in enumerate(plan.owners) if owner == worker]
+
+
+def worker_of(device: str) -> int:
+    """The process that a device of the job belongs to."""
+    return int(_TASK.search(device).group(1))  # type: ignore[union-attr]  # devices of a Stage name their task
 
 
 def to_json(plan: Plan) -> str:
@@ -88,6 +120,7 @@ def from_json(text: str) -> Plan:
     values["groups"] = tuple(
         GradientGroup(
             group["name"],
+            group["stage"],
             tuple(
                 Reduction(r["variable"], r["dtype"], None if r["shape"] is None else tuple(r["shape"]), r["sparse"])
                 for r in group["reductions"]
@@ -97,6 +130,10 @@ def from_json(text: str) -> Plan:
         for group in values["groups"]
     )
     values["outputs"] = tuple(Output(**output) for output in values["outputs"])
+    values["stages"] = tuple(
+        Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
+    )
+    values["owners"] = tuple(values["owners"])
     return Plan(**values)
 
 
@@ -130,17 +167,21 @@ def _describe_reduction(reduction: Reduction) -> str:
 def describe(plan: Plan) -> str:
     """The plan as a few lines for a person."""
     lines = [
-        "{}: {} over {} worker(s) x {} {} device(s) = {} replica(s), gradients by {}{}".format(
+        "{}: {} over {} worker(s) = {} replica(s) of {} stage(s) on {}, gradients by {}{}".format(
             plan.name,
-            plan.strategy,
+            plan.stages[0].strategy,
             plan.workers,
-            plan.devices_per_worker,
-            plan.device_type,
             world_size(plan),
+            len(plan.stages),
+            plan.device_type,
             plan.reduce_method,
             "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
-        )  # fmt: skip
+        )
     ]
+    if len(plan.stages) > 1:
+        for number, stage in enumerate(plan.stages):
+            lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))
+        lines += ["  " + line for line in plan.schedule.splitlines()]
     for group in plan.groups:
         lines.append(
             "  {}: {} gradients ({} sparse) in {} transfer(s)".format(

@@ -1,23 +1,25 @@
 """The rewriting of one graph: what passes share while it goes on, and what the session needs to know afterwards."""
 
 import contextlib
+import re
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
 from epl.config import Config
-from epl.ir.graph import Graph
+from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
-from epl.parallel.plan import Plan, world_size
-from epl.parallel.planner import BoundaryGroup
+from epl.parallel.gradient_groups import BoundaryGroup, Training
+from epl.parallel.plan import Plan, ranks_of, worker_of, world_size
 from epl.utils import tf_compat
 
 # Every op that the passes add stands under one of these names; they are for people, nothing is read from them.
 PLAN_SCOPE = "EPL_PLAN"
 REPLICA_PREFIX = "EPL_REPLICA_{}/"
+MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
 
 VariableSync = NamedTuple(
     "VariableSync", [("variable", str), ("is_initialized", str), ("copies", List[str]), ("is_global", bool)]
@@ -40,30 +42,45 @@ Sibling.__doc__ = (
 class Rewrite(object):
     """State of the rewriting of one graph.
 
-    Attributes:
-      graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
-      groups: where gradients are aggregated, in the order of `plan.groups`.
-      view: the graph after everything was added to replica 0 and before it is cloned.
-      cloned: indices in `view` of the ops that every local replica has a copy of.
-      writes: those of them that write variables.
-      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut unevenly.
-      gates: per group, the op that runs once every replica of the job has its data.
-      collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
-      merged: tensor name -> what is fetched in its place.
-      summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
-      syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
-      built: names of the ops that passes created on replica 0.
-      user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
-      foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
+      Attributes:
+        graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
+        groups: where gradients are aggregated, in the order of `plan.groups`.
+        trainings: the backward passes behind them.
+        micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
+        over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
+        barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+        view: the graph after everything was added to replica 0 and before it is cloned.
+        cloned: indices in `view` of the ops that every local replica has a copy of.
+        writes: those of them that write variables.
+        weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut unevenly.
+        gates: per group, the op that runs once every replica of the job has its data.
+        collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
+        merged: tensor name -> what is fetched in its place.
+        summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
+        syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+        built: names of the ops that passes created on replica 0.
+        user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
+    user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
+        foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
 
     def __init__(
-        self, graph: Graph, plan: Plan, groups: Sequence[BoundaryGroup], config: Config, cluster: Cluster
+        self,
+        graph: Graph,
+        plan: Plan,
+        groups: Sequence[BoundaryGroup],
+        trainings: Sequence[Training],
+        config: Config,
+        cluster: Cluster,
     ) -> None:
         self.graph = graph
         self.tf_graph = graph.tf_graph
         self.plan = plan
         self.groups = list(groups)
+        self.trainings = list(trainings)
+        self.micro_batched: FrozenSet[str] = frozenset()
+        self.over_micro_batches: Dict[str, tf.Tensor] = {}
+        self.barriers: List[List[str]] = [[] for _ in trainings]
         self.config = config
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
@@ -81,6 +98,7 @@ class Rewrite(object):
         self.built: Set[str] = set()
         self.foreign_writes: Set[str] = set()
         self.user_nodes: Dict[str, tf.NodeDef] = {}
+        self.user_devices: Dict[str, str] = {}
         self.added: FrozenSet[str] = frozenset()
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
@@ -89,25 +107,38 @@ class Rewrite(object):
     @property
     def base_rank(self) -> int:
         """The rank of this process's replica 0."""
-        return self.cluster.worker_index * self.plan.devices_per_worker
+        return ranks_of(self.plan, self.cluster.worker_index)[0]
 
     @property
     def local_replicas(self) -> int:
         """Replicas in this process."""
-        return self.plan.devices_per_worker
+        return len(ranks_of(self.plan, self.cluster.worker_index))
 
     @property
     def world_size(self) -> int:
         """Replicas of the job."""
         return world_size(self.plan)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to rewrite: one replica of one stage."""
+        return self.world_size == len(self.plan.stages) == 1
+
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""
         return REPLICA_PREFIX.format(replica) if replica else ""
 
-    def communicator(self, name: str) -> Communicator:
-        """The communicator of all replicas of that name; blocks until every process has asked for it."""
-        return self._open(name, [rank // self.plan.devices_per_worker for rank in range(self.world_size)])
+    def micro_prefix(self, micro_batch: int) -> str:
+        """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
+        return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
+
+    def device(self, stage: int, replica: int = 0) -> str:
+        """The device of a stage of a local replica, as the session of this process names it."""
+        return local_name(self.plan.stages[stage].devices[self.base_rank + replica])
+
+    def communicator(self, name: str, stage: int = 0) -> Communicator:
+        """The communicator of all replicas of a stage; blocks until every process has asked for it."""
+        return self._open(name, [worker_of(device) for device in self.plan.stages[stage].devices])
 
     def process_communicator(self) -> Communicator:
         """The communicator with one rank per process."""
@@ -119,6 +150,20 @@ class Rewrite(object):
             self.communicators[name] = Communicator(name, owners, transport)
         return self.communicators[name]
 
+    def operation(self, name: str) -> tf.Operation:
+        """The op of that name."""
+        return self.tf_graph.get_operation_by_name(name)
+
+    def gradients(self) -> Set[str]:
+        """Names of the ops of replica 0 that give the gradients of a step."""
+        names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
+        return names.union(*self.gradient_collectives)
+
+    def in_replica(self, tensor: str) -> tf.Tensor:
+        """The value of a tensor in replica 0: merged over its micro batches if it is an output of a pipeline."""
+        merged = self.over_micro_batches.get(tensor)
+        return self.tf_graph.get_tensor_by_name(tensor) if merged is None else merged
+
     def remember(self, op: tf.Operation) -> tf.Operation:
         """Keeps how an op of the user was, before a pass changes it; returns the op."""
         if op.name not in self.user_nodes:
@@ -126,18 +171,25 @@ class Rewrite(object):
         return op
 
     @contextlib.contextmanager
-    def building(self, scope: str, device: Optional[str] = None) -> Iterator[None]:
-        """Ops created inside are the plan's, not in the user's scopes; `device`: the first local one if not given."""
+    def building(self, scope: str, stage: int = 0) -> Iterator[None]:
+        """Ops created inside are the plan's, not in the user's scopes; they are on the device of `stage`."""
         tf_graph = self.tf_graph
-        marks = [(name, tf_compat.set_attr_scope(tf_graph, name, None)) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
+        taskgraph = tf.AttrValue(i=self.plan.stages[stage].taskgraphs[0]) if len(self.plan.stages) > 1 else None
+        marks = [
+            (name, tf_compat.set_attr_scope(tf_graph, name, mark))
+            for name, mark in ((TASKGRAPH_ATTR, taskgraph), (PHASE_ATTR, None))
+        ]
         last_id = tf_compat.last_op_id(tf_graph)
         try:
             with tf_graph.as_default(), tf_graph.control_dependencies(None), tf.device(None):
-                with tf.device(device or self.cluster.local_device(0)), tf.name_scope(
-                    "{}/{}/".format(PLAN_SCOPE, scope)
-                ):
+                with tf.device(self.device(stage)), tf.name_scope("{}/{}/".format(PLAN_SCOPE, scope)):
                     yield
         finally:
             self.built.update(op.name for op in tf_compat.ops_since(tf_graph, last_id))
             for name, mark in marks:
                 tf_compat.set_attr_scope(tf_graph, name, mark)
+
+
+def local_name(device: str) -> str:
+    """The device as a local session knows it: without job and task, and so possibly none."""
+    return re.sub(r"/(?:job|replica|task):[^/]*", "", device)

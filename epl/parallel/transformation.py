@@ -14,9 +14,11 @@ from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel import plan as plans
 from epl.parallel import planner
+from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
     aggregate_gradients,
+    clone_micro_batches,
     clone_replicas,
     io_slicing,
     merge_outputs,
@@ -24,12 +26,14 @@ from epl.parallel.passes import (
     sync_variables,
 )
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import plan_stages
 from epl.utils import tf_compat
 from epl.utils.errors import PlanMismatchError
 
 logger = logging.getLogger("epl")
 
 PASSES = (
+    clone_micro_batches.PASS,
     aggregate_gradients.PASS,
     merge_outputs.GLOBAL_PASS,
     select_ops.PASS,
@@ -90,12 +94,14 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     planner.refuse_taskgraphs(graph)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
-        groups = planner.find_groups(graph, env.config) if cluster.total_gpu_num > 1 else []
-        plan = planner.make_plan(env.new_graph_name(), graph, groups, env.config, cluster)
+        stages, owners = plan_stages(graph, cluster)
+        groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
+        trainings = find_trainings(graph) if len(stages) > 1 else []
+        plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, groups, env.config, cluster)
         logger.info("%s", plans.describe(plan))
-        rewrite = Rewrite(graph, plan, groups, env.config, cluster)
+        rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
         passes: List[PassReport] = []
-        if rewrite.world_size > 1:
+        if not rewrite.is_plain:
             _meet(rewrite)
             users = tf_compat.op_names(graph.tf_graph)
             try:
@@ -190,7 +196,7 @@ def _slice_inputs(rewrite: Rewrite) -> None:
         return
     for line in io_slicing.slice_inputs(
         rewrite.tf_graph,
-        [rewrite.local_replicas] * rewrite.plan.workers,
+        [len(plans.ranks_of(rewrite.plan, worker)) for worker in range(rewrite.plan.workers)],
         rewrite.cluster.worker_index,
         config.unbalanced_io_slicing,
         config.drop_last_files,

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils import tf_compat
 
 if TYPE_CHECKING:
     from epl.parallel.rewrite import Rewrite
 
-_ENTERS = frozenset(["Enter", "RefEnter"])
-_MERGES = frozenset(["Merge", "RefMerge"])
-_SWITCHES = frozenset(["Switch", "RefSwitch"])
-_NEXT_ITERATIONS = frozenset(["NextIteration", "RefNextIteration"])
-_CLONE = re.compile(r"EPL_REPLICA_\d+/")
+_CLONE = re.compile(r"(?:EPL_REPLICA_\d+/)?(?:EPL_MICRO_BATCH_\d+/)?")
 _DEVICE_PART = re.compile(r"/(job|replica|task|device|cpu|gpu):([^/]*)", re.IGNORECASE)
 _MOST_PROBLEMS = 20  # of one kind: a broken graph is broken everywhere
 
@@ -37,7 +34,11 @@ def check_rewrite(rewrite: "Rewrite", pass_name: str, provided: FrozenSet[str]) 
       provided: what the passes have provided so far; devices and copies are final once "replicas" is among it.
     """
     copied = "replicas" in provided
-    devices = [rewrite.cluster.local_device(replica) for replica in range(rewrite.local_replicas)]
+    devices = [
+        rewrite.device(stage, replica)
+        for replica in range(rewrite.local_replicas)
+        for stage in range(len(rewrite.plan.stages))
+    ]
     problems = verify(rewrite.tf_graph, devices if copied else None)
     if copied:
         problems += _missing_copies(rewrite)
@@ -102,7 +103,7 @@ def _topological_order(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) 
     consumers: List[List[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
         for producer in producers[i]:
-            if not (node.op in _MERGES and nodes[producer].op in _NEXT_ITERATIONS):
+            if not (node.op in op_types.MERGES and nodes[producer].op in op_types.NEXT_ITERATIONS):
                 waits[i] += 1
                 consumers[producer].append(i)
     ready = [i for i in range(len(nodes)) if not waits[i]]
@@ -127,10 +128,10 @@ def _describe_cycle(nodes: Sequence[tf.NodeDef], producers: List[List[int]], stu
         following = next(
             p
             for p in producers[path[-1]]
-            if p in stuck and not (nodes[path[-1]].op in _MERGES and nodes[p].op in _NEXT_ITERATIONS)
+            if p in stuck and not (nodes[path[-1]].op in op_types.MERGES and nodes[p].op in op_types.NEXT_ITERATIONS)
         )
         if following in places:
-            names = [nodes[i].name for i in path[places[following]:]]
+            names = [nodes[i].name for i in path[places[following] :]]
             return "a cycle: {} needs itself".format(" <- ".join(names[:_MOST_PROBLEMS]))
         places[following] = len(path)
         path.append(following)
@@ -173,16 +174,16 @@ def _shared_frames(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> L
     frame_of_merge: Dict[int, bytes] = {}
     conditions: Dict[bytes, Set[str]] = {}
     for node in nodes:
-        if node.op in _ENTERS:
+        if node.op in op_types.ENTERS:
             prefix = _CLONE.match(node.name)
             clones.setdefault(node.attr["frame_name"].s, set()).add(prefix.group(0) if prefix else "")
     for i, node in enumerate(nodes):
-        if node.op in _MERGES:
+        if node.op in op_types.MERGES:
             for producer in producers[i]:
-                if nodes[producer].op in _ENTERS:
+                if nodes[producer].op in op_types.ENTERS:
                     frame_of_merge[i] = nodes[producer].attr["frame_name"].s
     for i, node in enumerate(nodes):
-        if node.op in _SWITCHES:
+        if node.op in op_types.SWITCHES:
             frames = [frame_of_merge[p] for p in producers[i] if p in frame_of_merge]
             for producer in producers[i]:
                 if frames and nodes[producer].op == "LoopCond":

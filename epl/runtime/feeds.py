@@ -1,7 +1,9 @@
-"""How a fed value is shared out among the local replicas.
+"""How a fed value is shared out among the local replicas and the micro batches of each.
 
-With K local replicas, a placeholder of unknown first dimension is cut into K parts; one of known first dimension d is
-cut when K * d rows are fed and given whole to all when d rows are; scalars go to all.
+With K = local replicas x micro batches of the step, a placeholder of unknown first dimension is cut into K parts; one
+of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are; scalars go to all. A
+placeholder that only ops after the gradients take (a learning rate) has one part per replica. Micro batches are equal:
+their rows are a multiple of K.
 """
 
 import logging
@@ -45,8 +47,8 @@ class FeedSharing(object):
                 feeds[key] = value  # TensorFlow says what is wrong with it
                 continue
             if self._is_cut_ahead(tensor, value):
-                for replica, part in enumerate(np.split(np.asarray(value), self._rewrite.local_replicas)):
-                    feeds[self._copy(tensor, replica)] = part
+                copies = self._copies(tensor)
+                feeds.update(zip(copies, np.split(np.asarray(value), len(copies))))
             else:
                 feeds[key] = value
         return feeds
@@ -60,7 +62,6 @@ class FeedSharing(object):
         Raises:
           FeedError: rows that cannot be shared out.
         """
-        replicas = self._rewrite.local_replicas
         shared: Dict[tf.Tensor, Any] = {}
         rows: Dict[str, Tuple[int, ...]] = {}
         by_name = {tensor.name: value for tensor, value in feeds.items()}
@@ -68,121 +69,148 @@ class FeedSharing(object):
             if tensor.op.name not in self._cloned or tensor in shared:
                 shared.setdefault(tensor, value)
                 continue
-            if tensor.name in self._sparse and replicas > 1:
+            copies = self._copies(tensor)
+            if tensor.name in self._sparse and len(copies) > 1:
                 key = self._sparse[tensor.name]
                 self._share_sparse(key, by_name, shared)
-                rows[tensor.name] = (int(by_name[key.dense_shape.name][0]) // replicas,) * replicas
+                rows[tensor.name] = (int(by_name[key.dense_shape.name][0]) // len(copies),) * len(copies)
                 continue
-            if self._rewrite.prefix(1) + tensor.name in by_name:  # cut ahead
+            if copies[-1] is not tensor and copies[-1].name in by_name:  # cut ahead
                 shared[tensor] = value
-                rows[tensor.name] = (len(value),) * replicas
+                rows[tensor.name] = (len(value),) * len(copies)
                 continue
-            parts, sizes = self._parts(tensor, value, replicas)
+            parts, sizes = self._parts(tensor, value, len(copies))
             if sizes:
                 rows[tensor.name] = sizes
-            for replica in range(replicas):
-                shared.setdefault(self._copy(tensor, replica), parts[replica])
+            for copy, part in zip(copies, parts):
+                shared.setdefault(copy, part)
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
 
     def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any]) -> None:
-        """Raises FeedError if a value was cut ahead for replicas that take no part in the run."""
+        """Raises FeedError if a value was cut ahead for copies that take no part in the run."""
         fed = {tensor.name for tensor in feeds}
         for tensor in feeds:
-            if self._rewrite.prefix(1) + tensor.name in fed:
+            if tensor.op.name not in self._cloned:
+                continue
+            copies = self._copies(tensor)
+            if copies[-1] is not tensor and copies[-1].name in fed:
                 size = _first_dimension(tensor)
                 raise FeedError(
-                    "{} has a first dimension of {} and was fed {} rows, a batch for each local replica, in a run that "
+                    "{} has a first dimension of {} and was fed {} rows, a batch for each of {}, in a run that "
                     "replica 0 does alone (nothing is trained or merged). Feed it {} rows.".format(
-                        tensor.name, size, size * self._rewrite.local_replicas, size
+                        tensor.name, size, size * len(copies), self._sharers(len(copies)), size
                     )
                 )
 
     def _share_sparse(self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any]) -> None:
         """Cuts a fed sparse tensor by its dense rows."""
-        replicas = self._rewrite.local_replicas
-        indices, values, shape = (np.asarray(fed[t.name]) for t in (key.indices, key.values, key.dense_shape))
-        rows, rest = divmod(int(shape[0]), replicas)
+        tensors = (key.indices, key.values, key.dense_shape)
+        indices, values, shape = (np.asarray(fed[t.name]) for t in tensors)
+        copies = [self._copies(t) for t in tensors]
+        count = len(copies[0])
+        rows, rest = divmod(int(shape[0]), count)
         if rest or not rows:
             raise FeedError(
-                "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {} local replicas: feed a "
-                "multiple of {} rows.".format(key.values.name, shape[0], replicas, replicas)
+                "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {}: feed a multiple of {} "
+                "rows.".format(key.values.name, shape[0], self._sharers(count), count)
             )
-        for replica in range(replicas):
-            own = (indices[:, 0] >= replica * rows) & (indices[:, 0] < (replica + 1) * rows)
+        for copy in range(count):
+            own = (indices[:, 0] >= copy * rows) & (indices[:, 0] < (copy + 1) * rows)
             part = indices[own]
-            part[:, 0] -= replica * rows
+            part[:, 0] -= copy * rows
             own_shape = shape.copy()
             own_shape[0] = rows
-            for tensor, value in ((key.indices, part), (key.values, values[own]), (key.dense_shape, own_shape)):
-                shared[self._copy(tensor, replica)] = value
+            for tensor, value in zip(copies, (part, values[own], own_shape)):
+                shared[tensor[copy]] = value
 
-    def _copy(self, tensor: tf.Tensor, replica: int) -> tf.Tensor:
-        if not replica or tensor.op.name not in self._cloned:
-            return tensor
-        return self._rewrite.tf_graph.get_tensor_by_name(self._rewrite.prefix(replica) + tensor.name)
+    def _copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        """The tensor in every local replica, and there in every micro batch that has its own; itself first."""
+        if tensor.op.name not in self._cloned:
+            return [tensor]
+        rewrite = self._rewrite
+        micro_batches = rewrite.plan.num_micro_batch if tensor.op.name in rewrite.micro_batched else 1
+        prefixes = [
+            rewrite.prefix(replica) + rewrite.micro_prefix(micro_batch)
+            for replica in range(rewrite.local_replicas)
+            for micro_batch in range(micro_batches)
+        ]
+        return [rewrite.tf_graph.get_tensor_by_name(prefix + tensor.name) if prefix else tensor for prefix in prefixes]
+
+    def _sharers(self, copies: int) -> str:
+        """Who shares the rows of a placeholder with that many copies, in words."""
+        replicas = self._rewrite.local_replicas
+        if copies == replicas:
+            return "{} local replicas".format(replicas)
+        return "{} local replica(s) x {} micro batches".format(replicas, copies // replicas)
 
     def _is_cut_ahead(self, tensor: tf.Tensor, value: Any) -> bool:
-        """Whether `value` holds the rows of every replica for a placeholder that TensorFlow lets take those of one.
+        """Whether `value` holds the rows of every copy of a placeholder that TensorFlow lets take those of one.
 
         Raises:
-          FeedError: rows that are neither one batch nor one for each replica.
+          FeedError: rows that are neither one batch nor one for each copy.
         """
         size = _first_dimension(tensor)
-        replicas = self._rewrite.local_replicas
-        if tensor.op.name not in self._cloned or size is None or replicas == 1 or np.ndim(value) != tensor.shape.ndims:
+        if size is None or np.ndim(value) != tensor.shape.ndims:
+            return False
+        copies = len(self._copies(tensor))
+        if copies == 1:
             return False
         fed = np.shape(value)[0]
-        if fed not in (size, replicas * size):
+        if fed not in (size, copies * size):
             raise FeedError(
-                "{} has a first dimension of {} and was fed {} rows. With {} local replicas it takes {} rows, {} for "
-                "each, or {} that all of them get.".format(
-                    tensor.name, size, fed, replicas, replicas * size, size, size
-                )
+                "{} has a first dimension of {} and was fed {} rows. With {} it takes {} rows, {} for each, or {} that "
+                "all of them get.".format(tensor.name, size, fed, self._sharers(copies), copies * size, size, size)
             )
         return fed != size
 
-    def _parts(self, tensor: tf.Tensor, value: Any, replicas: int) -> Tuple[List[Any], Tuple[int, ...]]:
-        """The value of each replica, and their rows if the value was cut."""
+    def _parts(self, tensor: tf.Tensor, value: Any, copies: int) -> Tuple[List[Any], Tuple[int, ...]]:
+        """The value of each copy, and their rows if the value was cut."""
         if np.ndim(value) == 0 or tensor.shape.ndims == 0:
-            return [value] * replicas, ()
+            return [value] * copies, ()
         size = _first_dimension(tensor)
         fed = np.shape(value)[0]
         if size is not None:
-            if replicas > 1 and tensor.name not in self._warned:
+            if copies > 1 and tensor.name not in self._warned:
                 self._warned.add(tensor.name)
                 logger.warning(
-                    "%s has a first dimension of %d and was fed %d rows: each of the %d local replicas gets all. "
-                    "Feed %d rows to give each its own.", tensor.name, size, fed, replicas, replicas * size,
+                    "%s has a first dimension of %d and was fed %d rows: each of the %s gets all. Feed %d rows to give "
+                    "each its own.", tensor.name, size, fed, self._sharers(copies), copies * size,
                 )  # fmt: skip
-            return [value] * replicas, ()
-        if fed < replicas:
+            return [value] * copies, ()
+        if fed < copies:
             raise FeedError(
-                "{} was fed {} row(s), and they are shared out among {} local replicas: feed at least {}, or a "
-                "placeholder of known first dimension for a value that all replicas get.".format(
-                    tensor.name, fed, replicas, replicas
+                "{} was fed {} row(s), and they are shared out among {}: feed at least {}, or a placeholder of known "
+                "first dimension for a value that all of them get.".format(
+                    tensor.name, fed, self._sharers(copies), copies
                 )
             )
-        parts = np.array_split(value, replicas)
+        if copies > self._rewrite.local_replicas and fed % copies:
+            raise FeedError(
+                "{} was fed {} rows, which cannot be cut evenly for {}: feed a multiple of {} rows.".format(
+                    tensor.name, fed, self._sharers(copies), copies
+                )
+            )
+        parts = np.array_split(value, copies)
         return parts, tuple(len(part) for part in parts)
 
     def _weights(self, rows: Dict[str, Tuple[int, ...]]) -> Tuple[int, ...]:
         """Rows of each replica, by the first placeholder that was cut; the others must be cut in proportion."""
-        if not rows:
+        replicas = self._rewrite.local_replicas
+        sums = {name: tuple(int(n) for n in np.reshape(parts, (replicas, -1)).sum(1)) for name, parts in rows.items()}
+        if not sums:
             return ()
-        first = min(rows)
-        shares = [size / float(sum(rows[first])) for size in rows[first]]
-        for name, sizes in rows.items():
+        first = min(sums)
+        shares = [size / float(sum(sums[first])) for size in sums[first]]
+        for name, sizes in sums.items():
             for size, share in zip(sizes, shares):
                 if abs(size / float(sum(sizes)) - share) > 1e-9:
                     raise FeedError(
                         "{} is cut into {} rows and {} into {}: the replicas would get unequal shares of the two. Feed "
-                        "multiples of {} rows.".format(
-                            first, list(rows[first]), name, list(sizes), self._rewrite.local_replicas
-                        )
+                        "multiples of {} rows.".format(first, list(sums[first]), name, list(sizes), replicas)
                     )
-        return rows[first]
+        return sums[first]
 
 
 def _first_dimension(tensor: tf.Tensor) -> Any:

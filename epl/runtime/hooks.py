@@ -180,7 +180,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
                 _refuse_shipped(session, graph)
                 transformation.transform(session.graph)
     rewrite: Optional[Rewrite] = graph.plan
-    if rewrite is None or rewrite.world_size == 1:
+    if rewrite is None or rewrite.is_plain:
         return None
     if graph.runner is None:
         graph.runner = GraphRunner(rewrite, _original(tf_compat.BaseSession, "_do_run"))

@@ -71,7 +71,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     graph = _annotated_graph()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
-    if graph.plan is not None and graph.plan.world_size > 1:
+    if graph.plan is not None and not graph.plan.is_plain:
         raise PlanError(
             "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
             "adds would train replica 0 alone. Build the whole training step before the first run, or build it in a "

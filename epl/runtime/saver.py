@@ -42,6 +42,7 @@ def user_graph_def(
             continue
         copy = result.node.add()
         copy.CopyFrom(rewrite.user_nodes.get(node.name, node))
+        copy.device = rewrite.user_devices.get(node.name, copy.device)
         if add_shapes:
             shapes = [t.shape.as_proto() for t in tf_graph.get_operation_by_name(node.name).outputs]
             if shapes:

@@ -4,6 +4,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, List, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ops.job import Job
@@ -53,10 +54,13 @@ class GraphRunner(object):
         """What the user asked for, on all replicas that it concerns."""
         step = self._steps.find(fetches, targets, feeds)
         state = self._state(session)
-        if step.uses_replicas or step.is_collective:
+        if step.shares_feeds:
             feeds = self.feeds.share(feeds)
         else:
             self.feeds.refuse_unused_parts(feeds)
+        if step.barriers:
+            feeds = dict(feeds)
+            feeds.update(dict.fromkeys(step.barriers, np.asarray(False)))
 
         def run_step() -> List[Any]:
             if step.is_collective:
@@ -113,15 +117,17 @@ class GraphRunner(object):
     def _check_devices(self, session: tf.Session) -> None:
         """Soft placement would run the replicas of missing devices on the first one, without a word."""
         there = [device.name for device in session.list_devices()]
-        for replica in range(self.rewrite.local_replicas):
-            wanted = self.rewrite.cluster.local_device(replica)
-            if not any(name.endswith(wanted) for name in there):
-                raise PlanError(
-                    "The plan puts replica {} on {}, and the session has {}. Open the session after epl.init(); for a "
-                    "GPU, see TensorFlow's messages about CUDA libraries that it could not load.".format(
-                        replica, wanted, ", ".join(there)
+        rewrite = self.rewrite
+        for replica in range(rewrite.local_replicas):
+            for stage in range(len(rewrite.plan.stages)):
+                wanted = rewrite.device(stage, replica)
+                if not any(name.endswith(wanted) for name in there):
+                    raise PlanError(
+                        "The plan puts replica {} on {}, and the session has {}. Open the session after epl.init(); "
+                        "for a GPU, see TensorFlow's messages about CUDA libraries that it could not load.".format(
+                            replica, wanted, ", ".join(there)
+                        )
                     )
-                )
 
     def _take_values_of_rank_0(self, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite

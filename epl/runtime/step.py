@@ -5,6 +5,9 @@ A Step is worked out once for each set of fetches and feeds, from what the fetch
     fetches ----> ancestors in replica 0 ----> collectives and writes among them ----> their copies run too
        |
        +--------> merged outputs and the objective are fetched in place of replica 0's value
+
+In a pipeline, the micro batches of replica 0 are part of it; what is written once per micro batch runs for all of them.
+The barriers of the schedule order training steps alone: in other runs they are fed, which takes them out.
 """
 
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -12,6 +15,7 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, T
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.graph import first_tensor
 from epl.parallel.rewrite import Rewrite
 
 Step = NamedTuple(
@@ -23,6 +27,8 @@ Step = NamedTuple(
         ("is_collective", bool),
         ("writes_replica_0_alone", bool),
         ("only_stages", bool),
+        ("shares_feeds", bool),
+        ("barriers", Tuple[tf.Tensor, ...]),
     ],
 )
 Step.__doc__ = """A Session.run as it is really run.
@@ -34,6 +40,8 @@ Attributes:
   is_collective: whether it needs the other processes.
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
+  shares_feeds: whether feeds are shared out among the copies of placeholders.
+  barriers: to be fed, as the run is no step of their training.
 """
 
 
@@ -59,6 +67,12 @@ class StepFinder(object):
         loops = view.of_types(["NextIteration", "RefNextIteration"])
         # Ops of a loop need each other, round and round.
         self._looping = view.ancestors(loops) & view.descendants(loops) if loops else set()
+        self._boundaries = [
+            {view.index[first_tensor(gradient).op.name] for _, gradient in training.boundaries}
+            for training in rewrite.trainings
+        ]
+        self._all_boundaries: Set[int] = set().union(*self._boundaries)
+        self._barriers = [{view.index[name.partition(":")[0]] for name in names} for names in rewrite.barriers]
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
     def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
@@ -79,7 +93,11 @@ class StepFinder(object):
     def _work_out(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]) -> Step:
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
-        needed, foreign = self._needed(asked, fed)
+        idle = self._barriers_of_other_trainings(asked, fed)
+        needed, foreign = self._needed(asked, fed, idle)
+        asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
+        later = self._later_micro_batches((needed & rewrite.writes) | asked_micro)
+        needed |= view.ancestors(later, idle.__contains__)
         touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
         shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}
@@ -94,20 +112,53 @@ class StepFinder(object):
         if not shown and not touched & together and self._is_fed_inference(needed, fed):
             touched = set()
             merged = {}
+            later = set()
             local_merges = False
         extra = self._copies(self._last_of(touched))
-        extra += [rewrite.tf_graph.get_operation_by_name(view.nodes[node].name) for node in sorted(outputs)]
+        extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
+        uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
+        is_collective = bool(touched & self._collectives)
         return Step(
             fetches=tuple(merged[t.name].tensor if t.name in merged else t for t in fetches),
             targets=tuple(targets) + tuple(extra),
-            uses_replicas=rewrite.local_replicas > 1 and (bool(touched) or local_merges),
-            is_collective=bool(touched & self._collectives),
+            uses_replicas=uses_replicas,
+            is_collective=is_collective,
             writes_replica_0_alone=foreign,
             only_stages=bool(needed & self._staging) and not touched & (self._collectives | rewrite.writes),
+            shares_feeds=uses_replicas
+            or is_collective
+            or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries)),
+            barriers=self._barrier_tensors(idle),
         )
 
-    def _needed(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Tuple[Set[int], bool]:
-        """What `ops` need of replica 0; and whether that changes variables of replica 0 alone.
+    def _barriers_of_other_trainings(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Set[int]:
+        """The barriers of the trainings of which `ops` are no step."""
+        if not any(self._barriers):
+            return set()
+        needed, _ = self._needed(ops, fed, set().union(*self._barriers))
+        idle = [barriers for barriers, boundaries in zip(self._barriers, self._boundaries) if not needed & boundaries]
+        return set().union(*idle)
+
+    def _barrier_tensors(self, nodes: Set[int]) -> Tuple[tf.Tensor, ...]:
+        rewrite = self._rewrite
+        return tuple(
+            rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + self._view.nodes[node].name + ":0")
+            for replica in range(rewrite.local_replicas)
+            for node in sorted(nodes)
+        )
+
+    def _later_micro_batches(self, nodes: Set[int]) -> Set[int]:
+        """The copies of ops of micro batch 0 in the further micro batches of replica 0."""
+        rewrite, view = self._rewrite, self._view
+        return {
+            view.index[rewrite.micro_prefix(copy) + view.nodes[node].name]
+            for node in nodes
+            if view.nodes[node].name in rewrite.micro_batched
+            for copy in range(1, rewrite.plan.num_micro_batch)
+        }
+
+    def _needed(self, ops: Sequence[tf.Operation], fed: FrozenSet[str], idle: Set[int]) -> Tuple[Set[int], bool]:
+        """What `ops` need of replica 0, not looking beyond `idle`; and whether that changes variables of it alone.
 
         Ops that the user created after the rewriting are followed op by op until they meet ops that are in the view.
         """
@@ -130,7 +181,7 @@ class StepFinder(object):
             stack.extend(t.op for t in op.inputs)
             stack.extend(op.control_inputs)
         stop = {view.index[name.partition(":")[0]] for name in fed if name.partition(":")[0] in view.index}
-        needed = view.ancestors(known, lambda node: node in stop)
+        needed = view.ancestors(known, (stop | idle).__contains__)
         return needed, foreign or bool(needed & self._foreign)
 
     @staticmethod

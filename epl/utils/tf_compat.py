@@ -220,3 +220,15 @@ def op_names(graph: tf.Graph) -> Set[str]:
 def outer_graph(graph: Any) -> tf.Graph:
     """The graph in which a function body is being built."""
     return graph.outer_graph if isinstance(graph, func_graph.FuncGraph) else graph._outer_graph
+
+
+def is_stateful(graph: tf.Graph, op_type: str) -> bool:
+    """Whether ops of a type keep or read something besides their inputs."""
+    return graph._get_op_def(op_type).is_stateful
+
+
+def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
+    """Sets the devices of (name, device) pairs, without making Python objects for the ops."""
+    c_graph = graph._c_graph
+    for name, device in devices:
+        c_api.SetRequestedDevice(c_graph, c_api.TF_GraphOperationByName(c_graph, name), device)

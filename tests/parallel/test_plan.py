@@ -3,18 +3,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epl.parallel import plan as plans
-from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Transfer
+from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
 
 NAMES = st.text(min_size=1, max_size=8)
 SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
 REDUCTIONS = st.builds(Reduction, NAMES, st.sampled_from(["float32", "float16"]), SHAPES, st.booleans())
 TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple))
 GROUPS = st.builds(
-    GradientGroup, NAMES, st.lists(REDUCTIONS, max_size=3).map(tuple), st.lists(TRANSFERS, max_size=3).map(tuple)
+    GradientGroup, NAMES, st.integers(0, 3), st.lists(REDUCTIONS, max_size=3).map(tuple), st.lists(TRANSFERS, max_size=3).map(tuple)
 )
-OUTPUTS = st.builds(Output, NAMES, st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES)
+STAGES = st.builds(Stage, st.lists(st.integers(0, 9), max_size=2).map(tuple), NAMES, st.lists(NAMES, max_size=2).map(tuple))
+OUTPUTS = st.builds(Output, NAMES, st.integers(0, 3), st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES)
 PLANS = st.builds(
-    Plan, NAMES, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), NAMES,
+    Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple), st.integers(1, 4), NAMES,
     st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), st.lists(GROUPS, max_size=2).map(tuple),
     st.lists(OUTPUTS, max_size=2).map(tuple),
 )  # fmt: skip
@@ -23,10 +25,11 @@ PLANS = st.builds(
 def example(**changes):
     """A plan with one gradient and one output."""
     group = GradientGroup(
-        "apply0", (Reduction("w", "float32", (3, None), False),), (Transfer("g/apply0/0", "apply0/gradients0", (0,)),)
+        "apply0", 0, (Reduction("w", "float32", (3, None), False),), (Transfer("g/apply0/0", "apply0/gradients0", (0,)),)
     )
-    output = Output("loss:0", "local", "mean", "")
-    plan = Plan("graph1", 2, 4, "CPU", "epl.replicate(1)", "mean", None, (group,), (output,))
+    output = Output("loss:0", 0, "local", "mean", "")
+    stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
+    plan = Plan("graph1", 2, "CPU", (stage,), (0,), 1, "", "mean", None, (group,), (output,))
     return plan._replace(**changes)
 
 
@@ -72,6 +75,6 @@ def test_a_missing_gradient_is_told_with_the_numbers():
 
 def test_a_description_has_the_devices_and_the_gradients():
     text = plans.describe(example(fp16_scale=128))
-    for words in ("2 worker(s) x 4 CPU device(s) = 8 replica(s)", "float16 x 128", "1 gradients", "loss:0: local mean"):
+    for words in ("2 worker(s) = 1 replica(s) of 1 stage(s) on CPU", "float16 x 128", "1 gradients", "loss:0: local mean"):
         assert words in text
-    assert plans.world_size(example()) == 8
+    assert plans.world_size(example()) == 1

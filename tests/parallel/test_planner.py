@@ -6,26 +6,29 @@ import epl
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel import planner, transformation
+from epl.parallel.gradient_groups import find_groups
+from epl.parallel.stages import plan_stages
 from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text
 
 
 def groups():
     """Name -> variables of each group of gradients, as planned."""
-    found = planner.find_groups(Graph.get(), Env.get().config)
+    found = find_groups(Graph.get(), Env.get().config, plan_stages(Graph.get(), Env.get().cluster)[0])
     return {group.name: [variable for variable, _ in group.boundaries] for group in found}
 
 
 def boundary_phases():
-    found = planner.find_groups(Graph.get(), Env.get().config)
+    found = find_groups(Graph.get(), Env.get().config, plan_stages(Graph.get(), Env.get().cluster)[0])
     tensors = [getattr(gradient, "values", gradient) for group in found for _, gradient in group.boundaries]
     return [tensor.op.get_attr("_epl_phase").decode() for tensor in tensors]
 
 
 def make_plan():
     env = Env.get()
-    found = planner.find_groups(Graph.get(), env.config)
-    return planner.make_plan("plan", Graph.get(), found, env.config, env.cluster)
+    stages, owners = plan_stages(Graph.get(), env.cluster)
+    found = find_groups(Graph.get(), env.config, stages)
+    return planner.make_plan("plan", Graph.get(), stages, owners, found, env.config, env.cluster)
 
 
 def two_variables():
@@ -145,7 +148,7 @@ def test_second_order_gradients_with_clip_after_allreduce_leave_the_inner_ones_a
     inner, = tf.gradients(model.loss, model.w)
     outer = tf.gradients(tf.reduce_sum(tf.square(inner)), model.w)
     model.optimizer.apply_gradients(zip(outer, [model.w]))
-    found, = planner.find_groups(Graph.get(), Env.get().config)
+    found, = find_groups(Graph.get(), Env.get().config, plan_stages(Graph.get(), Env.get().cluster)[0])
     (_, boundary), = found.boundaries
     assert boundary.op is not inner.op
     assert groups() == {"apply0": ["w"]}
@@ -229,7 +232,7 @@ def test_an_integer_gradient_is_refused_by_name(init):
 
 @pytest.mark.parametrize("key, value", [
     ("gradient_checkpoint.type", "auto"), ("zero.level", "v1"), ("offload.level", "v0"), ("amp.level", "o1"),
-    ("pipeline.num_micro_batch", 4), ("pipeline.num_stages", 2), ("optimizer.num_apply_group", 2),
+    ("pipeline.num_stages", 2), ("optimizer.num_apply_group", 2),
 ])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_does_not_exist_yet_is_refused_by_key(init, key, value, devices):
@@ -252,17 +255,6 @@ def test_every_key_of_the_table_has_a_refusal():
 def test_auto_parallel_is_refused(init):
     init(annotate=False, auto__auto_parallel=True)
     assert "not available yet: auto.auto_parallel" in error_text(Linear().minimize)
-
-
-def test_two_taskgraphs_are_refused(init):
-    init(annotate=False)
-    with epl.replicate(1, name="first"):
-        hidden = tf.layers.dense(tf.ones([2, 3]), 4)
-    with epl.replicate(1, name="second"):
-        loss = tf.reduce_mean(tf.layers.dense(hidden, 1))
-    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    text = error_text(transformation.transform)
-    assert "not available yet: pipeline stages" in text and "'first'" in text and "'second'" in text
 
 
 @pytest.mark.parametrize("strategy, words", [

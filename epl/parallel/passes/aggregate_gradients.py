@@ -16,29 +16,30 @@ from epl.ir.graph import Gradient, first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import planner
+from epl.parallel.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.pass_manager import Pass
 from epl.parallel.plan import GradientGroup
-from epl.parallel.planner import BoundaryGroup
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
 
 
 def run(rewrite: Rewrite) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
+    if rewrite.world_size == 1:
+        return
     with rewrite.building("rows"):
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
-        context = planner.control_flow_context(boundaries)
-        with rewrite.building(group.name), tf_compat.control_flow_context(rewrite.tf_graph, context):
+        context = control_flow_context(boundaries)
+        with rewrite.building(group.name, group.stage), tf_compat.control_flow_context(rewrite.tf_graph, context):
             _aggregate(rewrite, group, boundaries, weight)
 
 
 def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, weight: tf.Tensor) -> None:
     rank = rewrite.base_rank
-    sources = [_source(gradient) for _, gradient in boundaries.boundaries]
-    gate = rewrite.communicator(group.transfers[0].communicator)
+    sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
+    gate = rewrite.communicator(group.transfers[0].communicator, group.stage)
     rows = gate.all_reduce(weight, rank, "{}/rows".format(group.name))
     rewrite.gates.append(rows.op)
     rewrite.collectives.add(rows.op.name)
@@ -48,14 +49,14 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
     for transfer in group.transfers:
-        communicator = rewrite.communicator(transfer.communicator)
+        communicator = rewrite.communicator(transfer.communicator, group.stage)
         gradients = [sources[i] for i in transfer.members]
         with tf.control_dependencies(previous.get(transfer.communicator, [])):
             reduced, ops = _reduce(rewrite, communicator, transfer.key, gradients, share)
         previous[transfer.communicator] = ops
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
-            _replace(rewrite, boundaries.boundaries[i][1], gradient)
+            replace_source(rewrite, boundaries.boundaries[i][1], gradient)
     rewrite.collectives |= moved
     rewrite.gradient_collectives.append(moved)
 
@@ -76,7 +77,7 @@ def _reduce(
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
 
 
-def _source(boundary: Gradient) -> Gradient:
+def source_of(boundary: Gradient) -> Gradient:
     """What the identities of a boundary are taken from."""
     if isinstance(boundary, tf.IndexedSlices):
         shape = boundary.dense_shape
@@ -86,7 +87,7 @@ def _source(boundary: Gradient) -> Gradient:
     return boundary.op.inputs[0]
 
 
-def _replace(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
+def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
     if isinstance(boundary, tf.IndexedSlices):
         rewrite.remember(boundary.values.op)._update_input(0, new.values)
         rewrite.remember(boundary.indices.op)._update_input(0, new.indices)

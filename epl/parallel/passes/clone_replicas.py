@@ -1,11 +1,11 @@
-"""One copy of the selected ops for every further local device, and the means to make their variables equal.
+"""One copy of the selected ops for every further local replica, and the means to make their variables equal.
 
-Replica r runs on local device r; its collectives have their own rank, its random ops their own seed. Ops that the user
-pinned to the CPU, and those that use a shared resource, stay where they are.
+Each stage of a replica runs on its own device; its collectives have their own rank, its random ops their own seed. Ops
+that the user pinned to the CPU, and those that use a shared resource, stay where they are.
 """
 
 import re
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -15,12 +15,14 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import sync_variables
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.random_seeds import own_seed
+from epl.parallel.rewrite import Rewrite, local_name
+from epl.parallel.stages import stages_of_nodes
+from epl.utils import tf_compat
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
 _HOST = "/device:CPU:0"
-_SEED_STEP = 0x3779B1  # an odd number, so that seeds of different ranks never meet
 
 
 def run(rewrite: Rewrite) -> None:
@@ -28,14 +30,15 @@ def run(rewrite: Rewrite) -> None:
     view = rewrite.view
     assert view is not None
     devices = _devices(rewrite, view)
-    _place_replica_0(rewrite, view, devices)
+    stages = stages_of_nodes(view, rewrite.plan.stages) if len(rewrite.plan.stages) > 1 else [0] * len(view)
+    _place_replica_0(rewrite, view, devices, stages)
     _vary_seeds_of_replica_0(rewrite, view)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
         clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, original: Edit(None, None), nodes)
         return
-    targets = [rewrite.cluster.local_device(replica) for replica in replicas]
+    targets = [[rewrite.device(stage, replica) for stage in range(len(rewrite.plan.stages))] for replica in replicas]
     first_rank = rewrite.base_rank + 1
     special = [
         node
@@ -43,13 +46,16 @@ def run(rewrite: Rewrite) -> None:
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or "seed2" in view.nodes[node].attr
     ]
     edits = [
-        {node: Edit(devices.get(node, target), _own_attrs(view, node, first_rank + copy)) for node in special}
+        {
+            node: Edit(devices.get(node, target[stages[node]]), _own_attrs(view, node, first_rank + copy))
+            for node in special
+        }
         for copy, target in enumerate(targets)
     ]
-    plain = [Edit(target, None) for target in targets]
+    plain = [[Edit(device, None) for device in target] for target in targets]
 
     def edit(copy: int, original: int) -> Edit:
-        return edits[copy].get(original) or plain[copy]
+        return edits[copy].get(original) or plain[copy][stages[original]]
 
     prefixes = [rewrite.prefix(replica) for replica in replicas]
     nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
@@ -70,21 +76,19 @@ def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
         for node, producers in enumerate(view.producers):
             for producer in producers:
                 if producer in shared:
-                    devices[node] = _without_job(shared[producer]) or _HOST
+                    devices[node] = local_name(shared[producer]) or _HOST
     return devices
 
 
-def _without_job(device: str) -> str:
-    """The device as a local session knows it: without job and task, and so possibly none."""
-    return re.sub(r"/(?:job|replica|task):[^/]*", "", device)
-
-
-def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str]) -> None:
+def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
     """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs are left out."""
-    first = rewrite.cluster.local_device(0)
+    if len(rewrite.plan.stages) > 1:
+        _place_stages(rewrite, view, devices, stages)
+        return
+    first = rewrite.device(0)
     for node, proto in enumerate(view.nodes):
         if proto.device and node not in devices:
-            wanted = first if _GPU.search(proto.device) else _without_job(proto.device)
+            wanted = first if _GPU.search(proto.device) else local_name(proto.device)
         elif proto.device.startswith("/job:"):
             wanted = devices[node]
         else:
@@ -94,12 +98,22 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str])
             proto.device = wanted
 
 
+def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
+    """Every op of replica 0 to the device of its stage."""
+    own = [rewrite.device(stage) for stage in range(len(rewrite.plan.stages))]
+    wanted = [devices.get(node) or own[stages[node]] for node in range(len(view))]
+    for proto, device in zip(view.nodes, wanted):
+        rewrite.user_devices[proto.name] = proto.device
+        proto.device = device
+    tf_compat.set_devices(rewrite.tf_graph, ((proto.name, proto.device) for proto in view.nodes))
+
+
 def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
     """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
     if rewrite.base_rank == 0:
         return
     for node in rewrite.cloned:
-        seed2 = _seed2(view.nodes[node], rewrite.base_rank)
+        seed2 = own_seed(view.nodes[node], rewrite.base_rank)
         if seed2 is not None:
             op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(view.nodes[node].name))
             op._set_attr("seed2", seed2)
@@ -109,18 +123,8 @@ def _own_attrs(view: GraphView, node: int, rank: int) -> List[Tuple[str, tf.Attr
     """The attributes in which the copy for `rank` differs: the rank of a collective, the seed of a random op."""
     if view.types[node] in COLLECTIVE_OP_TYPES:
         return [("rank", tf.AttrValue(i=rank))]
-    seed2 = _seed2(view.nodes[node], rank)
+    seed2 = own_seed(view.nodes[node], rank)
     return [] if seed2 is None else [("seed2", seed2)]
-
-
-def _seed2(node: tf.NodeDef, rank: int) -> Optional[tf.AttrValue]:
-    """The second seed of a random op for `rank`; None for other ops, and for those that have no seed."""
-    if "seed2" not in node.attr:
-        return None
-    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
-    if seed == 0 and seed2 == 0:
-        return None
-    return tf.AttrValue(i=(seed2 + rank * _SEED_STEP) % 0x7FFFFFFF or 1)
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)

@@ -5,7 +5,7 @@ them can be fetched without the others. Local outputs and the objective are plai
 built after the clone. Means weigh each replica by its rows.
 """
 
-from typing import List, Tuple
+from typing import Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -19,9 +19,9 @@ from epl.parallel.rewrite import Rewrite, Sibling
 def run_global(rewrite: Rewrite) -> None:
     """Adds the collectives of global outputs to replica 0."""
     for output in rewrite.plan.outputs:
-        if output.scope == "global":
-            tensor = rewrite.tf_graph.get_tensor_by_name(output.tensor)
-            with rewrite.building("outputs"):
+        if output.scope == "global" and rewrite.world_size > 1:
+            tensor = rewrite.in_replica(output.tensor)
+            with rewrite.building("outputs", output.stage):
                 merged, op = _merge_global(rewrite, output, tensor)
             rewrite.collectives.add(op.name)
             rewrite.merged[output.tensor] = Sibling(merged, op.name)
@@ -30,18 +30,21 @@ def run_global(rewrite: Rewrite) -> None:
 def run_local(rewrite: Rewrite) -> None:
     """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
     for output in rewrite.plan.outputs:
+        tensor = rewrite.in_replica(output.tensor)
         if output.scope == "local" and rewrite.local_replicas > 1:
             tensors = [
-                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + output.tensor)
+                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + tensor.name)
                 for replica in range(rewrite.local_replicas)
             ]
-            with rewrite.building("outputs"):
-                rewrite.merged[output.tensor] = Sibling(_merge_local(output, tensors, rewrite.weights), "")
+            with rewrite.building("outputs", output.stage):
+                rewrite.merged[output.tensor] = Sibling(merge(output.merge, tensors, rewrite.weights), "")
+        elif tensor.name != output.tensor and output.tensor not in rewrite.merged:
+            rewrite.merged[output.tensor] = Sibling(tensor, "")
     _update_summaries(rewrite)
 
 
 def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
-    communicator = rewrite.communicator(output.communicator)
+    communicator = rewrite.communicator(output.communicator, output.stage)
     rank = rewrite.base_rank
     key = "output {}".format(output.tensor)
     if output.merge == "concat":
@@ -58,14 +61,23 @@ def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[
     return total / rows, _collective_of(total)
 
 
-def _merge_local(output: Output, tensors: List[tf.Tensor], weights: List[tf.Tensor]) -> tf.Tensor:
-    if output.merge == "concat":
+def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """The tensors of several replicas or micro batches as one.
+
+    Args:
+      how: "concat" along axis 0, "sum", or "mean".
+      tensors: of one dtype.
+      weights: of each tensor in a mean; equal ones if not given.
+    """
+    if how == "concat":
         return tf.concat([tf.reshape(t, [1]) if t.shape.ndims == 0 else t for t in tensors], axis=0)
-    if output.merge == "sum":
+    if how == "sum":
         return tf.add_n(tensors)
     dtype = tensors[0].dtype
     if not dtype.is_floating:
         return tf.truncatediv(tf.add_n(tensors), tf.constant(len(tensors), dtype))
+    if not weights:
+        return tf.add_n(tensors) / tf.constant(len(tensors), dtype)
     rows = [tf.cast(weight, dtype) for weight in weights]
     return tf.add_n([tensor * row for tensor, row in zip(tensors, rows)]) / tf.add_n(rows)
 

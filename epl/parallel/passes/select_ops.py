@@ -5,7 +5,7 @@ the output collections, and everything that these are computed from, down to wha
 drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
 """
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -14,6 +14,7 @@ from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pass_manager import Pass
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.training_writes import find_training_writes
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -22,10 +23,12 @@ def run(rewrite: Rewrite) -> None:
     """Reads the graph, selects the ops, and gates the writes."""
     view = rewrite.view = GraphView(rewrite.tf_graph)
     all_writes = view.writes()
-    writes = _training_writes(rewrite, view, all_writes)
+    writes = find_training_writes(
+        rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
+    )
     roots = set(writes)
     roots.update(view.index[name] for name in rewrite.collectives)
-    roots.update(view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs)
+    roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update(view.index[weight.op.name] for weight in rewrite.weights)
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
@@ -64,31 +67,6 @@ def _colocation_anchors(view: GraphView, areas: Dict[Tuple[bytes, bytes], Set[in
     staging = [view.nodes[i] for area in areas.values() for i in area & needed]
     groups = {group.decode().replace("loc:@", "", 1) for node in staging for group in node.attr["_class"].list.s}
     return {view.index[name] for name in groups if name in view.index and view.types[view.index[name]] == "NoOp"}
-
-
-def _training_writes(rewrite: Rewrite, view: GraphView, all_writes: List[int]) -> Set[int]:
-    """Ops that write variables, those of initialization, restore and input pipelines left out."""
-    initializers = set()
-    for key in rewrite.tf_graph.get_all_collection_keys():
-        for item in rewrite.tf_graph.get_collection_ref(key):
-            initializer = getattr(item, "initializer", None)
-            name = getattr(initializer, "name", None)
-            if isinstance(name, str):
-                initializers.add(name)
-    reads = set(view.of_types(op_types.CHECKPOINT_READS))
-    variables = set(view.of_types(op_types.VARIABLES))
-    trained = view.descendants([view.index[name] for name in rewrite.collectives])  # a queue of results is no input
-    feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
-    writes = set()
-    for node in all_writes:
-        if view.nodes[node].name in initializers or node in feeds_a_queue:
-            continue
-        if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
-            values = [p for p in view.producers[node] if p not in variables]
-            if view.ancestors(values, lambda n: n in variables or n in reads) & reads:
-                continue
-        writes.add(node)
-    return writes
 
 
 def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[str]:

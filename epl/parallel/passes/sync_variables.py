@@ -26,7 +26,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
     """Adds the broadcast of the global variables from rank 0 to replica 0 of every process."""
     view = rewrite.view
     assert view is not None
-    if rewrite.plan.workers == 1 or not rewrite.plan.groups:
+    if len(set(rewrite.plan.owners)) == 1 or not rewrite.plan.groups:
         return
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
     with rewrite.building("variables/broadcast"):
@@ -34,7 +34,8 @@ def run_broadcast(rewrite: Rewrite) -> None:
         communicator = rewrite.process_communicator()
         received = communicator.broadcast(values, rewrite.cluster.worker_index, BROADCAST_KEY)
         for node, value in zip(variables, received):
-            rewrite.broadcasts.append(_assign(rewrite, view, node, value).name)
+            with tf.device(view.nodes[node].device or None):
+                rewrite.broadcasts.append(_assign(rewrite, view, node, value).name)
 
 
 def initialization_nodes(rewrite: Rewrite, view: GraphView) -> List[tf.NodeDef]:

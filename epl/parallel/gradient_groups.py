@@ -1,0 +1,196 @@
+"""Which gradients are aggregated where: at apply_gradients, or at tf.gradients before it."""
+
+import logging
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.config import Config
+from epl.ir import op_types
+from epl.ir.graph import ApplyCall, Gradient, Graph, first_tensor
+from epl.ir.view import GraphView
+from epl.parallel.plan import Stage
+from epl.parallel.stages import stage_of_op
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
+
+Boundary = Tuple[str, Gradient]
+BoundaryGroup = NamedTuple("BoundaryGroup", [("name", str), ("stage", int), ("boundaries", Tuple[Boundary, ...])])
+BoundaryGroup.__doc__ = """The gradients to aggregate together.
+
+Attributes:
+  name: for keys and messages.
+  stage: of their variables.
+  boundaries: (variable, identity in front of which it is done).
+"""
+
+Training = NamedTuple("Training", [("boundaries", Tuple[Boundary, ...]), ("seeds", Tuple[tf.Tensor, ...])])
+Training.__doc__ = """The backward pass behind one call of apply_gradients.
+
+Attributes:
+  boundaries: of tf.gradients, before the user's own changes to the gradients.
+  seeds: where the backward pass begins.
+"""
+
+
+def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
+    """Where gradients are aggregated: at each apply_gradients, or earlier.
+
+    Earlier, at tf.gradients, with `communication.clip_after_allreduce`, and for gradients that no optimizer receives
+    but that the user writes into variables by other means.
+    """
+    by_identity = _boundaries_of_gradients(graph)
+    groups: List[Tuple[str, Sequence[Boundary]]] = []
+    taken: Set[str] = set()
+    for number, applied in enumerate(graph.apply_calls):
+        upstream = _upstream_boundaries(applied, by_identity)
+        taken.update(upstream)
+        boundaries = list(applied.boundaries)
+        if config.communication.clip_after_allreduce and upstream:
+            boundaries = [boundary for name, boundary in by_identity.items() if name in upstream]
+        elif applied.changed and upstream:
+            logger.warning(
+                "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
+                "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "
+                "after, as one device would."
+            )
+        groups.append(("apply{}".format(number), boundaries))
+    groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
+    result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
+    for group in result:
+        control_flow_context(group)
+    return result
+
+
+def find_trainings(graph: Graph) -> List[Training]:
+    """The backward passes that train, one for each apply_gradients, and one for gradients that are written without."""
+    by_identity = _boundaries_of_gradients(graph)
+    trainings: List[Tuple[str, Sequence[Boundary]]] = []
+    taken: Set[str] = set()
+    for applied in graph.apply_calls:
+        upstream = _upstream_boundaries(applied, by_identity)
+        taken.update(upstream)
+        trainings.append(("", [by_identity[name] for name in upstream] or applied.boundaries))
+    trainings.append(("", _written_without_optimizer(graph, by_identity, taken)))
+    return [Training(tuple(boundaries), _seeds(graph, boundaries)) for _, boundaries in _without_repetition(trainings)]
+
+
+def _seeds(graph: Graph, boundaries: Sequence[Boundary]) -> Tuple[tf.Tensor, ...]:
+    names = {first_tensor(gradient).name for _, gradient in boundaries}
+    return tuple(
+        seed
+        for call in graph.gradient_calls
+        if any(first_tensor(gradient).name in names for _, gradient in call.boundaries)
+        for seed in call.seeds
+    )
+
+
+def _boundaries_of_gradients(graph: Graph) -> Dict[str, Boundary]:
+    """The boundaries of all calls of tf.gradients, by the name of their op."""
+    return {
+        first_tensor(boundary[1]).op.name: boundary for call in graph.gradient_calls for boundary in call.boundaries
+    }
+
+
+def _by_stage(
+    groups: Sequence[Tuple[str, Sequence[Boundary]]], tf_graph: tf.Graph, stages: Sequence[Stage]
+) -> List[BoundaryGroup]:
+    """One group per stage: each stage has devices, and so communicators, of its own."""
+    result = []
+    for name, boundaries in groups:
+        by_stage: Dict[int, List[Boundary]] = {}
+        for boundary in boundaries:
+            stage = stage_of_op(tf_graph.get_operation_by_name(boundary[0]), stages)
+            by_stage.setdefault(stage, []).append(boundary)
+        for stage, members in sorted(by_stage.items()):
+            own = name if len(stages) == 1 else "{}/stage{}".format(name, stage)
+            result.append(BoundaryGroup(own, stage, tuple(members)))
+    return result
+
+
+def control_flow_context(group: BoundaryGroup) -> Optional[object]:
+    """The branch of control flow in which the gradients of a group are applied, or None.
+
+    Raises:
+      PlanError: several branches, or a loop.
+    """
+    contexts = {
+        id(context): context
+        for context in (
+            tf_compat.control_flow_context_of(first_tensor(gradient).op) for _, gradient in group.boundaries
+        )
+    }
+    if len(contexts) > 1:
+        raise PlanError(
+            "The gradients of {} are applied in different branches of control flow ({}). Apply all of them in one "
+            "branch, or outside of tf.cond.".format(
+                group.name, ", ".join(sorted(variable for variable, _ in group.boundaries))
+            )
+        )
+    (context,) = contexts.values()
+    if tf_compat.is_in_while(context):
+        raise PlanError(
+            "{} applies gradients inside a tf.while_loop: its replicas cannot be kept in step. Apply them once per "
+            "Session.run.".format(group.name)
+        )
+    return context
+
+
+def _upstream_boundaries(applied: ApplyCall, boundaries: Dict[str, Boundary]) -> List[str]:
+    """The boundaries of tf.gradients that the gradients of an apply_gradients are computed from, by name."""
+    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in boundaries.values()] or [0])
+    found = []
+    seen: Set[Any] = set()
+    stack = [first_tensor(gradient).op for _, gradient in applied.boundaries]
+    while stack:
+        op = stack.pop()
+        if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
+            continue
+        seen.add(op)
+        if op.name in boundaries:
+            found.append(op.name)
+        else:
+            stack.extend(tensor.op for tensor in op.inputs)
+    return found
+
+
+def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:
+    """The boundaries of tf.gradients that the user writes into variables other than through an optimizer.
+
+    A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
+    """
+    names = [name for name in by_identity if name not in taken]
+    if not names:
+        return []
+    trained = frozenset(variable for variable, _ in by_identity.values())
+    applied = [first_tensor(gradient).op.name for call in graph.apply_calls for _, gradient in call.boundaries]
+    view = GraphView(graph.tf_graph)
+    stop = {view.index[name] for name in list(by_identity) + applied}
+    written = []
+    for name in names:
+        start = view.index[name]
+        reached = view.descendants([start], stop=(stop - {start}).__contains__)
+        variables = {v for node in reached if view.types[node] in op_types.WRITES for v in view.variable_inputs(node)}
+        if any(view.nodes[v].name in trained for v in variables) or (
+            variables and not view.descendants(variables) & (stop - {start})
+        ):
+            written.append(by_identity[name])
+    return written
+
+
+def _without_repetition(groups: Sequence[Tuple[str, Sequence[Boundary]]]) -> List[Tuple[str, Sequence[Boundary]]]:
+    """Each boundary once, in the first group that names it; groups without any are left out."""
+    seen: Set[Any] = set()
+    result: List[Tuple[str, Sequence[Boundary]]] = []
+    for name, boundaries in groups:
+        kept = []
+        for boundary in boundaries:
+            op = first_tensor(boundary[1]).op.name
+            if op not in seen:
+                seen.add(op)
+                kept.append(boundary)
+        if kept:
+            result.append((name, kept))
+    return result

@@ -1,0 +1,175 @@
+"""Which ops of a pipeline's graph each micro batch has a copy of, and in which action of the schedule they run.
+
+    data source --> ... --> objective --> gradients | boundary --> clip, apply
+    \\_____________ once per micro batch __________/  \\__ once per step _____/
+
+An op differs between micro batches if data, a placeholder, a random number or other state of its own reaches it.
+What a step needs of such ops is copied; the rest (variables, what depends on them alone) is shared. A write of a value
+that differs (statistics of batch norm, a metric) happens once per micro batch, in order; one that gets its value from
+gradients, or from no data at all (the global step), once per step.
+
+Within a copy, what depends on the gradient of the objective is the backward pass (B) of its stage, what comes before
+is the forward pass (F). Data is read ahead of both, in the order of the micro batches. Tables of op types say what
+holds state; nothing else is known by name.
+"""
+
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.graph import Gradient
+from epl.ir.view import GraphView
+from epl.parallel.gradient_groups import Training
+from epl.parallel.schedule import BACKWARD, FORWARD
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+# (stage, FORWARD or BACKWARD) -> nodes
+Actions = Dict[Tuple[int, str], Set[int]]
+
+MicroBatchOps = NamedTuple(
+    "MicroBatchOps",
+    [("cloned", Set[int]), ("sources", List[int]), ("inputs", Set[int]), ("writes", Set[int]), ("once", Set[int])],
+)
+MicroBatchOps.__doc__ = """Nodes of a graph by how often they run in a step.
+
+Attributes:
+  cloned: once per micro batch.
+  sources: those of them that read data.
+  inputs: the sources and what they need.
+  writes: those of them that write variables.
+  once: what is computed from gradients after they were accumulated, and the other writes.
+"""
+
+
+def tensors_of(gradient: Gradient) -> List[tf.Tensor]:
+    """The gradient itself, or the parts of a sparse one."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [t for t in (gradient.values, gradient.indices, gradient.dense_shape) if t is not None]
+    return [gradient]
+
+
+def boundary_nodes(view: GraphView, trainings: Iterable[Training]) -> Set[int]:
+    """The identities that gradients pass."""
+    return {
+        view.index[tensor.op.name]
+        for training in trainings
+        for _, gradient in training.boundaries
+        for tensor in tensors_of(gradient)
+    }
+
+
+def find_micro_batch_ops(
+    tf_graph: tf.Graph, view: GraphView, trainings: Sequence[Training], writes: Set[int], outputs: Iterable[int]
+) -> MicroBatchOps:
+    """Tells apart what runs once per micro batch and what runs once per step.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      trainings: its backward passes.
+      writes: the writes of a training step, initializers left out.
+      outputs: nodes whose value is merged over micro batches.
+    """
+    boundaries = boundary_nodes(view, trainings)
+    shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
+    after = _data_descendants(view, boundaries, set())
+    states = _own_state(tf_graph, view)
+    micro_writes: Set[int] = set()
+    while True:
+        varying = _data_descendants(view, states | _readers(view, micro_writes), boundaries)
+        found = {node for node in writes if node in varying and node not in after}
+        if found <= micro_writes:
+            break
+        micro_writes |= found
+    roots = {producer for node in boundaries for producer in view.producers[node]} | micro_writes | set(outputs)
+    needed = view.ancestors(roots, lambda node: node in shared or node in boundaries) - shared
+    differ = view.descendants(states | _readers(view, micro_writes), boundaries.__contains__)
+    once = after | (writes - micro_writes)
+    cloned = (needed & differ) - once
+    sources = sorted(cloned & set(view.of_types(op_types.DATA_SOURCES)))
+    inputs = view.ancestors(sources, lambda node: node in shared) & cloned
+    return MicroBatchOps(cloned, sources, inputs, micro_writes, once)
+
+
+def find_actions(
+    view: GraphView, ops: MicroBatchOps, trainings: Sequence[Training], stages: Sequence[int]
+) -> List[Actions]:
+    """Per training, the nodes of each action of micro batch 0; those of no training are in none.
+
+    Raises:
+      PlanError: the forward pass goes back to an earlier stage.
+    """
+    shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
+    boundaries = boundary_nodes(view, trainings)
+    result: List[Actions] = []
+    for training in trainings:
+        seeds = [view.index[seed.op.name] for seed in training.seeds]
+        backward = view.descendants(seeds, boundaries.__contains__)
+        own = boundary_nodes(view, [training])
+        roots = {producer for node in own for producer in view.producers[node]}
+        needed = view.ancestors(roots, lambda node: node in shared or node in boundaries)
+        actions: Actions = {}
+        for node in (needed & ops.cloned) - ops.inputs:
+            kind = BACKWARD if node in backward else FORWARD
+            actions.setdefault((stages[node], kind), set()).add(node)
+        _check_direction(view, actions, stages)
+        result.append(actions)
+    return result
+
+
+def _check_direction(view: GraphView, actions: Actions, stages: Sequence[int]) -> None:
+    """Forward data flows from earlier to later stages, gradients the other way; the order of a schedule needs it."""
+    for (stage, kind), nodes in actions.items():
+        for node in nodes:
+            for producer in view.producers[node]:
+                other = stages[producer]
+                back = other > stage if kind == FORWARD else other < stage
+                if back and producer in actions.get((other, kind), ()):
+                    raise PlanError(
+                        "{!r} of stage {} takes {!r} of stage {}: the {} pass of a pipeline goes from {} stages to {} "
+                        "ones. Annotate the ops in the order in which data flows through the model.".format(
+                            view.nodes[node].name,
+                            stage,
+                            view.nodes[producer].name,
+                            other,
+                            *(("forward", "earlier", "later") if kind == FORWARD else ("backward", "later", "earlier")),
+                        )
+                    )
+
+
+def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    """Data sources, placeholders, random ops and other ops with state that is not a variable."""
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+    stateful -= op_types.SHARED_STATE | op_types.VARIABLES | op_types.WRITES
+    variables = set(view.of_types(op_types.VARIABLES))
+    state = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
+    # What takes a variable itself reads it; it differs only if the variable does.
+    state.update(n for n in view.of_types(stateful) if not variables.intersection(view.producers[n]))
+    return state
+
+
+def _readers(view: GraphView, writes: Set[int]) -> Set[int]:
+    """The nodes that take a variable that one of `writes` writes."""
+    consumers = view.consumers()
+    return {
+        consumer
+        for node in writes
+        for variable in view.variable_inputs(node)
+        for consumer in consumers[variable]
+    }  # fmt: skip
+
+
+def _data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
+    """The roots and what is computed from them, control edges left out; not looking beyond `stop`."""
+    consumers = view.consumers()
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if consumer not in seen and consumer not in stop and view.takes_data(consumer, node):
+                seen.add(consumer)
+                stack.append(consumer)
+    return seen

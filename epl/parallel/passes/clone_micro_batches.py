@@ -1,0 +1,208 @@
+"""The micro batches of a pipeline: what differs between them is cloned, gradients are accumulated, outputs merged.
+
+                                          x ----> forward ----> gradient ---+
+    x --> forward --> gradient | apply    x/1 --> forward/1 --> gradient/1 --> sum, / M | apply
+                                    =>    ...                               |
+                                          variables, apply: shared
+
+Micro batch 0 is the user's own graph. Sums are made in the order of the micro batches, one gradient at a time, so that
+no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
+"""
+
+from typing import Iterable, List, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.clone import Edit, clone_nodes
+from epl.ir.graph import Gradient
+from epl.ir.view import GraphView
+from epl.parallel import micro_batches
+from epl.parallel.gradient_groups import control_flow_context
+from epl.parallel.micro_batches import MicroBatchOps
+from epl.parallel.pass_manager import Pass
+from epl.parallel.passes.aggregate_gradients import replace_source, source_of
+from epl.parallel.passes.merge_outputs import merge
+from epl.parallel.passes.schedule_actions import order_actions
+from epl.parallel.random_seeds import seed_edit
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stage_of_op, stages_of_nodes
+from epl.parallel.training_writes import find_training_writes
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+
+def run(rewrite: Rewrite) -> None:
+    """Clones the micro batches of replica 0, and orders their actions as the schedule says."""
+    if len(rewrite.plan.stages) == 1:
+        return
+    tf_graph = rewrite.tf_graph
+    view = GraphView(tf_graph)
+    boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
+    writes = find_training_writes(tf_graph, view, view.writes(), boundaries)
+    outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
+    ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs)
+    _refuse(rewrite, view, ops)
+    rewrite.micro_batched = frozenset(view.nodes[node].name for node in ops.cloned)
+    copies = range(1, rewrite.plan.num_micro_batch)
+    if copies:
+        _clone(rewrite, view, ops, copies)
+        _merge_outputs(rewrite)
+        _use_merged_values(rewrite, view, ops, writes)
+        _accumulate(rewrite)
+    _read_in_order(rewrite, view, ops, copies)
+    _write_in_order(rewrite, view, ops, boundaries, copies)
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    order_actions(rewrite, view, micro_batches.find_actions(view, ops, rewrite.trainings, stages))
+
+
+def _clone(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
+    """One copy of the ops per further micro batch; random ops draw other numbers."""
+    plain = Edit(None, None)
+    edits = [
+        {node: seed_edit(view.nodes[node], micro_batch=copy) for node in ops.cloned if "seed2" in view.nodes[node].attr}
+        for copy in copies
+    ]
+    prefixes = [rewrite.micro_prefix(copy) for copy in copies]
+    clone_nodes(
+        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits[copy].get(node) or plain
+    )  # fmt: skip
+
+
+def _read_in_order(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
+    """The data sources of a micro batch wait for those of the one before."""
+    sources = [
+        node
+        for node in ops.sources
+        if tf_compat.control_flow_context_of(rewrite.operation(view.nodes[node].name)) is None
+    ]
+    for copy in copies:
+        before = [rewrite.operation(rewrite.micro_prefix(copy - 1) + view.nodes[node].name) for node in sources]
+        for node in sources:
+            rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name)._add_control_inputs(before)
+
+
+def _write_in_order(
+    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, boundaries: Set[int], copies: Iterable[int]
+) -> None:
+    """What reads a variable for a write waits for the write of the micro batch before.
+
+    A reader that the gradients need as well, without the write, is left alone: it would pull the write into its runs.
+    """
+    if not ops.writes:
+        return
+    consumers = view.consumers()
+    trained = view.ancestors(boundaries)
+    for write in sorted(ops.writes):
+        readers = {
+            reader
+            for variable in view.variable_inputs(write)
+            for reader in consumers[variable]
+            if reader in ops.cloned and (write in trained or reader not in trained)
+        }
+        for copy in copies:
+            before = rewrite.operation(rewrite.micro_prefix(copy - 1) + view.nodes[write].name)
+            for reader in sorted(readers | {write}):
+                rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[reader].name)._add_control_input(before)
+    _wait_for_all_writes(rewrite, view, ops, copies)
+
+
+def _wait_for_all_writes(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
+    """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too."""
+    leading = view.descendants(ops.writes) & ops.cloned
+    for node, producers in enumerate(view.producers):
+        if node in ops.cloned or view.types[node] in op_types.VARIABLES:
+            continue
+        waited = {p for p in producers if p in leading and not view.takes_data(node, p)}
+        if waited:
+            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
+            op._add_control_inputs(
+                [
+                    rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[p].name)
+                    for copy in copies
+                    for p in sorted(waited)
+                ]
+            )
+
+
+def _merge_outputs(rewrite: Rewrite) -> None:
+    """The value of each output over the micro batches of a replica."""
+    for output in rewrite.plan.outputs:
+        with rewrite.building("micro_batches/outputs", output.stage):
+            rewrite.over_micro_batches[output.tensor] = merge(
+                output.merge, _of_all_micro_batches(rewrite, rewrite.tf_graph.get_tensor_by_name(output.tensor))
+            )
+
+
+def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, writes: Set[int]) -> None:
+    """What runs once per step takes merged values; a value that is not merged is one micro batch's and is refused."""
+    boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
+    fixed = boundaries | ops.cloned
+    region = view.ancestors(writes - ops.writes, fixed.__contains__) - fixed
+    for node in sorted(region):
+        data = [name for name in view.nodes[node].input if name[0] != "^"]
+        for position, name in enumerate(data):
+            tensor = name if ":" in name else name + ":0"
+            producer = view.index[tensor.partition(":")[0]]
+            if producer not in ops.cloned or producer in boundaries:
+                continue
+            merged = rewrite.over_micro_batches.get(tensor)
+            if merged is None:
+                raise PlanError(
+                    "{!r} runs once per step and takes {!r}, of which each of the {} micro batches has its own value. "
+                    "Say how they are merged: epl.add_to_collection({!r}, epl.GraphKeys.LOCAL_MEAN_OBJECTS), for "
+                    "example.".format(view.nodes[node].name, tensor, rewrite.plan.num_micro_batch, tensor)
+                )
+            rewrite.remember(rewrite.operation(view.nodes[node].name))._update_input(position, merged)
+
+
+def _accumulate(rewrite: Rewrite) -> None:
+    """Each boundary gets the mean, or sum, of the gradient over the micro batches."""
+    for number, training in enumerate(rewrite.trainings):
+        for variable, boundary in training.boundaries:
+            source = source_of(boundary)
+            stage = stage_of_op(rewrite.operation(variable), rewrite.plan.stages)
+            with rewrite.building("micro_batches/gradients{}".format(number), stage):
+                replace_source(rewrite, boundary, _mean_gradient(rewrite, source))
+
+
+def _mean_gradient(rewrite: Rewrite, gradient: Gradient) -> Gradient:
+    count = rewrite.plan.num_micro_batch
+    is_mean = rewrite.plan.reduce_method == "mean"
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.concat(_of_all_micro_batches(rewrite, gradient.values), axis=0)
+        indices = tf.concat(_of_all_micro_batches(rewrite, gradient.indices), axis=0)
+        return tf.IndexedSlices(values / count if is_mean else values, indices, gradient.dense_shape)
+    parts = _of_all_micro_batches(rewrite, gradient)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total / tf.constant(count, total.dtype) if is_mean and count > 1 else total
+
+
+def _of_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[tf.Tensor]:
+    """The tensor of every micro batch; one that all share stands there M times."""
+    if tensor.op.name not in rewrite.micro_batched:
+        return [tensor] * rewrite.plan.num_micro_batch
+    return [
+        rewrite.tf_graph.get_tensor_by_name(rewrite.micro_prefix(copy) + tensor.name)
+        for copy in range(rewrite.plan.num_micro_batch)
+    ]
+
+
+def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
+    staging = ops.cloned & set(view.of_types(op_types.STAGING))
+    if staging:
+        raise PlanError(
+            "{!r} takes data from a staging area, which a pipeline cannot fill once per micro batch. Leave the staging "
+            "area out: all data of a step is read ahead of its first action.".format(view.nodes[min(staging)].name)
+        )
+    for group in rewrite.groups:
+        if control_flow_context(group) is not None:
+            raise PlanError(
+                "The gradients of {} are applied inside tf.cond, which a pipeline cannot do: apply them in every "
+                "step.".format(group.name)
+            )
+
+
+PASS = Pass("clone_micro_batches", run, frozenset(), frozenset(["micro batches"]), bitwise=False)

@@ -1,0 +1,103 @@
+"""Lowers a schedule to control edges: each action of a device begins when the one before it is done.
+
+    device 0:   0F0   ==>   0F1   ==>   0B0
+
+    sinks of 0F0 --> barrier --> sources of 0F1 ... sinks of 0F1 --> barrier --> sources of 0B0
+
+The sources of an action are its ops that nothing inside of it feeds, the sinks those that feed nothing inside of it:
+every op of the action lies between the two. Ops within a loop, or in a branch of tf.cond that may not be taken, are
+no sources or sinks themselves: the loop and the cond as a whole are. A barrier is a constant that waits; feeding it,
+in a run that is no training step, leaves the actions before it out.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+from epl.parallel.micro_batches import Actions
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.schedule import Action, from_text
+
+Ends = NamedTuple("Ends", [("sources", List[str]), ("sinks", List[str])])
+Ends.__doc__ = """The first and last ops of an action, by their names in micro batch 0."""
+
+
+def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions]) -> None:
+    """Adds the control edges of the plan's schedule, for every training by itself; fills `rewrite.barriers`."""
+    schedule = from_text(rewrite.plan.schedule)
+    depths = control_flow_depths(view)
+    for number, actions in enumerate(trainings):
+        ends = {key: _ends(view, nodes, depths) for key, nodes in actions.items()}
+        for device, order in enumerate(schedule.actions):
+            stage = schedule.device_of_stage.index(device)
+            with rewrite.building("schedule{}/device{}".format(number, device), stage):
+                rewrite.barriers[number] += _order_device(rewrite, order, ends)
+
+
+def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[int, str], Ends]) -> List[str]:
+    """The barriers between the actions of a device."""
+    barriers: List[str] = []
+    waiting: List[tf.Operation] = []
+    for action in order:
+        if (action.stage, action.kind) not in ends:
+            continue
+        own = ends[action.stage, action.kind]
+        prefix = rewrite.micro_prefix(action.micro_batch)
+        if waiting:
+            with tf.control_dependencies(waiting):
+                barrier = tf.constant(False, name="barrier")
+            barriers.append(barrier.name)
+            for name in own.sources:
+                op = rewrite.operation(prefix + name)
+                (op if prefix else rewrite.remember(op))._add_control_input(barrier.op)
+            waiting = [barrier.op]
+        waiting = waiting + [rewrite.operation(prefix + name) for name in own.sinks]
+    return barriers
+
+
+def _ends(view: GraphView, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -> Ends:
+    consumers = view.consumers()
+    sources = [
+        node
+        for node in nodes
+        if nodes.isdisjoint(view.producers[node]) and all(depths[producer][0] == 0 for producer in view.producers[node])
+    ]
+    sinks = [node for node in nodes if nodes.isdisjoint(consumers[node]) and depths[node] == (0, 0)]
+    return Ends([view.nodes[node].name for node in sorted(sources)], [view.nodes[node].name for node in sorted(sinks)])
+
+
+def control_flow_depths(view: GraphView) -> List[Tuple[int, int]]:
+    """Per node, how many loops, and how many branches that may not be taken, it lies in.
+
+    Follows from the ops of control flow alone: Enter and Switch lead in, Exit and Merge out. The back edge of a loop
+    is not followed.
+    """
+    depths: List[Tuple[int, int]] = []
+    for node, producers in enumerate(view.producers):
+        op_type = view.types[node]
+        is_merge = op_type in op_types.MERGES
+        before = [
+            depths[p]
+            for p in producers
+            if p < node and not (is_merge and view.types[p] in op_types.NEXT_ITERATIONS)
+        ]  # fmt: skip
+        loops = max([depth[0] for depth in before] or [0])
+        branches = max([depth[1] for depth in before] or [0])
+        if op_type in op_types.ENTERS:
+            loops += 1
+        elif op_type in op_types.EXITS:
+            loops, branches = loops - 1, branches - 1
+        elif op_type in op_types.SWITCHES:
+            branches += 1
+        elif is_merge and not _is_loop_merge(view, node):
+            branches -= 1
+        depths.append((max(loops, 0), max(branches, 0)))
+    return depths
+
+
+def _is_loop_merge(view: GraphView, node: int) -> bool:
+    return any(
+        view.types[p] in op_types.ENTERS or view.types[p] in op_types.NEXT_ITERATIONS for p in view.producers[node]
+    )

@@ -1,0 +1,128 @@
+"""The stages of a model: TaskGraphs that run on a device of their own, and which stage each op belongs to.
+
+    TaskGraph 0   replica 0: device 0    replica 1: device 2      stage 0
+    TaskGraph 1   replica 0: device 1    replica 1: device 3      stage 1
+
+TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
+"""
+
+from typing import Dict, List, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster import Cluster
+from epl.ir import op_types
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.plan import Stage, worker_of
+from epl.utils.errors import NotAvailableError, PlanError
+
+_RESOURCE = tf.resource.as_datatype_enum
+# Attributes that hold the dtype of what an op passes on: Enter, Switch, Identity and their like.
+_PASSED_DTYPE = "T"
+
+
+def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tuple[int, ...]]:
+    """The stages of an annotated model, and by replica the process that owns it.
+
+    Raises:
+      LayoutError: the devices of the job do not fit the TaskGraphs.
+      PlanError: the TaskGraphs have different numbers of replicas.
+      NotAvailableError: a replica spans several processes.
+    """
+    taskgraphs = graph.taskgraphs
+    virtual = cluster.generate_virtual_devices([taskgraph.strategy.device_count or 1 for taskgraph in taskgraphs])
+    if len({device.all_devices for device in virtual}) == 1:
+        members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
+        devices = [virtual[0].all_devices]  # every device carries a replica
+    else:
+        members = [(taskgraph.index,) for taskgraph in taskgraphs]
+        devices = [device.all_devices for device in virtual]
+    counts = [len(names) for names in devices]
+    if len(set(counts)) > 1:
+        raise PlanError(
+            "The TaskGraphs have {} devices, one for each model replica: every TaskGraph needs as many. Change the "
+            "layout of the cluster.".format(" and ".join(map(str, counts)))
+        )
+    order = sorted(range(counts[0]), key=lambda replica: (worker_of(devices[0][replica]), replica))
+    owners = tuple(worker_of(devices[0][replica]) for replica in order)
+    stages = tuple(
+        Stage(indices, str(taskgraphs[indices[0]].strategy), tuple(names[replica] for replica in order))
+        for indices, names in zip(members, devices)
+    )
+    for stage in stages:
+        for owner, device in zip(owners, stage.devices):
+            if worker_of(device) != owner:
+                raise NotAvailableError(
+                    "pipeline stages in several processes",
+                    "Stage {} of a replica is on {}, and its stage 0 in worker {}. Give each worker the devices of "
+                    "whole replicas ({} each).".format(stages.index(stage), device, owner, len(stages)),
+                )
+    return stages, owners
+
+
+def device_of_stage(stages: Sequence[Stage]) -> List[int]:
+    """Per stage, which device of a model replica runs it, counted from 0; stages may share one.
+
+    Raises:
+      PlanError: the replicas share devices among their stages in different ways.
+    """
+    patterns = set()
+    for replica in range(len(stages[0].devices)):
+        places: Dict[str, int] = {}
+        patterns.add(tuple(places.setdefault(stage.devices[replica], len(places)) for stage in stages))
+    if len(patterns) > 1:
+        raise PlanError(
+            "The layout gives the stages of one replica their devices in another way than those of another ({}): all "
+            "replicas must be alike.".format(", ".join(str(list(pattern)) for pattern in sorted(patterns)))
+        )
+    return list(patterns.pop())
+
+
+def stage_of_taskgraph(stages: Sequence[Stage]) -> Dict[int, int]:
+    """TaskGraph index -> stage."""
+    return {taskgraph: number for number, stage in enumerate(stages) for taskgraph in stage.taskgraphs}
+
+
+def stage_of_op(op: tf.Operation, stages: Sequence[Stage]) -> int:
+    """The stage in which an op was annotated; ops before the first annotation are in stage 0."""
+    try:
+        return stage_of_taskgraph(stages).get(op.get_attr(TASKGRAPH_ATTR), 0)
+    except ValueError:
+        return 0
+
+
+def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
+    """The stage of every node of a view.
+
+    It is that of the annotation, but for ops that TensorFlow keeps on the device of another op: those colocated with
+    it, and those that take a variable, or a handle passed on to them, themselves.
+    """
+    stage_of = stage_of_taskgraph(stages)
+    result: List[int] = []
+    holders: Dict[int, int] = {}  # node that is, or passes on, a variable -> stage
+    for node, proto in enumerate(view.nodes):
+        attrs = proto.attr
+        stage = stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0
+        anchor = _anchor(view, node, proto)
+        held = [holders[p] for p in view.producers[node] if p in holders]
+        if held:
+            stage = held[0]
+            if attrs[_PASSED_DTYPE].type == _RESOURCE if _PASSED_DTYPE in attrs else False:
+                holders[node] = stage
+        elif 0 <= anchor < node:
+            stage = result[anchor]
+        if view.types[node] in op_types.VARIABLES:
+            holders[node] = stage
+        result.append(stage)
+    return result
+
+
+def _anchor(view: GraphView, node: int, proto: tf.NodeDef) -> int:
+    """The node with which another one is colocated, or -1."""
+    if "_class" in proto.attr:
+        for group in proto.attr["_class"].list.s:
+            if group[:5] == b"loc:@":
+                return view.index.get(group[5:].decode(), -1)
+    return -1

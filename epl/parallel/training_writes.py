@@ -1,0 +1,42 @@
+"""Which ops write variables as a part of training: not those that initialize, restore, or fill an input pipeline."""
+
+from typing import Iterable, List, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+
+
+def find_training_writes(
+    tf_graph: tf.Graph, view: GraphView, all_writes: List[int], gradients: Iterable[int]
+) -> Set[int]:
+    """The writes of training.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      all_writes: what `view.writes()` gives.
+      gradients: nodes that give gradients: what is computed from them feeds no input pipeline.
+    """
+    initializers = set()
+    for key in tf_graph.get_all_collection_keys():
+        for item in tf_graph.get_collection_ref(key):
+            initializer = getattr(item, "initializer", None)
+            name = getattr(initializer, "name", None)
+            if isinstance(name, str):
+                initializers.add(name)
+    reads = set(view.of_types(op_types.CHECKPOINT_READS))
+    variables = set(view.of_types(op_types.VARIABLES))
+    trained = view.descendants(gradients)  # a queue of results is no input
+    feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
+    writes = set()
+    for node in all_writes:
+        if view.nodes[node].name in initializers or node in feeds_a_queue:
+            continue
+        if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
+            values = [p for p in view.producers[node] if p not in variables]
+            if view.ancestors(values, lambda n: n in variables or n in reads) & reads:
+                continue
+        writes.add(node)
+    return writes
