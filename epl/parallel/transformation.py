@@ -37,8 +37,8 @@ PASSES = (
     aggregate_gradients.PASS,
     merge_outputs.GLOBAL_PASS,
     select_ops.PASS,
-    sync_variables.PASS,
     clone_replicas.PASS,
+    sync_variables.PASS,
     merge_outputs.LOCAL_PASS,
 )
 

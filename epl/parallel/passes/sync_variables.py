@@ -30,7 +30,10 @@ def run_broadcast(rewrite: Rewrite) -> None:
         return
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
     with rewrite.building("variables/broadcast"):
-        values = [_value(rewrite, view, node) for node in variables]
+        values = []
+        for node in variables:
+            with tf.device(view.nodes[node].device or None):
+                values.append(_value(rewrite, view, node))
         communicator = rewrite.process_communicator()
         received = communicator.broadcast(values, rewrite.cluster.worker_index, BROADCAST_KEY)
         for node, value in zip(variables, received):
