@@ -11,7 +11,6 @@ from epl.config import Config
 from epl.ir.graph import Graph
 from epl.ir.strategy_context import StrategyContext
 from epl.ops.job import Job
-from epl.utils.errors import PlanError
 
 
 class Env(object):
@@ -26,6 +25,7 @@ class Env(object):
         self.is_ready = False
         self.transformed_graphs = 0
         self._server: Optional[tf.train.Server] = None
+        self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
 
     @classmethod
     def get(cls) -> "Env":
@@ -102,18 +102,16 @@ class Env(object):
             raise RuntimeError("Server is already set.")
         self._server = server
 
-    def get_or_create_server(self) -> tf.train.Server:
-        """The TensorFlow server of this process; made at the first call."""
+    def get_or_create_server(self, config: Optional[tf.ConfigProto] = None) -> tf.train.Server:
+        """The TensorFlow server of this process, on a free port; made at the first call.
+
+        It knows no other process: a session that spans processes names those that it needs, and where they listen.
+
+        Args:
+          config: what the user asked of sessions; the devices of the server are made by it. Read at the first call.
+        """
         if self._server is None:
-            cluster = self._ready_cluster()
-            if cluster.worker_num > 1:
-                raise PlanError(
-                    "A TensorFlow server was asked for in a job of {} workers: data parallelism runs a local session "
-                    "in each worker and needs none; the ports of TF_CONFIG are used by EPL's own communication.".format(
-                        cluster.worker_num
-                    )
-                )
-            self._server = tf.train.Server.create_local_server(config=self.get_config_proto())
+            self._server = tf.train.Server.create_local_server(config=self._ready_cluster().config_proto(config))
         return self._server
 
     def _ready_cluster(self) -> Cluster:

@@ -16,7 +16,7 @@ LAYERS = (
     ("epl.utils",),
     ("epl.config", "epl.config_types", "epl.config_keys"),
     ("epl.ops",),
-    ("epl.cluster", "epl.layouts", "epl.tf_config"),
+    ("epl.cluster", "epl.layouts", "epl.tf_config", "epl.topology"),
     ("epl.ir",),
     ("epl.env",),
     ("epl.strategies",),

@@ -7,11 +7,13 @@ process, and lets Ctrl-C through while the core waits. Ranks and collectives are
 import atexit
 import ctypes
 import os
+import socket
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.ops import native
 from epl.utils.errors import EplError
+from epl.utils.script_end import ScriptEnd
 
 _POLL_S = 0.2
 
@@ -32,17 +34,22 @@ class Job(object):
     """The processes of one training run, joined by the core's control plane.
 
     One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
-    other processes can tell an orderly end from a death.
+    other processes can tell an orderly end from a death. A script that ends with an exception aborts it first.
     """
 
     _current: "Optional[Job]" = None
     _lock = threading.RLock()
 
-    def __init__(self, handle: ctypes.c_void_p, hosts: Sequence[str], process: int) -> None:
+    def __init__(self,
+                 handle: ctypes.c_void_p,
+                 hosts: Sequence[str],
+                 process: int,
+                 start_timeout: float = 300.0) -> None:
         """Use `Job.start`."""
         self._handle: Optional[ctypes.c_void_p] = handle
         self._hosts = tuple(hosts)
         self._process = process
+        self._start_timeout = start_timeout
         self._aborted = False
         self._communicators: Dict[str, ctypes.c_void_p] = {}
         self._pid = os.getpid()
@@ -86,9 +93,11 @@ class Job(object):
                 if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
                     return living
                 living.stop()
-            job = cls(_start(hosts, process, listen_fd, start_timeout, stall_warning, timeout), hosts, process)
+            handle = _start(hosts, process, listen_fd, start_timeout, stall_warning, timeout)
+            job = cls(handle, hosts, process, start_timeout)
             cls._current = job
-            atexit.register(job.stop)
+            ScriptEnd.watch()
+            atexit.register(job.stop_at_exit)
             return job
 
     @classmethod
@@ -96,6 +105,27 @@ class Job(object):
         """The living job of this process, or None."""
         job = cls._current
         return job if job is not None and job.alive else None
+
+    def companion(self) -> "Job":
+        """Joins the same processes once more, on a port of its own; blocks until all have called it.
+
+        The companion is for what outlives the collectives and may wait for ever: it has no time limits, is not
+        `Job.current`, and does not stop by itself.
+
+        Raises:
+            JobError: if a process has failed or does not appear in time.
+        """
+        door = _listening_socket(self._hosts[0]) if self._process == 0 else None
+        try:
+            port = str(door.getsockname()[1]) if door is not None else ""
+            port = self.exchange("port of a companion", port.encode())[0].decode()
+            hosts = ["{}:{}".format(self._hosts[0].rpartition(":")[0], port)] + list(self._hosts[1:])
+            listen_fd = None if door is None else door.fileno()
+            handle = _start(hosts, self._process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
+        finally:
+            if door is not None:
+                door.close()
+        return Job(handle, hosts, self._process, self._start_timeout)
 
     @property
     def alive(self) -> bool:
@@ -193,10 +223,17 @@ class Job(object):
                 return
             handle, self._handle = self._handle, None
             self._communicators.clear()
-            atexit.unregister(self.stop)
+            atexit.unregister(self.stop_at_exit)
             if Job._current is self:
                 Job._current = None
         native.require().core.epl_job_stop(handle)
+
+    def stop_at_exit(self) -> None:
+        """Stops; if the script ends with a failure, the other processes learn it first."""
+        failure = ScriptEnd.failure()
+        if failure is not None:
+            self.abort(failure)
+        self.stop()
 
     def __enter__(self) -> "Job":
         return self
@@ -265,17 +302,36 @@ def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_t
     return interruptible(call, undo=core.epl_job_stop)
 
 
+def _listening_socket(host: str) -> socket.socket:
+    """A socket that listens on a free port, on every interface: the host's name may mean what only others see."""
+    name = host.rpartition(":")[0].strip("[]")
+    family = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][0]
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.bind(("", 0))
+        door.listen(128)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
 def check(status: native.Status) -> None:
     """Raises JobError unless the status is OK."""
     if status.code != 0:
         raise JobError(status.message.decode(errors="replace"), status.code)
 
 
-def interruptible(call: Callable[[], Any], undo: Optional[Callable[[Any], None]] = None) -> Any:
-    """Runs a call that may block in the core for minutes so that Ctrl-C still works meanwhile.
+def interruptible(
+    call: Callable[[], Any],
+    undo: Optional[Callable[[Any], None]] = None,
+    look: Optional[Callable[[], None]] = None,
+) -> Any:
+    """Runs a call that may block in native code for minutes so that Ctrl-C still works meanwhile.
 
     Python handles signals only between byte codes of the main thread, so the call runs in a thread of its own. After
     Ctrl-C that thread is left behind (it owns all its buffers); should its call still succeed, `undo` takes it back.
+    `look` is called a few times a second while the call lasts; what it raises ends the wait in the same way.
     """
     finished = threading.Event()
     lock = threading.Lock()
@@ -299,7 +355,8 @@ def interruptible(call: Callable[[], Any], undo: Optional[Callable[[Any], None]]
     try:
         threading.Thread(target=run, name="epl_job_call", daemon=True).start()
         while not finished.wait(_POLL_S):
-            pass
+            if look is not None:
+                look()
     except BaseException:
         with lock:
             abandoned.append(True)

@@ -1,0 +1,249 @@
+"""How constructors and the processes that serve them stay in step: rounds, the end of training, and failure.
+
+A process that serves runs no session, so nothing in its script tells it to open a communicator, to end a step or to
+leave. It takes part in *rounds* instead: every process gives one message, and all get those of all. Constructors give
+the same one each, and the serving processes do what it says.
+
+    constructor 0      open [stage 1]   opened   ... session ...   end step 7   ...   finished
+    constructor 2      open [stage 1]   opened   ... session ...   end step 7   ...   finished
+    serving 1, 3       serve            opened                     serve              serve
+
+It runs over a companion of the job, which outlives the collectives: a process that has finished its script leaves the
+job but not the service, so that whoever still trains is watched until the end. What TensorFlow needs (servers,
+sessions) is in `epl/runtime/server.py`.
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.ops.job import Job, JobError, interruptible
+from epl.utils.script_end import ScriptEnd
+
+_FAILED = 13  # the core's code for the failure of a process
+_LEFT = 9  # and for a process that left in good order
+# A process that has finished its script keeps the job so long, for collectives of the last step that still go on.
+_LAST_STEP_S = 10.0
+
+Message = Dict[str, Any]
+
+
+class CommunicatorSpec(NamedTuple):
+    """A communicator that processes open: see `epl.ops.communicator.Communicator`."""
+
+    name: str
+    rank_process: Tuple[int, ...]
+    transport: str = "auto"
+
+
+class Service(object):
+    """The rounds of one process, and its watch over the others."""
+
+    def __init__(self, job: Job, stall_warning: float) -> None:
+        """Joins the other processes; blocks until all have called it.
+
+        Args:
+            job: the job of the processes.
+            stall_warning: seconds after which a wait for other constructors is reported; 0: never.
+        """
+        self._job = job
+        self._stall_warning = stall_warning
+        self._companion = job.companion()
+        self._failure: Optional[str] = None
+        self._failed = threading.Event()
+        self._over = False
+        self._rounds = threading.Lock()
+        threading.Thread(target=self._watch, name="epl_service_watch", daemon=True).start()
+
+    @property
+    def job(self) -> Job:
+        """The job whose collectives are served."""
+        return self._job
+
+    @property
+    def over(self) -> bool:
+        """Whether this process has left."""
+        return self._over
+
+    def failure(self, patience: float = 0.0) -> Optional[str]:
+        """Which process has failed and why, in words; None if all are well.
+
+        Args:
+            patience: seconds to wait for the news. Whoever sees the consequence of a failure may be earlier than it.
+        """
+        self._failed.wait(patience)
+        return self._failure
+
+    def check(self) -> None:
+        """Raises JobError if a process has failed."""
+        if self._failure is not None:
+            raise JobError(self._failure, code=_FAILED)
+
+    # ---- What constructors do.
+
+    def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
+        """Opens communicators, in this order, in every process that owns a rank; all constructors call it alike.
+
+        Raises:
+            JobError: a process has failed, or the constructors differ.
+        """
+        specs = [[spec.name, list(spec.rank_process), spec.transport] for spec in communicators]
+        self._agree({"do": "open", "communicators": specs})
+        self._open(specs)
+        self._agree({"do": "opened"})
+
+    def end_generation(self, reason: str, generation: int) -> None:
+        """`Job.end_generation` in every process; all constructors call it, as their common step has failed.
+
+        Raises:
+            JobError: a process has failed, or the constructors differ.
+        """
+        # Here first: the steps of the other constructors fail by it.
+        self._job.end_generation(reason, generation)
+        self._agree({"do": "end step", "generation": generation, "reason": reason})
+
+    def exchange(self, key: str, text: str) -> List[Optional[str]]:
+        """Gives text to the other constructors and gets theirs, by process; None for those that serve.
+
+        Raises:
+            JobError: a process has failed, or the constructors differ in `key`.
+        """
+        messages = self._agree({"do": "exchange", "key": key, "text": text})
+        return [message.get("text") for message in messages]
+
+    def finish(self) -> None:
+        """The script of this constructor has ended in good order: waits for the others to end too, then leaves."""
+        # Without a thread for the round, whoever still trains could not learn that this process is gone.
+        end = time.monotonic() + _LAST_STEP_S
+
+        def leave_job() -> None:
+            if time.monotonic() > end:
+                self._job.stop()
+
+        if self._over:
+            return
+        try:
+            self._agree({"do": "finish"}, leave_job)
+        except JobError as error:
+            # The exit code stays: what this process was to do is done.
+            sys.stderr.write("EPL: worker {} has ended its script, and {}\n".format(self._job.process, error))
+        self.leave()
+
+    # ---- What serving processes do.
+
+    def serve(self) -> None:
+        """Does what the constructors say until they have finished.
+
+        Raises:
+            JobError: a process has failed; the message names it and the cause.
+        """
+        while True:
+            message = next(message for message in self._round({"do": "serve"}) if message["do"] != "serve")
+            if message["do"] == "open":
+                self._open(message["communicators"])
+                self._round({"do": "opened"})
+            elif message["do"] == "end step":
+                self._job.end_generation(message["reason"], message["generation"])
+            elif message["do"] == "finish":
+                return
+
+    # ---- What both do.
+
+    def leave(self) -> None:
+        """Leaves the service and the job, in good order unless the script fails. Later calls do nothing."""
+        if self._over:
+            return
+        self._over = True
+        cause = ScriptEnd.failure()
+        if cause is not None:
+            self._companion.abort(cause)
+        self._companion.stop()
+        self._job.stop_at_exit()
+
+    def _open(self, specs: Sequence[Sequence[Any]]) -> None:
+        for name, rank_process, transport in specs:
+            if self._job.process in rank_process and len(rank_process) > 1:
+                self._job.create_communicator(name, rank_process, transport)
+
+    def _agree(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
+        """A round of a constructor; refuses if another constructor gives something else."""
+        messages = self._round(mine, look)
+        for worker, message in enumerate(messages):
+            if message["do"] != "serve" and _what(message) != _what(mine):
+                raise JobError(
+                    "worker {} {}, and worker {} {}: constructors must run the same steps. Give every worker equally "
+                    "much to do, or end all of them by the end of their data.".format(
+                        self._job.process, _words(mine), worker, _words(message)
+                    ),
+                    code=_LEFT,
+                )
+        return messages
+
+    def _round(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
+        """Gives a message and returns those of all processes; fails with the reason if a process has failed."""
+        waiting = _Waiting(self._job.process, mine, self._stall_warning)
+
+        def look_around() -> None:
+            self.check()
+            waiting.report()
+            if look is not None:
+                look()
+
+        with self._rounds:
+            self.check()
+            try:
+                parts = interruptible(
+                    lambda: self._companion.exchange("round", json.dumps(mine).encode()), look=look_around
+                )
+            except JobError as error:
+                raise JobError(self.failure(patience=1.0) or str(error), error.code) from None
+        return [json.loads(part.decode()) for part in parts]
+
+    def _watch(self) -> None:
+        """Waits for bad news: for an exchange that nobody else joins, so that nothing but bad news ends it."""
+        try:
+            self._companion.exchange("watch of worker {}".format(self._job.process), b"")
+        except JobError as error:
+            # The exchange is no business of the reader's.
+            news = str(error).split(" while worker ")[0]
+            if not self._over and not (error.code == _LEFT and "has left" in news):
+                self._failure = news
+                self._failed.set()
+
+
+class _Waiting(object):
+    """Says now and then that a constructor waits for others; a serving process waits without a word."""
+
+    def __init__(self, process: int, message: Message, stall_warning: float) -> None:
+        self._process = process
+        self._message = message
+        self._interval = stall_warning if message["do"] != "serve" else 0.0
+        self._start = self._last = time.monotonic()
+
+    def report(self) -> None:
+        now = time.monotonic()
+        if self._interval and now - self._last > self._interval:
+            self._last = now
+            sys.stderr.write(
+                "EPL: worker {} {} and has waited {:.0f} s for the other constructors\n".format(
+                    self._process, _words(self._message), now - self._start
+                )
+            )
+
+
+def _what(message: Message) -> Tuple[Any, ...]:
+    """What constructors must agree on."""
+    return tuple(message.get(key) for key in ("do", "communicators", "generation", "key"))
+
+
+def _words(message: Message) -> str:
+    return {
+        "serve": "serves",
+        "open": "opens the communicators {}".format([spec[0] for spec in message.get("communicators", ())]),
+        "opened": "has opened its communicators",
+        "end step": "ends step {} ({})".format(message.get("generation"), message.get("reason")),
+        "exchange": "compares {}".format(message.get("key")),
+        "finish": "has ended its script",
+    }[message["do"]]

@@ -1,0 +1,218 @@
+"""Sessions of models that span processes: the TensorFlow server of each process, and what a process that serves does.
+
+Every process starts one TensorFlow server on a port that the system gives it, so none can take another's, and tells
+the others where. A constructor's session names the servers that it needs in `ConfigProto.cluster_def`; it waits for no
+other. The state of a session (variables, tables, iterators) is its own, as that of a local session is.
+
+    constructor                                     serving process
+    ProcessServer.start ........ addresses ........ ProcessServer.start
+    session_config, target                          serve: opens communicators, waits
+    open, Session.run ------- ops of stage 1 ---->  runs them in its TensorFlow server
+    end of the script ......... finish ..........   exit code 0
+
+TensorFlow itself never gives up a process that has died: a `Session.run` waits for it to come back. So runs go through
+`guarded`, which ends the wait when the service (`epl/ops/service.py`) says that a process has failed.
+
+Who drives what is in `epl/topology.py`, the replacement of TensorFlow's methods in `hooks.py`.
+"""
+
+import atexit
+import sys
+import time
+import weakref
+from typing import Any, Callable, List, NoReturn, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl import tf_config
+from epl.cluster import Cluster
+from epl.env import Env
+from epl.ops.job import Job, JobError, interruptible
+from epl.ops.service import CommunicatorSpec, Service
+from epl.topology import Topology
+from epl.utils.errors import PlanError
+from epl.utils.script_end import ScriptEnd
+
+# How long the cause of an error may take to arrive after its consequence.
+_NEWS_S = 3.0
+# What TensorFlow reports when a process of the session, or a collective with one, has failed.
+_CONSEQUENCES = (
+    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError,
+    tf.errors.FailedPreconditionError, tf.errors.UnknownError,
+)  # fmt: skip
+# tf.train.MonitoredSession takes these for a preemption and begins anew, for ever.
+_RETRIED = (tf.errors.UnavailableError, tf.errors.AbortedError)
+
+
+class ProcessServer(object):
+    """The TensorFlow server of this process among those of the job.
+
+    Attributes:
+      cluster: the cluster of the environment.
+    """
+
+    def __init__(self, job: Job, cluster: Cluster, config: Optional[tf.ConfigProto]) -> None:
+        """Use `ProcessServer.start`."""
+        self.cluster = cluster
+        self._service = Service(job, Env.get().config.communication.stall_warning)
+        server = Env.get().get_or_create_server(config)
+        # The address of a remote master costs a copy of all feeds; "localhost" is this process's own.
+        one_machine = len({tf_config.machine_of(host) for host in job.hosts}) == 1
+        machine = "localhost" if one_machine else tf_config.machine_of(job.hosts[job.process])
+        own = "{}:{}".format(machine, server.target.rpartition(":")[2])
+        self._addresses = [address.decode() for address in job.exchange("TensorFlow servers", own.encode())]
+        self._sessions: weakref.WeakSet = weakref.WeakSet()
+        self._lost_sessions: List[tf.Session] = []
+        atexit.register(self._leave)
+
+    @classmethod
+    def start(cls, config: Optional[tf.ConfigProto] = None) -> "ProcessServer":
+        """The server of this process; made at the first call, which blocks until every process has called it.
+
+        Args:
+            config: what the user asked of sessions.
+
+        Raises:
+            PlanError: there is no job of several processes.
+            JobError: a process has failed or did not appear.
+        """
+        env = Env.get()
+        job = Job.current()
+        if job is None or env.cluster is None or job.num_processes == 1:
+            raise PlanError(
+                "A model that spans processes was asked for, and there is no job of several processes: "
+                "call epl.init() in every worker of TF_CONFIG first."
+            )
+        if env.process_server is None or env.process_server.service.job is not job:
+            if env.process_server is not None:  # of the job of another epl.init
+                env.process_server.service.leave()
+            env.process_server = cls(job, env.cluster, config)
+        env.process_server.cluster = env.cluster  # another one after another epl.init
+        return env.process_server
+
+    @property
+    def service(self) -> Service:
+        """The rounds of the processes."""
+        return self._service
+
+    @property
+    def target(self) -> str:
+        """The target of sessions of this process."""
+        return "grpc://" + self._addresses[self.cluster.worker_index]
+
+    def session_config(self, topology: Topology, base: Optional[tf.ConfigProto] = None) -> tf.ConfigProto:
+        """The configuration of a session of this process: its devices, and the servers that it needs.
+
+        Args:
+            topology: of the model that the session runs.
+            base: the user's configuration, which is not modified.
+
+        Raises:
+            PlanError: `base` names servers itself.
+        """
+        if base is not None and (base.cluster_def.job or base.device_filters):
+            raise PlanError(
+                "The session's ConfigProto has a cluster_def or device_filters, and the model spans processes: EPL "
+                "connects them. Leave both out."
+            )
+        proto = self.cluster.config_proto(base)
+        proto.isolate_session_state = True
+        job = proto.cluster_def.job.add()
+        job.name = "worker"
+        for worker in topology.workers_of(self.cluster.worker_index):
+            job.tasks[worker] = self._addresses[worker]
+        return proto
+
+    def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
+        """Opens communicators in the processes that own their ranks, serving ones too; see `Service.open`."""
+        self._service.open(communicators)
+
+    def serve(self) -> NoReturn:
+        """Serves until the constructors have finished; then the script ends with exit code 0.
+
+        Raises:
+            SystemExit: all constructors have ended their scripts.
+            JobError: a process has failed; the message names it and the cause.
+        """
+        self._service.serve()
+        self._service.leave()
+        raise SystemExit(0)
+
+    def adopt(self, session: tf.Session) -> None:
+        """Remembers a session with this server's target, so that it is closed before the serving processes leave."""
+        self._sessions.add(session)
+
+    def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call of a session that spans processes, ended when one of them fails.
+
+        Raises:
+            JobError: a process has failed; the message names it and the cause.
+        """
+        warning = _LongRun(self.cluster.worker_index, Env.get().config.communication.stall_warning)
+
+        def look() -> None:
+            self._service.check()
+            warning.look()
+
+        try:
+            self._service.check()
+            return interruptible(lambda: call(*args), look=look)
+        except JobError:
+            self._keep_sessions()
+            raise
+        except _CONSEQUENCES as error:
+            failure = self._service.failure(_NEWS_S if isinstance(error, _RETRIED) else 1.0)
+            if failure is None and not isinstance(error, _RETRIED):
+                raise
+            self._keep_sessions()
+            raise JobError(
+                failure or "a process of the session cannot be reached: {}".format(error.message), code=13
+            ) from error
+
+    def close(self, close: Callable[[tf.Session], None], session: tf.Session) -> None:
+        """Closes a session; with a process of it dead TensorFlow would wait for ever, so nothing is done then."""
+        if self._service.failure() is None:
+            try:
+                self.guarded(close, session)
+            except JobError:
+                pass  # whoever runs the session next is told
+
+    def _keep_sessions(self) -> None:
+        """Keeps sessions from being deleted, which would wait for the dead process."""
+        self._lost_sessions = list(self._sessions)
+
+    def _leave(self) -> None:
+        """At the end of the script: closes what is open and says how it ended."""
+        atexit.unregister(self._leave)
+        if self._service.over:
+            return
+        failed = ScriptEnd.failure() is not None or self._service.failure() is not None
+        for session in list(self._sessions):
+            if failed:
+                session._session = None  # its __del__ would wait for processes that are gone
+            else:
+                session.close()
+        if failed:
+            self._service.leave()
+        else:
+            self._service.finish()
+
+
+class _LongRun(object):
+    """Says now and then that a run lasts: a process that is stopped, but not dead, is noticed by nothing else."""
+
+    def __init__(self, worker: int, interval: float) -> None:
+        self._worker = worker
+        self._interval = interval
+        self._start = self._last = time.monotonic()
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if self._interval and now - self._last > self._interval:
+            self._last = now
+            sys.stderr.write(
+                "EPL: worker {} has been in one Session.run for {:.0f} s, which uses devices of other workers. If it "
+                "does not end, look for a worker that is stopped or overloaded.\n".format(
+                    self._worker, now - self._start
+                )
+            )

@@ -1,0 +1,92 @@
+"""The end of a script and what outlives the job, as other processes see them."""
+
+import ops_harness
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+START = """
+import sys
+from epl.ops.job import Job, JobError
+from epl.ops.service import CommunicatorSpec, Service
+process = int(sys.argv[2])
+job = Job.start(sys.argv[1].split(","), process, start_timeout=60, stall_warning=10, timeout=30)
+"""
+
+
+def run(tmp_path, program):
+    """Runs a program in two processes; (exit code, stdout, stderr) of each."""
+    path = tmp_path / "program.py"
+    path.write_text(START + program)
+    with ops_harness.processes(str(path), 2) as workers:
+        outputs = [worker.communicate(timeout=90) for worker in workers]
+        return [(worker.returncode, out.decode(), err.decode()) for worker, (out, err) in zip(workers, outputs)]
+
+
+@pytest.mark.parametrize("end, cause", [("raise KeyError('x')", "KeyError: 'x'"), ("sys.exit(3)", "sys.exit(3)")])
+def test_failure_of_a_script_is_told_at_exit(tmp_path, end, cause):
+    (code, _, errors), _ = run(tmp_path, "if process: {}\njob.exchange('never', b'')".format(end))
+    assert code == 1
+    assert "worker 1: " + cause in errors
+
+
+def test_a_companion_outlives_its_job(tmp_path):
+    ended = run(
+        tmp_path,
+        "other = job.companion()\nif not process: job.stop()\n"
+        "print(other.exchange('x', b'%d' % process))\nother.stop()",
+    )
+    assert [(code, out) for code, out, _ in ended] == [(0, "[b'0', b'1']\n")] * 2, ended
+
+
+SERVICE = """
+service = Service(job, stall_warning=0)
+if process:
+    try:
+        service.serve()
+    finally:
+        print({show})
+        service.leave()
+else:
+    {constructor}
+    service.finish()
+print("over")
+"""
+
+
+def serve(tmp_path, constructor, show="job._communicators.keys()"):
+    return run(tmp_path, SERVICE.format(constructor=constructor, show=show))
+
+
+def test_a_serving_process_opens_communicators_in_which_it_owns_ranks(tmp_path):
+    specs = "[CommunicatorSpec('a', (0, 1)), CommunicatorSpec('b', (1, 1)), CommunicatorSpec('c', (0, 0))]"
+    ended = serve(tmp_path, "service.open({})".format(specs))
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert ended[1][1] == "dict_keys(['a', 'b'])\nover\n"
+
+
+def test_a_serving_process_ends_steps(tmp_path):
+    constructor = "service.end_generation('no data', job.generation); print(job.generation)"
+    ended = serve(tmp_path, constructor, show="job.generation")
+    assert [out for _, out, _ in ended] == ["1\nover\n"] * 2, ended
+
+
+def test_constructors_exchange_text(tmp_path):
+    ended = serve(tmp_path, "print(service.exchange('plan', 'p'))")
+    assert ended[0][1] == "['p', None]\nover\n", ended
+
+
+def test_failure_to_open_a_communicator_ends_all_with_the_cause(tmp_path):
+    ended = serve(tmp_path, "service.open([CommunicatorSpec('a', (1, 1), 'pigeon')])")
+    assert [code for code, _, _ in ended] == [1, 1], ended
+    assert "pigeon" in ended[0][2] and "worker 1" in ended[0][2]
+
+
+def test_a_constructor_that_waits_for_another_says_so(tmp_path):
+    ended = run(
+        tmp_path,
+        "import time\nservice = Service(job, stall_warning=1)\ntime.sleep(4 * process)\n"
+        "service.exchange('plan', 'p')\nservice.finish()",
+    )
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert "worker 0 compares plan and has waited" in ended[0][2]

@@ -1,0 +1,135 @@
+"""Workers that drive stages on devices of other workers, and the workers that serve them: real processes."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, List
+
+import pytest
+
+from tests.parity.launching import Finished, environment
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "spanning.py")
+LIMIT = 60.0
+pytestmark = pytest.mark.timeout(150)
+
+
+def run_workers(what: str, directory: Any) -> List[Finished]:
+    """Runs four workers without a launcher, so that nobody ends one when another fails."""
+    doors = [socket.socket() for _ in range(4)]
+    for door in doors:
+        door.bind(("127.0.0.1", 0))
+        door.listen(8)
+    hosts = ["127.0.0.1:%d" % door.getsockname()[1] for door in doors]
+    start = time.time()
+    workers = []
+    for index, door in enumerate(doors):
+        config = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
+        with open(str(directory / ("log_%d" % index)), "w") as log:
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", SCRIPT, what, str(directory)],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[door.fileno()],
+                    env=environment(
+                        TF_CONFIG=config,
+                        EPL_LISTEN_FD=str(door.fileno()),
+                        EPL_CLUSTER_NUM_VIRTUAL_DEVICES="1",
+                        EPL_CLUSTER_DEVICE_TYPE="cpu",
+                        EPL_COMMUNICATION_TIMEOUT="30",
+                    ),
+                )
+            )
+        door.close()
+    finished = []
+    try:
+        for index, worker in enumerate(workers):
+            late = False
+            try:
+                worker.wait(max(1.0, start + LIMIT - time.time()))
+            except subprocess.TimeoutExpired:
+                late = True
+            with open(str(directory / ("log_%d" % index))) as log:
+                finished.append(Finished(None if late else worker.returncode, log.read(), time.time() - start))
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+    return finished
+
+
+def codes(workers: List[Finished]) -> List[Any]:
+    return [worker.code for worker in workers]
+
+
+def outputs(workers: List[Finished]) -> str:
+    return "\n".join(
+        "---- worker %d: %s\n%s" % (index, worker.code, worker.output[-4000:]) for index, worker in enumerate(workers)
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: Any) -> List[Finished]:
+    return run_workers("trains", tmp_path_factory.mktemp("trained"))
+
+
+def test_all_end_with_code_0_when_the_constructors_have_finished(trained: List[Finished]) -> None:
+    assert codes(trained) == [0, 0, 0, 0], outputs(trained)
+    assert "serves" in trained[1].output and "drives" in trained[2].output
+
+
+def test_served_devices_compute_and_reduce(trained: List[Finished]) -> None:
+    # Row k - 1 in step k on worker 0, 2 more on worker 2: the mean gradient is k.
+    for constructor in (0, 2):
+        assert re.findall(r"step 10 (.*)", trained[constructor].output) == ["[[10.0], [10.0]]"], outputs(trained)
+        weight = json.loads(re.findall(r"final (.*)", trained[constructor].output)[0])
+        assert abs(weight[0][0] - (1 - 0.001 * 55)) < 1e-5
+
+
+def test_the_end_of_data_of_one_ends_the_step_of_all(tmp_path: Any) -> None:
+    workers = run_workers("data ends", tmp_path)
+    assert codes(workers) == [0, 0, 0, 0], outputs(workers)
+    for constructor in (0, 2):
+        assert "data ended after 5" in workers[constructor].output, outputs(workers)
+
+
+FAULTS = {
+    "raises": r"worker 2.*ValueError: something in the script",
+    "stops with code": r"worker 2.*sys\.exit\(7\)",
+    "server stops": r"worker [13].*sys\.exit\(7\)",
+    "server killed": r"worker 3 .*died",
+    "server killed while idle": r"worker 3 .*died",
+    "constructor killed": r"worker 2 .*died",
+    "finishes early": r"worker (0|1).*(left|ended)",
+    "differ": r"worker [02] opens the communicators \['stage[12]'\], and worker [02] opens",
+}
+# Who is told: not the one at fault, and not one that has done its work.
+TOLD = {
+    "server killed": (0, 1, 2),
+    "server killed while idle": (0, 1, 2),
+    "server stops": (0, 2),
+    "finishes early": (2,),
+    "differ": (0, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("what", sorted(FAULTS))
+def test_all_end_with_the_cause_when_one_fails(what: str, tmp_path: Any) -> None:
+    workers = run_workers(what, tmp_path)
+    for index in TOLD.get(what, (0, 1, 3)):
+        assert workers[index].code not in (0, None), outputs(workers)
+        assert re.search(FAULTS[what], workers[index].output), outputs(workers)
+
+
+def test_monitored_session_and_estimator_run_on_the_servers(tmp_path: Any) -> None:
+    workers = run_workers("grpc target", tmp_path)
+    assert codes(workers) == [0, 0, 0, 0], outputs(workers)
+    for constructor in (0, 2):
+        assert re.findall(r"step (\d)", workers[constructor].output) == ["1", "2", "3", "4"], outputs(workers)
+        assert "estimator 3" in workers[constructor].output
