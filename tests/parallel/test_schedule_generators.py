@@ -188,6 +188,15 @@ def test_interleaved_order_of_the_first_device():
     assert " ".join(str(action) for action in schedule.actions[0]) == expected
 
 
+def test_interleaved_with_one_more_in_flight_runs_one_forward_pass_ahead_but_on_the_last_device():
+    warm_up = [
+        "".join(action.kind for action in actions).index("B")
+        for strategy in ("PreferBackward", "PreferBackwardOptimizer")
+        for actions in generate(strategy, (0, 1, 0, 1), 4).actions
+    ]
+    assert warm_up == [5, 3, 6, 3]
+
+
 @given(
     st.sampled_from(sorted(EXTRA)), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(1, 5),
     st.integers(1, 5),

@@ -51,6 +51,11 @@ def test_stages_without_data_flow_run_at_once():
     assert simulation.start_s[Action(1, "F", 0)] == 0
 
 
+def test_an_order_that_only_its_own_data_flow_allows_is_simulated():
+    schedule = TWO_STAGES._replace(device_of_stage=(0, 0), actions=(TWO_STAGES.actions[1] + TWO_STAGES.actions[0],))
+    assert simulate(schedule, 1, 1, dependencies=()).total_s == 4
+
+
 def test_micro_batches_in_flight_are_told():
     assert simulate(generate("PreferBackward", (0, 1), 4), 1, 1).peak_in_flight == (2, 1)
 
