@@ -1,10 +1,12 @@
-"""The texts in docs/troubleshooting.md exist, the code in docs/data_parallelism.md runs, the table of layers holds."""
+"""The texts in docs/troubleshooting.md exist, the code in docs/ runs, the table of layers holds."""
 import ast
 import glob
 import os
 import re
 import subprocess
 import sys
+
+import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 USER_ERRORS = ("AnnotationError", "FeedError", "NestingError", "PlanError", "PlanMismatchError")
@@ -88,10 +90,11 @@ def test_every_error_of_a_model_has_an_entry():
     assert without == [], "add these to docs/troubleshooting.md"
 
 
-def test_the_code_of_the_page_about_data_parallelism_runs(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```$", page("data_parallelism.md"), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("name", ["data_parallelism.md", "pipeline.md"])
+def test_the_code_of_a_page_runs(tmp_path, name):
+    blocks = re.findall(r"^```python\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL)
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks + ["print(value, alone)\n"]))
+    script.write_text("\n".join(blocks + ["print(value)\n"]))
     env = dict(os.environ, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES="", EPL_CLUSTER_NUM_VIRTUAL_DEVICES="2")
     env.pop("TF_CONFIG", None)
     done = subprocess.run(
