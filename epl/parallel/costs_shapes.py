@@ -1,0 +1,116 @@
+"""Static shapes of a graph whose batch dimension is open: TensorFlow's own shape inference, with a batch assumed.
+
+A placeholder or iterator of unknown batch leaves `?` in nearly every shape behind it, and a reshape mixes it with
+other dimensions. So the nodes are imported into a graph that is thrown away, in which the sources of data have
+`UNKNOWN_DIMENSION` where the model says nothing, and TensorFlow infers the rest anew.
+"""
+
+from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import GraphView
+from epl.utils import tf_compat
+
+# What a dimension counts as that no shape tells. As the first dimension of what is fed it is the batch.
+UNKNOWN_DIMENSION = 32
+
+Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
+TensorType = NamedTuple("TensorType", [("shape", Shape), ("dtype", tf.DType)])
+Types = Dict[int, List[TensorType]]
+
+# Where a node that brings data into the graph says its shapes: (attribute, whether it is a list).
+_SHAPE_ATTRS = {"Placeholder": ("shape", False), "IteratorGetNext": ("output_shapes", True),
+                "IteratorGetNextSync": ("output_shapes", True), "PlaceholderWithDefault": ("shape", False)}  # fmt: skip
+
+
+def output_types(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Tuple[Types, List[str]]:
+    """Shape and dtype of every output of `nodes`, which must contain all their own ancestors.
+
+    Returns:
+      The types, where dimensions that stay unknown are None, and what had to be assumed, for people.
+    """
+    types = _types_of(tf_graph, view, nodes)
+    open_sources = _open_sources(view, types)
+    if not open_sources:
+        return types, _still_open(view, types)
+    source = view.nodes[open_sources[0]].name
+    scratch = tf.Graph()
+    graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
+    for node in sorted(nodes):
+        copy = graph_def.node.add()
+        copy.CopyFrom(view.nodes[node])
+        _close(copy)
+    try:
+        tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
+    except ValueError as error:
+        # The model itself counts on another batch, in a reshape for example; its shapes stay as they are.
+        note = "{} does not fit the model with {} for its unknown dimensions ({})"
+        refusal = str(error).split("\n")[0]
+        return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + _still_open(view, types)
+    types = _types_of(scratch, view, nodes)
+    note = "the dimensions that {} leaves open, such as the batch, count as {}"
+    return types, [note.format(source, UNKNOWN_DIMENSION)] + _still_open(view, types)
+
+
+def num_elements(shape: Shape) -> int:
+    """Elements of a tensor, with UNKNOWN_DIMENSION for what is not known; an unknown rank counts as 1."""
+    count = 1
+    for size in shape or ():
+        count *= UNKNOWN_DIMENSION if size is None else size
+    return count
+
+
+def num_bytes(tensor: TensorType) -> int:
+    """Bytes of a tensor in memory. A string counts as 16 bytes, a handle or variant as none."""
+    dtype = tensor.dtype.base_dtype
+    if dtype in (tf.resource, tf.variant):
+        return 0
+    return num_elements(tensor.shape) * (16 if dtype == tf.string else dtype.size)
+
+
+def _types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Types:
+    types = {}
+    for node in nodes:
+        outputs = tf_graph.get_operation_by_name(view.nodes[node].name).outputs
+        types[node] = [TensorType(_shape(output.shape), output.dtype) for output in outputs]
+    return types
+
+
+def _shape(shape: tf.TensorShape) -> Shape:
+    return None if shape.ndims is None else tuple(shape.as_list())
+
+
+def _is_open(tensor: TensorType) -> bool:
+    return tensor.shape is None or None in tensor.shape
+
+
+def _open_sources(view: GraphView, types: Types) -> List[int]:
+    """The sources of data that have a dimension to fill in."""
+    return [
+        node
+        for node in sorted(types)
+        if view.types[node] in _SHAPE_ATTRS and any(t.shape is not None and None in t.shape for t in types[node])
+    ]
+
+
+def _still_open(view: GraphView, types: Types) -> List[str]:
+    """Names what stays unknown; indices and the like are too small to matter."""
+    found = sorted(n for n, outputs in types.items() if any(_is_open(t) and t.dtype.is_floating for t in outputs))
+    if not found:
+        return []
+    note = "{} ops have outputs of unknown shape ({}, for example); an unknown dimension counts as {}"
+    return [note.format(len(found), view.nodes[found[0]].name, UNKNOWN_DIMENSION)]
+
+
+def _close(node: tf.NodeDef) -> None:
+    """Fills in the dimensions that a source of data leaves open, and drops shapes that were noted before."""
+    node.attr.pop("_output_shapes", None)
+    attr, is_list = _SHAPE_ATTRS.get(node.op, ("", False))
+    shapes: Sequence[tf.AttrValue] = ()
+    if attr in node.attr:
+        shapes = node.attr[attr].list.shape if is_list else [node.attr[attr].shape]
+    for shape in shapes:
+        for dim in shape.dim:
+            if dim.size < 0:
+                dim.size = UNKNOWN_DIMENSION
