@@ -37,7 +37,7 @@ MicroBatchOps.__doc__ = """Nodes of a graph by how often they run in a step.
 Attributes:
   cloned: once per micro batch.
   sources: those of them that read data.
-  inputs: the sources and what they need.
+  inputs: the sources and the placeholders, and what they need.
   writes: those of them that write variables.
   once: what is computed from gradients after they were accumulated, and the other writes.
 """
@@ -89,7 +89,8 @@ def find_micro_batch_ops(
     once = after | (writes - micro_writes)
     cloned = (needed & differ) - once
     sources = sorted(cloned & set(view.of_types(op_types.DATA_SOURCES)))
-    inputs = view.ancestors(sources, lambda node: node in shared) & cloned
+    fed = view.of_types(op_types.PLACEHOLDERS)  # feeding one cuts off what it waits for
+    inputs = view.ancestors(sources + fed, lambda node: node in shared) & cloned
     return MicroBatchOps(cloned, sources, inputs, micro_writes, once)
 
 
