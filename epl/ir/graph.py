@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.accumulation import Accumulation
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
 
@@ -79,6 +80,7 @@ class Graph(object):
         self.taskgraphs: List[TaskGraph] = []
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
+        self.accumulations: List[Accumulation] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks

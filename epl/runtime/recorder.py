@@ -8,14 +8,15 @@ import contextlib
 import functools
 import logging
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir import op_types
-from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph, first_tensor
+from epl.ir.boundary import boundary, variable_name
+from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
+from epl.runtime import accumulation
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
 
@@ -32,14 +33,14 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
         gradients = original(ys, xs, *args, **kwargs)
         config = Env.get().config.communication
         objective = tuple(t for t in _as_list(ys) if isinstance(t, tf.Tensor))
-        names = [_variable_name(x) for x in _as_list(xs)]
+        names = [variable_name(x) for x in _as_list(xs)]
         boundaries = []
         returned = []
         for name, gradient in zip(names, gradients):
             if name is not None and gradient is not None:
                 if isinstance(gradient, tf.IndexedSlices) and config.sparse_as_dense and config.clip_after_allreduce:
                     gradient = tf.convert_to_tensor(gradient)
-                gradient = _boundary(gradient)
+                gradient = boundary(gradient)
                 boundaries.append((name, gradient))
             returned.append(gradient)
     graph.gradient_calls.append(GradientCall(objective, tuple(boundaries), tuple(seeds)))
@@ -71,36 +72,56 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     graph = _annotated_graph()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
-    if graph.plan is not None and not graph.plan.is_plain:
-        raise PlanError(
-            "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
-            "adds would train replica 0 alone. Build the whole training step before the first run, or build it in a "
-            "new tf.Graph.".format(graph.plan.world_size)
-        )
-    pairs = list(grads_and_vars)
+    steps = accumulation.steps_of(graph)
+    _refuse_planned(graph, steps.count)
     _inside.apply = True
     try:
         with graph.phase(Phase.APPLY):
-            sparse_as_dense = Env.get().config.communication.sparse_as_dense
-            boundaries = []
-            changed = False
-            returned = {first_tensor(g).op for call in graph.gradient_calls for _, g in call.boundaries}
-            for i, (gradient, variable) in enumerate(pairs):
-                name = _variable_name(variable)
-                if gradient is None or name is None:
-                    continue
-                if not isinstance(gradient, tf.IndexedSlices):
-                    gradient = tf.convert_to_tensor(gradient)
-                changed = changed or first_tensor(gradient).op not in returned
-                if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
-                    gradient = tf.convert_to_tensor(gradient)
-                gradient = _boundary(gradient)
-                boundaries.append((name, gradient))
-                pairs[i] = (gradient, variable)
-            graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
-            return original(pairs, *args, **kwargs)
+            pairs, changed = _as_applied(graph, grads_and_vars)
+
+            def apply(pairs: List[Any]) -> Any:
+                boundaries = []
+                for i, (gradient, variable) in enumerate(pairs):
+                    name = variable_name(variable)
+                    if gradient is not None and name is not None:
+                        gradient = boundary(gradient)
+                        boundaries.append((name, gradient))
+                        pairs[i] = (gradient, variable)
+                graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
+                return original(pairs, *args, **kwargs)
+
+            if steps.count == 1 or all(gradient is None for gradient, _ in pairs):
+                return apply(pairs)
+            return accumulation.accumulated_apply(graph, pairs, changed, steps, apply)
     finally:
         _inside.apply = False
+
+
+def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
+    """The pairs as the configuration wants them; and whether some gradient is another than tf.gradients returned."""
+    sparse_as_dense = Env.get().config.communication.sparse_as_dense
+    returned = accumulation.returned_gradients(graph)
+    changed = False
+    pairs = []
+    for gradient, variable in grads_and_vars:
+        if gradient is not None and variable_name(variable) is not None:
+            if not isinstance(gradient, tf.IndexedSlices):
+                gradient = tf.convert_to_tensor(gradient)
+            changed = changed or first_tensor(gradient).op.name not in returned
+            if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+                gradient = tf.convert_to_tensor(gradient)
+        pairs.append((gradient, variable))
+    return pairs, changed
+
+
+def _refuse_planned(graph: Graph, steps: int) -> None:
+    if graph.plan is None or (graph.plan.is_plain and steps == 1):
+        return
+    raise PlanError(
+        "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
+        "adds would train {}. Build the whole training step before the first run, or build it in a new "
+        "tf.Graph.".format(graph.plan.world_size, "without accumulation" if graph.plan.is_plain else "replica 0 alone")
+    )
 
 
 def record_optimizer(optimizer: Any) -> None:
@@ -143,28 +164,6 @@ def _refuse_function_body() -> None:
             "apply_gradients was called inside a function body (tf.function, or tf.cond with control flow v2). Call it "
             "in the graph itself; tf.disable_control_flow_v2() makes tf.cond part of the graph."
         )
-
-
-def _boundary(gradient: Gradient) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        shape = gradient.dense_shape
-        return tf.IndexedSlices(
-            _identity(gradient.values), _identity(gradient.indices), None if shape is None else _identity(shape)
-        )
-    return _identity(gradient)
-
-
-def _identity(tensor: tf.Tensor) -> tf.Tensor:
-    with tensor.graph.colocate_with(tensor.op, ignore_existing=True):
-        return tf.identity(tensor, name="epl_boundary")
-
-
-def _variable_name(x: Any) -> Optional[str]:
-    """The name of the variable op behind what was given to tf.gradients or an optimizer, or None."""
-    handle = getattr(x, "handle", None)
-    tensor = handle if isinstance(handle, tf.Tensor) else x
-    op = getattr(tensor, "op", None)
-    return op.name if op is not None and op.type in op_types.VARIABLES else None
 
 
 def _as_list(values: Any) -> Sequence[Any]:

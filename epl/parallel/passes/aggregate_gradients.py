@@ -12,12 +12,14 @@ from typing import Dict, List, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.boundary import source_of
 from epl.ir.graph import Gradient, first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.pass_manager import Pass
+from epl.parallel.passes import micro_steps
 from epl.parallel.plan import GradientGroup
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
@@ -30,22 +32,34 @@ def run(rewrite: Rewrite) -> None:
     with rewrite.building("rows"):
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
+    accumulations = micro_steps.by_boundary(rewrite.graph)
+    agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
         context = control_flow_context(boundaries)
+        accumulation = accumulations.get(first_tensor(boundaries.boundaries[0][1]).op.name)
+        if accumulation is not None and accumulation.counter.name not in agreed:
+            with rewrite.building(group.name, group.stage):
+                agreed[accumulation.counter.name] = micro_steps.agree(rewrite, group, accumulation, weight)
         with rewrite.building(group.name, group.stage), tf_compat.control_flow_context(rewrite.tf_graph, context):
-            _aggregate(rewrite, group, boundaries, weight)
+            if accumulation is None:
+                gate, share = _gate(rewrite, group, weight)
+            else:
+                gate, share = agreed[accumulation.counter.name], tf.constant(micro_steps.share(rewrite), tf.float64)
+            rewrite.gates.append(gate)
+            rewrite.collectives.add(gate.name)
+            _aggregate(rewrite, group, boundaries, share)
 
 
-def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, weight: tf.Tensor) -> None:
-    rank = rewrite.base_rank
-    sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
-    gate = rewrite.communicator(group.transfers[0].communicator, group.stage)
-    rows = gate.all_reduce(weight, rank, "{}/rows".format(group.name))
-    rewrite.gates.append(rows.op)
-    rewrite.collectives.add(rows.op.name)
+def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
+    """What runs once every replica of the job has its data; and the part of this one in the mean or sum."""
+    communicator = rewrite.communicator(group.transfers[0].communicator, group.stage)
+    rows = communicator.all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name))
     share = weight / rows
-    if rewrite.plan.reduce_method == "sum":
-        share = share * float(rewrite.world_size)
+    return rows.op, share * float(rewrite.world_size) if rewrite.plan.reduce_method == "sum" else share
+
+
+def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> None:
+    sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
     for transfer in group.transfers:
@@ -75,16 +89,6 @@ def _reduce(
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
-
-
-def source_of(boundary: Gradient) -> Gradient:
-    """What the identities of a boundary are taken from."""
-    if isinstance(boundary, tf.IndexedSlices):
-        shape = boundary.dense_shape
-        return tf.IndexedSlices(
-            boundary.values.op.inputs[0], boundary.indices.op.inputs[0], None if shape is None else shape.op.inputs[0]
-        )
-    return boundary.op.inputs[0]
 
 
 def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:

@@ -14,6 +14,7 @@ from typing import Iterable, List, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.boundary import source_of
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.graph import Gradient
 from epl.ir.view import GraphView
@@ -21,7 +22,7 @@ from epl.parallel import micro_batches
 from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
-from epl.parallel.passes.aggregate_gradients import replace_source, source_of
+from epl.parallel.passes.aggregate_gradients import replace_source
 from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.schedule_actions import order_actions
 from epl.parallel.random_seeds import seed_edit

@@ -85,7 +85,8 @@ def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
     for gate_op, collectives in zip(rewrite.gates, rewrite.gradient_collectives):
         gate = view.index[gate_op.name]
         transfers = [view.index[name] for name in collectives]
-        data[gate] = view.ancestors(transfers) & sources
+        data[gate] = data.get(gate, set()) | view.ancestors(transfers) & sources
+    for gate in data:
         for source in sorted(data[gate]):
             if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):
                 _add_edge(rewrite, view, source, gate)

@@ -1,0 +1,76 @@
+"""With gradient accumulation, all replicas are in the same micro step, and each weighs its gradients by its rows.
+
+In every run the gate moves three numbers: the rows of a replica, its position in the training step, and the square of
+that. Gradients travel in the last micro step alone.
+
+    rows, position, position^2 --> +-----------+ --> rows of all;  position, or 0 where replicas differ
+                                   | allreduce |
+                                   +-----------+
+    gradient --> x own rows / mean rows --> added up --> ... last micro step: allreduce, each replica with equal weight
+
+Positions differ after a run that failed on some replicas only. The training step then begins anew on all of them: none
+takes the branch of the last micro step, with its collectives, without the others.
+"""
+
+from typing import Dict
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.accumulation import Accumulation
+from epl.ir.graph import Graph
+from epl.parallel.plan import GradientGroup
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+
+
+def by_boundary(graph: Graph) -> Dict[str, Accumulation]:
+    """The accumulations of a graph, by the names of the boundaries that lie in their last micro step."""
+    return {name: one for one in graph.accumulations for name in one.boundaries}
+
+
+def agree(rewrite: Rewrite, group: GradientGroup, accumulation: Accumulation, weight: tf.Tensor) -> tf.Operation:
+    """Adds the gate of an accumulation and gives its position and its gradients their new sources.
+
+    Args:
+      rewrite: the rewriting.
+      group: the first group of gradients that the accumulation applies.
+      accumulation: the record.
+      weight: the rows of this replica.
+
+    Returns:
+      The gate, which runs in every run, once every replica of the job has its data.
+    """
+    communicator = rewrite.communicator(group.transfers[0].communicator)
+    position = tf.cast(accumulation.position.op.inputs[0], tf.float64)
+    own = tf.stack([weight, position, tf.square(position)])
+    everyone = communicator.all_reduce(own, rewrite.base_rank, "{}/rows and position".format(group.name))
+    rows, positions, squares = tf.unstack(everyone, 3)
+    replicas = float(rewrite.world_size)
+    # Equal numbers are those whose squares have the smallest sum.
+    agreed = tf.where(tf.equal(replicas * squares, tf.square(positions)), positions / replicas, tf.zeros_like(rows))
+    _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
+    if _rows_may_differ(rewrite.tf_graph):
+        scale = weight * replicas / rows
+        for source in accumulation.sources:
+            values = source.values if isinstance(source, tf.IndexedSlices) else source
+            with tf_compat.control_flow_context(
+                rewrite.tf_graph, tf_compat.control_flow_context_of(values.op)
+            ), rewrite.tf_graph.colocate_with(values.op, ignore_existing=True):
+                own_values = values.op.inputs[0]
+                _give_source(rewrite, values, own_values * tf.cast(scale, own_values.dtype))
+    return everyone.op
+
+
+def share(rewrite: Rewrite) -> float:
+    """The weight of each replica in the all-reduce of sums that have their rows' weight already."""
+    return 1.0 if rewrite.plan.reduce_method == "sum" else 1.0 / rewrite.world_size
+
+
+def _rows_may_differ(tf_graph: tf.Graph) -> bool:
+    """Whether anything is fed: what replicas draw from a data source weighs equally."""
+    return any(op.type in op_types.PLACEHOLDERS for op in tf_graph.get_operations())
+
+
+def _give_source(rewrite: Rewrite, identity: tf.Tensor, source: tf.Tensor) -> None:
+    rewrite.remember(identity.op)._update_input(0, source)
