@@ -39,8 +39,8 @@ def mean_of(parts: Parts, count: int) -> Parts:
 def new_storage(parts: Parts) -> Storage:
     """Variables that hold nothing yet. Without an initializer: the first micro step writes them.
 
-    Parts of a sparse gradient have another number of rows in each run, and are kept as lists of one tensor. TensorFlow's
-    graph optimizer believes that all values of a variable have the shape of one of them, and would compute sizes by it.
+    Parts of a sparse gradient have another number of rows in each run, and are kept as lists of one tensor. The
+    optimizer of graphs believes that all values of a variable have the shape of one of them, and computes sizes by it.
     """
     if len(parts) == 1:
         return (new_variable(parts[0].dtype, parts[0].shape),)
