@@ -93,11 +93,13 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
 
 
 def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
-    """The variables that replicas have copies of, and those that a checkpoint holds."""
+    """The variables that replicas have copies of, and those that a checkpoint holds; sums of gradients differ."""
+    own = frozenset().union(*[accumulation.storage for accumulation in rewrite.graph.accumulations])
     return [
         node
         for node in view.of_types(op_types.VARIABLES)
-        if node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables
+        if view.nodes[node].name not in own
+        and (node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables)
     ]
 
 
