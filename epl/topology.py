@@ -10,6 +10,9 @@ places there. Two stages on four workers with one device each, the layout "auto"
 
     w0's session: workers 0 and 1           w2's session: workers 2 and 3
 
+In the session of a constructor its own devices are of the job "chief", all others of the job "worker": TensorFlow puts
+ops without a device on the first one by name, and that must be the constructor's own.
+
 Pure functions of virtual devices; the servers themselves are in `epl/runtime/server.py`.
 """
 
@@ -21,6 +24,8 @@ from epl import layouts
 from epl.cluster import Cluster
 from epl.layouts import Slices, Slot, VirtualDevice
 from epl.utils.errors import LayoutError
+
+OWN_JOB = "chief"
 
 
 class Topology(NamedTuple):
@@ -59,9 +64,10 @@ class Topology(NamedTuple):
         return tuple(replica for replica, owners in enumerate(self.drivers[0]) if constructor in owners)
 
     def device(self, stage: int, replica: int, device: int = 0) -> str:
-        """The name of a device in a session that spans processes."""
+        """The name of a device in the session of its driver."""
         slot = self.stages[stage][replica][device]
-        return "/job:worker/replica:0/task:{}/device:{}:{}".format(slot.worker, self.device_type, slot.device)
+        name = "/job:worker/replica:0/task:{}/device:{}:{}".format(slot.worker, self.device_type, slot.device)
+        return session_device(name, self.drivers[stage][replica][device])
 
     def rank_process(self, stage: int) -> Tuple[int, ...]:
         """The process of each rank of a communicator among all devices of a stage, replica after replica."""
@@ -87,6 +93,12 @@ class Topology(NamedTuple):
             for replica, replica_owners in zip(slices, owners)
             for slot, driver in zip(replica, replica_owners)
         )
+
+
+def session_device(name: str, constructor: int) -> str:
+    """The name that a device of the job has in the session of a constructor, if that spans processes."""
+    own = "/job:worker/replica:0/task:{}/".format(constructor)
+    return name.replace(own, own.replace("worker", OWN_JOB)) if name.startswith(own) else name
 
 
 def spans_processes(taskgraph_device_counts: Sequence[int], cluster: Cluster) -> Topology:

@@ -55,8 +55,16 @@ def test_a_constructor_may_serve_another():
     assert not found.is_constructor(2)
 
 
-def test_devices_have_their_names_in_the_job():
-    assert auto([1, 1], 4, 1).device(stage=1, replica=1) == "/job:worker/replica:0/task:3/device:CPU:0"
+def test_devices_have_their_names_in_the_session_of_their_driver():
+    found = auto([1, 1], 4, 1)
+    assert found.device(stage=0, replica=1) == "/job:chief/replica:0/task:2/device:CPU:0"
+    assert found.device(stage=1, replica=1) == "/job:worker/replica:0/task:3/device:CPU:0"
+
+
+def test_a_constructor_is_the_first_by_name_in_its_session():
+    found = auto([1, 1], 3, 2, prefer_intra_node=False)
+    assert found.drivers[0][1] == (2,) and found.stages[1][1] == (Slot(0, 1),)
+    assert found.device(stage=0, replica=1) < found.device(stage=1, replica=1)
 
 
 def test_ranks_of_a_stage_are_those_of_its_replicas():

@@ -20,16 +20,17 @@ import atexit
 import sys
 import time
 import weakref
-from typing import Any, Callable, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl import tf_config
 from epl.cluster import Cluster
 from epl.env import Env
+from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
-from epl.topology import Topology
+from epl.topology import OWN_JOB, Topology, spans_processes
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd
 
@@ -42,6 +43,39 @@ _CONSEQUENCES = (
 )  # fmt: skip
 # tf.train.MonitoredSession takes these for a preemption and begins anew, for ever.
 _RETRIED = (tf.errors.UnavailableError, tf.errors.AbortedError)
+
+
+def topology_of(tf_graph: tf.Graph) -> Optional[Topology]:
+    """Who drives the model of a graph; None without a model, or if every process has all stages that it drives."""
+    cluster = Env.get().cluster
+    graph = Graph.of(tf_graph)
+    if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
+        return None
+    topology = spans_processes([taskgraph.strategy.device_count or 1 for taskgraph in graph.taskgraphs], cluster)
+    return topology if topology.spans_processes else None
+
+
+def connect(tf_graph: tf.Graph, config: Optional[tf.ConfigProto]) -> "Optional[Tuple[ProcessServer, tf.ConfigProto]]":
+    """What a session of a graph needs if its model spans processes; in a process that serves, it ends the script.
+
+    Args:
+        tf_graph: the session's graph.
+        config: the user's configuration, which is not modified.
+
+    Returns:
+        The server whose `target` the session has, and the session's configuration; None for a local session.
+
+    Raises:
+        SystemExit: this process served until the end of the training.
+        JobError: a process has failed; the message names it and the cause.
+    """
+    topology = topology_of(tf_graph)
+    if topology is None:
+        return None
+    server = ProcessServer.start(config)
+    if not topology.is_constructor(server.cluster.worker_index):
+        server.serve()
+    return server, server.session_config(topology, config)
 
 
 class ProcessServer(object):
@@ -117,10 +151,14 @@ class ProcessServer(object):
             )
         proto = self.cluster.config_proto(base)
         proto.isolate_session_state = True
-        job = proto.cluster_def.job.add()
-        job.name = "worker"
-        for worker in topology.workers_of(self.cluster.worker_index):
-            job.tasks[worker] = self._addresses[worker]
+        own = self.cluster.worker_index
+        chief = proto.cluster_def.job.add(name=OWN_JOB)
+        chief.tasks[own] = self._addresses[own]
+        others = [worker for worker in topology.workers_of(own) if worker != own]
+        if others:
+            workers = proto.cluster_def.job.add(name="worker")
+            for worker in others:
+                workers.tasks[worker] = self._addresses[worker]
         return proto
 
     def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
