@@ -76,13 +76,20 @@ def find_micro_batch_ops(
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     after = _data_descendants(view, boundaries, set())
     states = _own_state(tf_graph, view)
+    loops = _loops(view)
     micro_writes: Set[int] = set()
     while True:
         varying = _data_descendants(view, states | _readers(view, micro_writes), boundaries)
-        found = {node for node in writes if node in varying and node not in after}
-        if found <= micro_writes:
+        # The frame of a loop is one thing: if anything in it differs, all of it does, its counter included.
+        entered = {loops[node] for node in varying if node in loops}
+        enters = {node for node in view.of_types(op_types.ENTERS) if loops[node] in entered}
+        found = {
+            node for node in writes if (node in varying or loops.get(node, -1) in entered) and node not in after
+        }  # fmt: skip
+        if found <= micro_writes and enters <= states:
             break
         micro_writes |= found
+        states |= enters
     roots = {producer for node in boundaries for producer in view.producers[node]} | micro_writes | set(outputs)
     needed = view.ancestors(roots, lambda node: node in shared or node in boundaries) - shared
     differ = view.descendants(states | _readers(view, micro_writes), boundaries.__contains__)
@@ -149,6 +156,31 @@ def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     # What takes a variable itself reads it; it differs only if the variable does.
     state.update(n for n in view.of_types(stateful) if not variables.intersection(view.producers[n]))
     return state
+
+
+def _loops(view: GraphView) -> Dict[int, int]:
+    """The outermost loop of each node that is in one or leaves one, by an Enter of it.
+
+    The back edge of a loop is not followed.
+    """
+    frames: Dict[Tuple[int, bytes], int] = {}
+    stacks: Dict[int, Tuple[int, ...]] = {}  # node -> the loops that it is in, outermost first
+    loops: Dict[int, int] = {}
+    for node, producers in enumerate(view.producers):
+        stack: Tuple[int, ...] = ()
+        for producer in producers:
+            if producer in stacks and view.types[producer] not in op_types.NEXT_ITERATIONS:
+                stack = max(stack, stacks[producer], key=len)
+        if view.types[node] in op_types.ENTERS:
+            frame = (len(stack), view.nodes[node].attr["frame_name"].s)
+            stack += (frames.setdefault(frame, node),)
+        if stack:
+            loops[node] = stack[0]
+        if view.types[node] in op_types.EXITS:
+            stack = stack[:-1]
+        if stack:
+            stacks[node] = stack
+    return loops
 
 
 def _readers(view: GraphView, writes: Set[int]) -> Set[int]:

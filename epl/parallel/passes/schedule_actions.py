@@ -6,8 +6,9 @@
 
 The sources of an action are its ops that nothing inside of it feeds, the sinks those that feed nothing inside of it:
 every op of the action lies between the two. Ops within a loop, or in a branch of tf.cond that may not be taken, are
-no sources or sinks themselves: the loop and the cond as a whole are. A barrier is a constant that waits; feeding it,
-in a run that is no training step, leaves the actions before it out.
+no sources or sinks themselves: the loop and the cond as a whole are. A barrier is a placeholder that waits and has a
+default; feeding it, in a run that is no training step, leaves the actions before it out. It is no constant: TensorFlow's
+loop optimizer takes a constant that an Enter waits for to be the one that enters the loop, and crashes.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
@@ -40,6 +41,7 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
     """The barriers between the actions of a device."""
     barriers: List[str] = []
     waiting: List[tf.Operation] = []
+    default = tf.constant(False, name="default")
     for action in order:
         if (action.stage, action.kind) not in ends:
             continue
@@ -47,7 +49,7 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
         prefix = rewrite.micro_prefix(action.micro_batch)
         if waiting:
             with tf.control_dependencies(waiting):
-                barrier = tf.constant(False, name="barrier")
+                barrier = tf.placeholder_with_default(default, [], name="barrier")
             barriers.append(barrier.name)
             for name in own.sources:
                 op = rewrite.operation(prefix + name)
