@@ -83,6 +83,14 @@ PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefaul
 # What a restore reads from.
 CHECKPOINT_READS = frozenset(["RestoreV2", "Restore", "RestoreSlice"])
 
+# Ops that need the process of the script: its Python functions, its files.
+OF_SCRIPT = CHECKPOINT_READS | frozenset(
+    [
+        "PyFunc", "PyFuncStateless", "EagerPyFunc", "SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints", "ReadFile",
+        "WriteFile", "MatchingFiles",
+    ]  # fmt: skip
+)  # fmt: skip
+
 SUMMARIES = frozenset(
     [
         "ScalarSummary",

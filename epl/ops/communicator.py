@@ -34,7 +34,8 @@ class Communicator(object):
                  name: str,
                  rank_process: Sequence[int],
                  transport: str = "auto",
-                 job: Optional[Job] = None) -> None:
+                 job: Optional[Job] = None,
+                 opened: bool = False) -> None:
         """Creates the communicator; blocks until every process that owns a rank has.
 
         Processes that share several communicators create them in the same order. Creating one again with the same name
@@ -45,6 +46,7 @@ class Communicator(object):
             rank_process: the process that owns rank r, for every rank.
             transport: "auto", or one of "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPUs).
             job: the job of the processes; the current one if not given.
+            opened: the processes that own the ranks have opened it already, and this one may build ops for any of them.
 
         Raises:
             ValueError: if the ranks do not fit the job.
@@ -58,6 +60,9 @@ class Communicator(object):
         self._job: Optional[Job] = None
         self._transport = "none"
         process = 0
+        if opened:
+            self._local_ranks: Tuple[int, ...] = tuple(range(self.world_size))
+            return
         if self.world_size > 1:
             self._job = job or Job.current()
             if self._job is None:

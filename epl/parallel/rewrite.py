@@ -12,14 +12,18 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
+from epl.ops.service import CommunicatorSpec
 from epl.parallel.gradient_groups import BoundaryGroup, Training
 from epl.parallel.plan import Plan, ranks_of, worker_of, world_size
+from epl.parallel.stages import span_processes
+from epl.topology import session_device
 from epl.utils import tf_compat
 
 # Every op that the passes add stands under one of these names; they are for people, nothing is read from them.
 PLAN_SCOPE = "EPL_PLAN"
 REPLICA_PREFIX = "EPL_REPLICA_{}/"
 MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
+PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
 
 VariableSync = NamedTuple(
     "VariableSync", [("variable", str), ("is_initialized", str), ("copies", List[str]), ("is_global", bool)]
@@ -132,22 +136,39 @@ class Rewrite(object):
         """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
         return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether stages of a replica lie in several processes: the session is one of all their servers then."""
+        return span_processes(self.plan.stages, self.plan.owners)
+
+    @property
+    def host(self) -> str:
+        """The CPU of this process, as its session names it."""
+        return self._in_session(self.cluster.current_worker_cpu())
+
     def device(self, stage: int, replica: int = 0) -> str:
         """The device of a stage of a local replica, as the session of this process names it."""
-        return local_name(self.plan.stages[stage].devices[self.base_rank + replica])
+        return self._in_session(self.plan.stages[stage].devices[self.base_rank + replica])
+
+    def _in_session(self, device: str) -> str:
+        return session_device(device, self.cluster.worker_index) if self.spans_processes else local_name(device)
 
     def communicator(self, name: str, stage: int = 0) -> Communicator:
         """The communicator of all replicas of a stage; blocks until every process has asked for it."""
-        return self._open(name, [worker_of(device) for device in self.plan.stages[stage].devices])
+        return self._open(name, ranks_of_stage(self.plan, stage))
+
+    @property
+    def process_rank(self) -> int:
+        """The rank of this process among those that own replicas."""
+        return sorted(set(self.plan.owners)).index(self.cluster.worker_index)
 
     def process_communicator(self) -> Communicator:
-        """The communicator with one rank per process."""
-        return self._open(self.plan.name + "/processes", list(range(self.plan.workers)))
+        """The communicator with one rank for each process that owns replicas."""
+        return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
 
-    def _open(self, name: str, owners: List[int]) -> Communicator:
+    def _open(self, name: str, owners: Sequence[int]) -> Communicator:
         if name not in self.communicators:
-            transport = "nccl" if self.plan.device_type == "GPU" else "auto"
-            self.communicators[name] = Communicator(name, owners, transport)
+            self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
         return self.communicators[name]
 
     def operation(self, name: str) -> tf.Operation:
@@ -188,6 +209,30 @@ class Rewrite(object):
             self.built.update(op.name for op in tf_compat.ops_since(tf_graph, last_id))
             for name, mark in marks:
                 tf_compat.set_attr_scope(tf_graph, name, mark)
+
+
+def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
+    """The process that runs a stage, by replica."""
+    return [worker_of(device) for device in plan.stages[stage].devices]
+
+
+def transport_of(plan: Plan) -> str:
+    """How the collectives of a plan move data."""
+    return "nccl" if plan.device_type == "GPU" else "auto"
+
+
+def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
+    """Every communicator that the passes ask for, in the same order in every process."""
+    ranks = [
+        (transfer.communicator, ranks_of_stage(plan, group.stage))
+        for group in plan.groups
+        for transfer in group.transfers
+    ]
+    ranks += [
+        (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
+    ]
+    ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
+    return [CommunicatorSpec(name, tuple(owners), transport_of(plan)) for name, owners in dict(ranks).items()]
 
 
 def local_name(device: str) -> str:

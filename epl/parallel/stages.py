@@ -16,7 +16,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage, worker_of
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.utils.errors import PlanError
 
 _RESOURCE = tf.resource.as_datatype_enum
 # Attributes that hold the dtype of what an op passes on: Enter, Switch, Identity and their like.
@@ -28,8 +28,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
 
     Raises:
       LayoutError: the devices of the job do not fit the TaskGraphs.
-      PlanError: the TaskGraphs have different numbers of replicas.
-      NotAvailableError: a replica spans several processes.
+      PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
     virtual = cluster.generate_virtual_devices([taskgraph.strategy.device_count or 1 for taskgraph in taskgraphs])
@@ -51,15 +50,19 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
         Stage(indices, str(taskgraphs[indices[0]].strategy), tuple(names[replica] for replica in order))
         for indices, names in zip(members, devices)
     )
-    for stage in stages:
-        for owner, device in zip(owners, stage.devices):
-            if worker_of(device) != owner:
-                raise NotAvailableError(
-                    "pipeline stages in several processes",
-                    "Stage {} of a replica is on {}, and its stage 0 in worker {}. Give each worker the devices of "
-                    "whole replicas ({} each).".format(stages.index(stage), device, owner, len(stages)),
-                )
+    if owners[0] != 0:
+        raise PlanError(
+            "Stage 0 has no device of worker 0: the layout puts it on {}. Worker 0 builds the graph and writes "
+            "checkpoints: give stage 0 one of its devices.".format(", ".join(stages[0].devices))
+        )
     return stages, owners
+
+
+def span_processes(stages: Sequence[Stage], owners: Sequence[int]) -> bool:
+    """Whether any replica has a stage in another process than the one that owns it."""
+    return any(
+        worker_of(device) != owner for stage in stages for owner, device in zip(owners, stage.devices)
+    )  # fmt: skip
 
 
 def device_of_stage(stages: Sequence[Stage]) -> List[int]:

@@ -25,10 +25,10 @@ from epl.parallel.passes import (
     select_ops,
     sync_variables,
 )
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewrite import Rewrite, all_communicators
 from epl.parallel.stages import plan_stages
 from epl.utils import tf_compat
-from epl.utils.errors import PlanMismatchError
+from epl.utils.errors import PlanError, PlanMismatchError
 
 logger = logging.getLogger("epl")
 
@@ -103,6 +103,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         passes: List[PassReport] = []
         if not rewrite.is_plain:
             _meet(rewrite)
+            if rewrite.spans_processes:
+                _open_communicators(rewrite)
             users = tf_compat.op_names(graph.tf_graph)
             try:
                 _slice_inputs(rewrite)
@@ -149,6 +151,21 @@ def _meet(rewrite: Rewrite) -> None:
             )
 
 
+def _open_communicators(rewrite: Rewrite) -> None:
+    """Has the processes of later stages open their communicators.
+
+    Raises:
+      PlanError: the session is a local one.
+    """
+    server = Env.get().process_server
+    if server is None:
+        raise PlanError(
+            "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
+            "has this worker's devices alone. Open the session after the model is built."
+        )
+    server.open(all_communicators(rewrite.plan))
+
+
 def _agree(rewrite: Rewrite, what: str, mine: Dict[str, str]) -> None:
     """Compares a mapping of names to facts with those of the other processes."""
     text = "\n".join("{}\t{}".format(key, mine[key]) for key in sorted(mine))
@@ -169,6 +186,9 @@ def _exchange(rewrite: Rewrite, what: str, text: str) -> List[str]:
     if rewrite.plan.workers == 1 or job is None:
         return [text]
     key = "{} of {}".format(what, rewrite.plan.name)
+    server = Env.get().process_server
+    if server is not None:  # processes that serve take part in its rounds alone
+        return [text if other is None else other for other in server.service.exchange(key, text)]
     return [data.decode() for data in job.exchange(key, text.encode())]
 
 

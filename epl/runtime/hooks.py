@@ -8,7 +8,7 @@
 | gradients_util._maybe_colocate_with | backward ops carry their forward op's TaskGraph |
 | ControlFlowState.AddWhileContext | so do those of loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
-| BaseSession.__init__ | the session has the devices of the plan |
+| BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
 | BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
 | BaseSession.make_callable, _make_callable_from_options | the same |
@@ -37,7 +37,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import recorder, saver
+from epl.runtime import recorder, saver, server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -66,6 +66,7 @@ def install() -> None:
     session = tf_compat.BaseSession
     _wrap(session, "__init__", _session_init)
     _wrap(session, "_extend_graph", _extend_graph)
+    _wrap(session, "close", _close)
     _wrap(session, "run", _run)
     _wrap(session, "_do_run", _do_run)
     _wrap(session, "make_callable", _make_callable)
@@ -159,6 +160,16 @@ def _session_init(
                 "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, "
                 "and remove the tf.train.Server.".format(target)
             )
+        try:
+            connection = server.connect(graph or tf.get_default_graph(), config)
+        except BaseException:
+            session._session = None
+            raise
+        if connection is not None:
+            process_server, config = connection
+            original(session, process_server.target, graph, config)
+            process_server.adopt(session)
+            return
         config = env.cluster.config_proto(config)
     original(session, target, graph, config)
 
@@ -166,7 +177,11 @@ def _session_init(
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
     _rewritten(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
-    return original(session)
+    return server.guarded(session, original, session)
+
+
+def _close(original: Callable[..., None], session: Any) -> None:
+    server.close(original, session)
 
 
 def _rewritten(session: Any) -> Optional[GraphRunner]:
@@ -183,7 +198,14 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     if rewrite is None or rewrite.is_plain:
         return None
     if graph.runner is None:
-        graph.runner = GraphRunner(rewrite, _original(tf_compat.BaseSession, "_do_run"))
+        if rewrite.spans_processes and not server.is_connected(session):
+            raise PlanError(
+                "The stages of the model lie in several workers, and the session was opened before they were "
+                "annotated: it has this worker's devices alone. Open the session after the model is built."
+            )
+        graph.runner = GraphRunner(
+            rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
+        )
     return graph.runner
 
 
@@ -226,8 +248,12 @@ def _do_run(
 ) -> Any:
     runner = _rewritten(session)
     if runner is None:
-        return original(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
+        return _guarded_run(original, session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
     return runner.run(session, target_list, fetch_list, feed_dict, options, run_metadata)
+
+
+def _guarded_run(run: Callable[..., Any], session: Any, *args: Any) -> Any:
+    return server.guarded(session, run, session, *args)
 
 
 def _make_callable(

@@ -78,6 +78,31 @@ def connect(tf_graph: tf.Graph, config: Optional[tf.ConfigProto]) -> "Optional[T
     return server, server.session_config(topology, config)
 
 
+def guarded(session: tf.Session, call: Callable[..., Any], *args: Any) -> Any:
+    """A call of TensorFlow for a session: ended when a process fails that the session needs."""
+    server = _server_of(session)
+    return call(*args) if server is None else server.guarded(call, *args)
+
+
+def close(original: Callable[[tf.Session], None], session: tf.Session) -> None:
+    """Closes a session, local or not."""
+    server = _server_of(session)
+    if server is None:
+        original(session)
+    else:
+        server.close(original, session)
+
+
+def is_connected(session: tf.Session) -> bool:
+    """Whether a session has the devices of other processes."""
+    return _server_of(session) is not None
+
+
+def _server_of(session: tf.Session) -> "Optional[ProcessServer]":
+    server = Env.get().process_server
+    return server if server is not None and session in server.sessions else None
+
+
 class ProcessServer(object):
     """The TensorFlow server of this process among those of the job.
 
@@ -128,6 +153,11 @@ class ProcessServer(object):
     def service(self) -> Service:
         """The rounds of the processes."""
         return self._service
+
+    @property
+    def sessions(self) -> "weakref.WeakSet[tf.Session]":
+        """The living sessions with this server's target."""
+        return self._sessions
 
     @property
     def target(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.feeds import FeedSharing
@@ -98,7 +99,7 @@ class GraphRunner(object):
             try:
                 return run_step()
             except tf.errors.OutOfRangeError as error:
-                job.end_generation(error.message, generation)
+                self._end_step(job, error.message, generation)
                 raise
             except BaseException as error:
                 if self.rewrite.plan.workers == 1:
@@ -106,6 +107,13 @@ class GraphRunner(object):
                 else:
                     job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
                 raise
+
+    def _end_step(self, job: Job, reason: str, generation: int) -> None:
+        """The step has ended early for all that take part in it, processes that serve included."""
+        if self.rewrite.spans_processes:
+            Env.get().process_server.service.end_generation(reason, generation)
+        else:
+            job.end_generation(reason, generation)
 
     def _state(self, session: tf.Session) -> SessionState:
         with self._lock:
@@ -133,7 +141,7 @@ class GraphRunner(object):
         rewrite = self.rewrite
         if state.processes_current or not rewrite.broadcasts:
             return
-        if rewrite.cluster.worker_index == 0:
+        if rewrite.process_rank == 0:
             missing = [sync.variable for sync in self._uninitialized(session) if sync.is_global]
             if missing:
                 raise PlanError(

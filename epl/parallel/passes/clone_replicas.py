@@ -5,7 +5,7 @@ that the user pinned to the CPU, and those that use a shared resource, stay wher
 """
 
 import re
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -22,7 +22,6 @@ from epl.utils import tf_compat
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
-_HOST = "/device:CPU:0"
 
 
 def run(rewrite: Rewrite) -> None:
@@ -66,9 +65,10 @@ def run(rewrite: Rewrite) -> None:
 
 def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
-    shared = {node: view.nodes[node].device or _HOST for node in view.of_types(op_types.SHARED_STATE)}
+    host = rewrite.host
+    shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}
     devices = {
-        node: _HOST
+        node: host
         for node, proto in enumerate(view.nodes)
         if proto.device and proto.name not in rewrite.built and _CPU.search(proto.device)
     }
@@ -76,8 +76,20 @@ def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
         for node, producers in enumerate(view.producers):
             for producer in producers:
                 if producer in shared:
-                    devices[node] = local_name(shared[producer]) or _HOST
+                    devices[node] = (local_name(shared[producer]) if local_name(host) == host else "") or host
+    if len(rewrite.plan.stages) > 1:
+        devices.update(dict.fromkeys(_input_pipeline(rewrite, view, shared), host))
+    if rewrite.spans_processes:
+        devices.update(dict.fromkeys(view.of_types(op_types.OF_SCRIPT), host))
     return devices
+
+
+def _input_pipeline(rewrite: Rewrite, view: GraphView, shared: Dict[int, str]) -> Set[int]:
+    """Shared state and what fills it: all of it stays on the host, whichever stage it was annotated in."""
+    fills = {node for node, producers in enumerate(view.producers) if any(p in shared for p in producers)}
+    needed = view.ancestors(fills - rewrite.cloned, lambda node: node in rewrite.cloned)
+    variables = set(view.of_types(op_types.VARIABLES))
+    return (needed | set(shared)) - rewrite.cloned - variables
 
 
 def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:

@@ -35,7 +35,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
             with tf.device(view.nodes[node].device or None):
                 values.append(_value(rewrite, view, node))
         communicator = rewrite.process_communicator()
-        received = communicator.broadcast(values, rewrite.cluster.worker_index, BROADCAST_KEY)
+        received = communicator.broadcast(values, rewrite.process_rank, BROADCAST_KEY)
         for node, value in zip(variables, received):
             with tf.device(view.nodes[node].device or None):
                 rewrite.broadcasts.append(_assign(rewrite, view, node, value).name)
@@ -113,7 +113,7 @@ def _value(rewrite: Rewrite, view: GraphView, node: int) -> tf.Tensor:
     tensor = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
     dtype = tf.as_dtype(view.nodes[node].attr["dtype"].type)
     shape = _shape(view, node)
-    if rewrite.cluster.worker_index and shape is not None:
+    if rewrite.process_rank and shape is not None:
         return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=dtype == tf.bool)
     if view.types[node] in op_types.REF_VARIABLES:
         return tf.identity(tensor)
