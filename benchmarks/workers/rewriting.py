@@ -9,8 +9,9 @@ import time
 import tensorflow.compat.v1 as tf
 
 from benchmarks import control
-from benchmarks.models import adamw, bert
+from benchmarks.models import bert
 from benchmarks.workers import libraries
+from examples.bert.optimizer import AdamWeightDecayOptimizer
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     graph = tf.get_default_graph()
     start = time.process_time()
     with library.scope():
-        _build(bert.BASE._replace(layers=layers))
+        _build(bert.BASE._replace(num_hidden_layers=layers))
     reply: control.Message = {'build': time.process_time() - start, 'ops': len(graph.get_operations())}
     if name == 'epl':
         from epl.parallel import transform
@@ -34,12 +35,12 @@ def main() -> None:
 def _build(sizes: bert.BertConfig) -> None:
     """Builds model, gradients, clipping and updates, as for one device."""
     integers, reals = (lambda width: tf.placeholder(tf.int32, [None, width])), tf.placeholder
-    batch = bert.Batch(integers(sizes.sequence), reals(tf.float32, [None, sizes.sequence]), integers(sizes.sequence),
+    batch = bert.Batch(integers(bert.SEQUENCE), reals(tf.float32, [None, bert.SEQUENCE]), integers(bert.SEQUENCE),
                        integers(20), integers(20))
     loss = bert.masked_lm_loss(sizes, batch)
     variables = tf.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
-    optimizer = adamw.AdamWeightDecayOptimizer(1e-4)
+    optimizer = AdamWeightDecayOptimizer(1e-4)
     optimizer.apply_gradients(list(zip(gradients, variables)), tf.train.get_or_create_global_step())
     tf.global_variables_initializer()
 

@@ -21,7 +21,7 @@ def main() -> None:
     """Builds the model, initializes it and serves the driver."""
     library = libraries.load(sys.argv[1])
     micro_batch, layers, hidden = (int(argument) for argument in sys.argv[2:5])
-    sizes = bert.config(layers, hidden, heads=4, vocabulary=bert.SMALL.vocabulary, dropout=0.0)
+    sizes = bert.config(layers, hidden, heads=4, vocabulary=bert.SMALL.vocab_size, dropout=0.0)
     tf.set_random_seed(7)
     loss, train = _build(library, sizes, micro_batch)
     initialize = tf.global_variables_initializer()
@@ -57,9 +57,9 @@ def _build(library: libraries.Library, sizes: bert.BertConfig, micro_batch: int)
 def _input(sizes: bert.BertConfig, micro_batch: int, rank: int) -> bert.Batch:
     """Returns the next batch of synthetic text; every rank has its own."""
     random = np.random.RandomState(rank)
-    shape = [_DISTINCT_BATCHES, micro_batch, sizes.sequence]
-    tokens = random.randint(0, sizes.vocabulary, shape).astype(np.int32)
-    positions = random.randint(0, sizes.sequence, [_DISTINCT_BATCHES, micro_batch, _PREDICTIONS]).astype(np.int32)
+    shape = [_DISTINCT_BATCHES, micro_batch, bert.SEQUENCE]
+    tokens = random.randint(0, sizes.vocab_size, shape).astype(np.int32)
+    positions = random.randint(0, bert.SEQUENCE, [_DISTINCT_BATCHES, micro_batch, _PREDICTIONS]).astype(np.int32)
     arrays = bert.Batch(tokens, np.ones(shape, np.float32), np.zeros(shape, np.int32), positions,
                         np.take_along_axis(tokens, positions, axis=2))
     dataset = tf.data.Dataset.from_tensor_slices(tuple(arrays)).repeat()

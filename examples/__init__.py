@@ -1,0 +1,1 @@
+"""Examples: scripts that use EPL as a user would, from small to real."""
