@@ -8,10 +8,12 @@ Names, control inputs, colocation groups, loop frames and shared names that poin
 points outside is shared with the original.
 """
 
+import functools
 from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import wire
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
@@ -54,14 +56,14 @@ def clone_nodes(
     for copy, prefix in enumerate(prefixes):
         encoded = prefix.encode()
         for template, original in templates:
-            parts.append(_field(_NODE, template.write(encoded, edit(copy, original))))
+            parts.append(wire.field(wire.NODE, template.write(encoded, edit(copy, original))))
         names.update(prefix + name for name in inside)
     names.update(node.name for node in extra)
     for node in extra:
         for name in node.input:
             if name[name[0] == "^" :].partition(":")[0] not in names:
                 outside.add(name)
-        parts.append(_field(_NODE, node.SerializeToString()))
+        parts.append(wire.field(wire.NODE, node.SerializeToString()))
     parts.append(tf.GraphDef(versions=view.graph_def.versions).SerializeToString())
     operation = tf_graph.get_operation_by_name
     tf_compat.import_nodes(
@@ -90,85 +92,76 @@ class _Outside(object):
 
 
 class _Template(object):
-    """A NodeDef in wire format, cut where the copies differ, so that a copy is a few joined strings.
+    """A node in wire format, cut where the copies differ, so that a copy is a few joined strings.
 
-    A NodeDef is written as name, op, inputs, device, attributes. Of a field that is written twice the last one counts,
-    so what differs behind the inputs is appended.
+    Of an attribute that is written twice the last one counts, so attributes that differ are appended.
     """
 
-    __slots__ = ("_attrs", "_inputs", "_name", "_op", "_rest")
+    __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names")
 
-    def __init__(self, node: tf.NodeDef, inside: Set[str], outside: _Outside) -> None:
+    def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside) -> None:
         self._name = node.name.encode()
-        self._op = _field(_OP, node.op.encode())
+        self._op = _op_field(node.op)
         self._inputs: List[Tuple[bytes, Optional[bytes]]] = []
-        start = len(_field(_NAME, self._name)) + len(self._op)
         for name in node.input:
             encoded = name.encode()
-            start += len(_field(_INPUT, encoded))
             mark = b"^" if name[0] == "^" else b""
-            if name[len(mark) :].partition(":")[0] in inside:
+            if name in inside or name[len(mark) :].partition(":")[0] in inside:
                 self._inputs.append((mark, encoded[len(mark) :]))
             else:
                 outside.add(name)
-                self._inputs.append((_field(_INPUT, encoded), None))
-        self._rest = node.SerializeToString()[start:]
-        self._attrs = _own_names(node, inside)
+                self._inputs.append((wire.field(wire.INPUT, encoded), None))
+        self._device = node.device
+        self._attrs = node.serialized_attrs
+        self._own_names = _own_names(node, inside)
 
     def write(self, prefix: bytes, edit: Edit) -> bytes:
         """The copy with `prefix`."""
-        parts = [_field(_NAME, prefix + self._name), self._op]
+        parts = [wire.field(wire.NAME, prefix + self._name), self._op]
         for mark, rest in self._inputs:
-            parts.append(mark if rest is None else _field(_INPUT, mark + prefix + rest))
-        parts.append(self._rest)
-        if edit.device is not None:
-            parts.append(_field(_DEVICE, edit.device.encode()))
+            parts.append(mark if rest is None else wire.field(wire.INPUT, mark + prefix + rest))
+        device = self._device if edit.device is None else edit.device
+        if device:
+            parts.append(_device_field(device))
+        parts.append(self._attrs)
         for key, value in edit.attrs or ():
-            parts.append(_attr(key, value))
-        for key, values, is_list in self._attrs:
-            named = [before + prefix + name if before is not None else name for before, name in values]
-            parts.append(_attr(key, tf.AttrValue(list={"s": named}) if is_list else tf.AttrValue(s=named[0])))
+            parts.append(wire.attr(key, value.SerializeToString()))
+        for key, names, is_list in self._own_names:
+            named = [name if before is None else before + prefix + name for before, name in names]
+            parts.append(wire.attr(key, wire.strings(named) if is_list else wire.string(named[0])))
         return b"".join(parts)
 
 
-def _own_names(node: tf.NodeDef, inside: Set[str]) -> List[Tuple[str, List[Tuple[Optional[bytes], bytes]], bool]]:
-    """Attributes that name what a copy has of its own: (key, names, is a list).
+@functools.lru_cache(maxsize=256)
+def _op_field(op: str) -> bytes:
+    return wire.field(wire.OP, op.encode())
 
-    A name has two parts, between which the prefix goes. One whose first part is None stays as it is.
-    """
-    attrs = node.attr
-    found: List[Tuple[str, List[Tuple[Optional[bytes], bytes]], bool]] = [
-        (key, [(b"", attrs[key].s)], False) for key in _OWN_NAME_ATTRS if key in attrs and attrs[key].s
-    ]
+
+@functools.lru_cache(maxsize=256)
+def _device_field(device: str) -> bytes:
+    return wire.field(wire.DEVICE, device.encode())
+
+
+# A name in an attribute, cut where the prefix goes; one whose first part is None stays as it is.
+_Name = Tuple[Optional[bytes], bytes]
+
+
+def _own_names(node: wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name], bool]]:
+    """Attributes that name what a copy has of its own: (key, names, is a list)."""
+    data = node.serialized_attrs
+    if b"_class" not in data and b"_name" not in data:  # most nodes; the others are looked at more closely
+        return []
+    attrs = wire.split_attrs(data)
+    found: List[Tuple[str, List[_Name], bool]] = []
+    for key in _OWN_NAME_ATTRS:
+        name = wire.read_string(attrs[key]) if key in attrs else b""
+        if name:
+            found.append((key, [(b"", name)], False))
     if "_class" in attrs:
-        groups = attrs["_class"].list.s
-        own = [(b"loc:@", s[5:]) if s[:5] == b"loc:@" and s[5:].decode() in inside else (None, s) for s in groups]
+        own: List[_Name] = [
+            (b"loc:@", group[5:]) if group[:5] == b"loc:@" and group[5:].decode() in inside else (None, group)
+            for group in wire.read_strings(attrs["_class"])
+        ]
         if any(before is not None for before, _ in own):
             found.append(("_class", own, True))
     return found
-
-
-# Field numbers of GraphDef.node and of NodeDef (tensorflow/core/framework/{graph,node_def}.proto).
-_NODE = b"\x0a"
-_NAME, _OP, _INPUT, _DEVICE, _ATTR = b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a"
-_KEY, _VALUE = b"\x0a", b"\x12"  # of an entry of the map NodeDef.attr
-
-
-def _field(tag: bytes, payload: bytes) -> bytes:
-    """A length-delimited field in protobuf wire format."""
-    size = len(payload)
-    if size < 128:
-        return tag + _ONE_BYTE[size] + payload
-    length = bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    length.append(size)
-    return tag + bytes(length) + payload
-
-
-_ONE_BYTE = [bytes([size]) for size in range(128)]
-
-
-def _attr(key: str, value: tf.AttrValue) -> bytes:
-    return _field(_ATTR, _field(_KEY, key.encode()) + _field(_VALUE, value.SerializeToString()))

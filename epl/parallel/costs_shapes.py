@@ -39,7 +39,7 @@ def output_types(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) ->
     graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
     for node in sorted(nodes):
         copy = graph_def.node.add()
-        copy.CopyFrom(view.nodes[node])
+        copy.CopyFrom(view.nodes[node].to_proto())
         _close(copy)
     try:
         tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])

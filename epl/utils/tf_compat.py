@@ -211,6 +211,13 @@ def full_graph_def(graph: tf.Graph, add_shapes: bool = False) -> tf.GraphDef:
     return graph._as_graph_def(add_shapes=add_shapes)[0]
 
 
+def serialized_graph_def(graph: tf.Graph) -> bytes:
+    """The GraphDef of everything that is in the graph, in wire format."""
+    with graph._lock, c_api_util.tf_buffer() as buffer:
+        c_api.TF_GraphToGraphDef(graph._c_graph, buffer)
+        return c_api.TF_GetBuffer(buffer)
+
+
 def op_names(graph: tf.Graph) -> Set[str]:
     """Names of all ops in the graph, those without a Python object included."""
     operations = graph._nodes_by_name
