@@ -3,6 +3,7 @@
 Nothing of the graph is changed here.
 """
 
+import logging
 from typing import List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -19,6 +20,8 @@ from epl.parallel.schedule_generators import generate
 from epl.parallel.stages import device_of_stage, stage_of_op
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
+
+logger = logging.getLogger("epl")
 
 # Configuration keys whose pass does not exist yet, and the value that means "off".
 _NOT_AVAILABLE = (
@@ -70,6 +73,35 @@ def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
                 "{!r} ({}) synchronises gradients by itself. Remove tf.train.SyncReplicasOptimizer or the distribution "
                 "strategy: EPL aggregates the gradients.".format(op.name, op.type)
             )
+
+
+def refuse_accumulation(
+    graph: Graph, stages: Sequence[Stage], groups: Sequence[BoundaryGroup], config: Config
+) -> None:
+    """Raises PlanError where `pipeline.num_micro_batch` could not mean what it says; warns where it means nothing."""
+    count = config.pipeline.num_micro_batch
+    if count == 1:
+        return
+    if graph.apply_calls and bool(graph.accumulations) != (len(stages) == 1):
+        raise PlanError(
+            "pipeline.num_micro_batch is {}, and the model has {} stage(s), not as when apply_gradients was called: "
+            "with one stage gradients are accumulated over runs, with several a run is a pipeline. Annotate the whole "
+            "model before tf.gradients and apply_gradients.".format(count, len(stages))
+        )
+    if len(stages) > 1:
+        return
+    written = sorted(variable for group in groups if group.name == "writes" for variable, _ in group.boundaries)
+    if written:
+        raise PlanError(
+            "pipeline.num_micro_batch is {}, and the gradient of {} is written into a variable without an optimizer: it "
+            "would be written in every run, not once in {}. Apply it with apply_gradients of an optimizer, or set the "
+            "key to 1.".format(count, ", ".join(written), count)
+        )
+    if not graph.apply_calls:
+        logger.warning(
+            "pipeline.num_micro_batch is %d and has no effect: no gradient goes into apply_gradients of an optimizer.",
+            count,
+        )
 
 
 def make_plan(
