@@ -26,6 +26,7 @@ Attributes:
 Accumulation = NamedTuple(
     "Accumulation",
     [
+        ("steps", int),
         ("counter", tf.Tensor),
         ("position", tf.Tensor),
         ("sources", Tuple[Gradient, ...]),
@@ -38,7 +39,8 @@ Accumulation = NamedTuple(
 Accumulation.__doc__ = """Calls of apply_gradients that count micro steps together: one, unless several share gradients.
 
 Attributes:
-  counter: handle of the variable that counts.
+  steps: micro steps of one training step.
+  counter: handle of the variable that counts them.
   position: the number of this run in its training step, from 0; an identity that may be given another source.
   sources: the gradients of this run, as boundaries that may be given another source.
   boundaries: names of the recorded boundaries that lie in the branch of the last micro step.

@@ -96,6 +96,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
         stages, owners = plan_stages(graph, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
+        planner.refuse_accumulation(graph, stages, groups, env.config)
         trainings = find_trainings(graph) if len(stages) > 1 else []
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, groups, env.config, cluster)
         logger.info("%s", plans.describe(plan))

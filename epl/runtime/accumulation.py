@@ -1,4 +1,4 @@
-"""Gradient accumulation: with one TaskGraph, a training step takes `pipeline.num_micro_batch` runs, the micro steps.
+"""Gradient accumulation: with one stage, a training step takes `pipeline.num_micro_batch` runs, the micro steps.
 
     run 0 .. M-2                                run M-1
     gradient ---> assign or add ---> sum        gradient --+
@@ -22,10 +22,11 @@ from epl.env import Env
 from epl.ir.accumulation import Accumulation, Held
 from epl.ir.boundary import boundary, source_of, variable_name
 from epl.ir.graph import Gradient, Graph, first_tensor
+from epl.parallel.stages import plan_stages
 from epl.runtime import gradient_sums
 from epl.runtime.gradient_sums import Storage
 from epl.utils import tf_compat
-from epl.utils.errors import PlanError
+from epl.utils.errors import EplError, PlanError
 
 _HOST = "/device:CPU:0"  # of what decides about control flow
 
@@ -50,10 +51,22 @@ Attributes:
 
 
 def steps_of(graph: Graph) -> Steps:
-    """The micro steps of a training step of this graph; several TaskGraphs are a pipeline, whose step is one run."""
+    """The micro steps of a training step of this graph, as annotated so far; a pipeline does its step in one run."""
     config = Env.get().config
-    count = config.pipeline.num_micro_batch if len(graph.taskgraphs) == 1 else 1
+    count = config.pipeline.num_micro_batch
+    if count > 1 and not _is_one_stage(graph):
+        count = 1
     return Steps(count, 1 if config.communication.gradients_reduce_method == "sum" else count)
+
+
+def _is_one_stage(graph: Graph) -> bool:
+    cluster = Env.get().cluster
+    if len(graph.taskgraphs) == 1 or cluster is None:
+        return len(graph.taskgraphs) == 1
+    try:
+        return len(plan_stages(graph, cluster)[0]) == 1
+    except EplError:
+        return False  # the plan will be refused for it
 
 
 def returned_gradients(graph: Graph) -> Dict[str, Boundary]:
@@ -96,7 +109,7 @@ def accumulated_apply(
     before = len(train_ops)
     with tf.name_scope("epl_accumulation"), _control_flow_v1():
         early = _early(graph, pairs, changed)
-        accumulation = _find_or_make(graph, early)
+        accumulation = _find_or_make(graph, early, steps)
         accumulation = _hold(graph, accumulation, early, steps)
         train_op = _build(graph, accumulation, pairs, early, steps, apply_as_user)
     train_ops[before:] = [train_op] if len(train_ops) > before else []
@@ -174,7 +187,7 @@ def _check_runs(position: tf.Tensor, own: tf.Tensor) -> tf.Operation:
         return tf.raw_ops.Assert(condition=together, data=[tf.constant(text)], summarize=3)
 
 
-def _find_or_make(graph: Graph, early: Dict[str, Boundary]) -> Accumulation:
+def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Accumulation:
     """The record of those that share gradients in `early`, else a new one."""
     sharing = [accumulation for accumulation in graph.accumulations if not early.keys().isdisjoint(accumulation.held)]
     if len(sharing) > 1:
@@ -187,7 +200,7 @@ def _find_or_make(graph: Graph, early: Dict[str, Boundary]) -> Accumulation:
         return sharing[0]
     counter, position = _counter()
     storage = frozenset([counter.op.name])
-    accumulation = Accumulation(counter, position, (), frozenset(), storage, {}, {})
+    accumulation = Accumulation(steps.count, counter, position, (), frozenset(), storage, {}, {})
     graph.accumulations.append(accumulation)
     return accumulation
 

@@ -138,7 +138,10 @@ class unfinalized:
 
 
 class control_flow_context:
-    """Ops created inside belong to the given control-flow context (of a `tf.cond`), as if built in its branch."""
+    """Ops created inside belong to the given control-flow context (of a `tf.cond`), as if built in its branch.
+
+    The context does not list them: it is exported with the graph of the user, in which they are not.
+    """
 
     def __init__(self, graph: tf.Graph, context: Any) -> None:
         self._graph = graph
@@ -146,10 +149,17 @@ class control_flow_context:
 
     def __enter__(self) -> None:
         self._saved = self._graph._get_control_flow_context()
+        self._listed = []
+        context = self._context
+        while context is not None:
+            self._listed.append((context, set(context._values), dict(context._external_values)))
+            context = context.outer_context
         self._graph._set_control_flow_context(self._context)
 
     def __exit__(self, *unused: object) -> None:
         self._graph._set_control_flow_context(self._saved)
+        for context, values, external_values in self._listed:
+            context._values, context._external_values = values, external_values
 
 
 def control_flow_context_of(op: tf.Operation) -> Any:

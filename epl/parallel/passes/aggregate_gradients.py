@@ -37,17 +37,19 @@ def run(rewrite: Rewrite) -> None:
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
         context = control_flow_context(boundaries)
         accumulation = accumulations.get(first_tensor(boundaries.boundaries[0][1]).op.name)
-        if accumulation is not None and accumulation.counter.name not in agreed:
-            with rewrite.building(group.name, group.stage):
-                agreed[accumulation.counter.name] = micro_steps.agree(rewrite, group, accumulation, weight)
-        with rewrite.building(group.name, group.stage), tf_compat.control_flow_context(rewrite.tf_graph, context):
+        with rewrite.building(group.name, group.stage):
+            # Not in the branch: other writes of the step wait for the gate, whether the branch is taken or not.
             if accumulation is None:
                 gate, share = _gate(rewrite, group, weight)
             else:
-                gate, share = agreed[accumulation.counter.name], tf.constant(micro_steps.share(rewrite), tf.float64)
+                name = accumulation.counter.name
+                if name not in agreed:
+                    agreed[name] = micro_steps.agree(rewrite, group, accumulation, weight)
+                gate, share = agreed[name], tf.constant(micro_steps.share(rewrite), tf.float64)
             rewrite.gates.append(gate)
             rewrite.collectives.add(gate.name)
-            _aggregate(rewrite, group, boundaries, share)
+            with tf_compat.control_flow_context(rewrite.tf_graph, context):
+                _aggregate(rewrite, group, boundaries, share)
 
 
 def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:

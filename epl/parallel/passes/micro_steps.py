@@ -44,7 +44,8 @@ def agree(rewrite: Rewrite, group: GradientGroup, accumulation: Accumulation, we
     communicator = rewrite.communicator(group.transfers[0].communicator)
     position = tf.cast(accumulation.position.op.inputs[0], tf.float64)
     own = tf.stack([weight, position, tf.square(position)])
-    everyone = communicator.all_reduce(own, rewrite.base_rank, "{}/rows and position".format(group.name))
+    key = "{}/rows and position in {} micro steps".format(group.name, accumulation.steps)
+    everyone = communicator.all_reduce(own, rewrite.base_rank, key)
     rows, positions, squares = tf.unstack(everyone, 3)
     replicas = float(rewrite.world_size)
     # Equal numbers are those whose squares have the smallest sum.
