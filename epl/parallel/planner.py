@@ -93,8 +93,8 @@ def refuse_accumulation(
     written = sorted(variable for group in groups if group.name == "writes" for variable, _ in group.boundaries)
     if written:
         raise PlanError(
-            "pipeline.num_micro_batch is {}, and the gradient of {} is written into a variable without an optimizer: it "
-            "would be written in every run, not once in {}. Apply it with apply_gradients of an optimizer, or set the "
+            "pipeline.num_micro_batch is {}, and the gradient of {} is written to a variable without an optimizer. It "
+            "would be so in every run, not once in {}. Apply it with apply_gradients of an optimizer, or set the "
             "key to 1.".format(count, ", ".join(written), count)
         )
     if not graph.apply_calls:
