@@ -18,6 +18,7 @@ Who drives what is in `epl/topology.py`, the replacement of TensorFlow's methods
 
 import atexit
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple
@@ -122,7 +123,8 @@ class ProcessServer(object):
         self._addresses = [address.decode() for address in job.exchange("TensorFlow servers", own.encode())]
         self._sessions: weakref.WeakSet = weakref.WeakSet()
         self._lost_sessions: List[tf.Session] = []
-        atexit.register(self._leave)
+        self._in_call = threading.local()
+        atexit.register(self.leave)
 
     @classmethod
     def start(cls, config: Optional[tf.ConfigProto] = None) -> "ProcessServer":
@@ -216,15 +218,21 @@ class ProcessServer(object):
         Raises:
             JobError: a process has failed; the message names it and the cause.
         """
+        if getattr(self._in_call, "active", False):
+            return call(*args)  # part of a call that is guarded
         warning = _LongRun(self.cluster.worker_index, Env.get().config.communication.stall_warning)
 
         def look() -> None:
             self._service.check()
             warning.look()
 
+        def run() -> Any:
+            self._in_call.active = True  # of this thread, which ends with the call
+            return call(*args)
+
         try:
             self._service.check()
-            return interruptible(lambda: call(*args), look=look)
+            return interruptible(run, look=look)
         except JobError:
             self._keep_sessions()
             raise
@@ -249,9 +257,12 @@ class ProcessServer(object):
         """Keeps sessions from being deleted, which would wait for the dead process."""
         self._lost_sessions = list(self._sessions)
 
-    def _leave(self) -> None:
-        """At the end of the script: closes what is open and says how it ended."""
-        atexit.unregister(self._leave)
+    def leave(self) -> None:
+        """Ends the training for this process, as the end of its script does: closes sessions, waits for the others.
+
+        Not needed in a script of one training. Later `epl.init` may meet the same processes anew.
+        """
+        atexit.unregister(self.leave)
         if self._service.over:
             return
         failed = ScriptEnd.failure() is not None or self._service.failure() is not None

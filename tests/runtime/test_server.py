@@ -92,6 +92,12 @@ def test_served_devices_compute_and_reduce(trained: List[Finished]) -> None:
         assert abs(weight[0][0] - (1 - 0.001 * 55)) < 1e-5
 
 
+def test_processes_can_meet_again_after_a_training(tmp_path: Any) -> None:
+    workers = run_workers("twice", tmp_path)
+    assert codes(workers) == [0, 0, 0, 0], outputs(workers)
+    assert all("step 10" in workers[constructor].output for constructor in (0, 2))
+
+
 def test_the_end_of_data_of_one_ends_the_step_of_all(tmp_path: Any) -> None:
     workers = run_workers("data ends", tmp_path)
     assert codes(workers) == [0, 0, 0, 0], outputs(workers)

@@ -34,6 +34,13 @@ if not layout.is_constructor(worker):
     if what == "server stops":
         sys.exit(7)
     print("serves", flush=True)
+    if what == "twice":
+        try:
+            server.serve()
+        except SystemExit as end:
+            assert end.code == 0
+        epl.init()
+        server = ProcessServer.start()
     server.serve()
 print("drives", flush=True)
 (replica,) = layout.replicas_of(worker)
@@ -77,6 +84,11 @@ if what == "grpc target":
 
 if what == "differ":
     server.open([CommunicatorSpec("stage%d" % (1 + worker // 2), layout.rank_process(1))])
+if what == "twice":
+    server.leave()
+    epl.init()
+    hooks.remove()
+    server = ProcessServer.start()
 server.open([CommunicatorSpec("stage1", layout.rank_process(1))])
 with tf.device(layout.device(0, replica)):
     length = 5 if what == "data ends" and worker == 0 else 10**6
@@ -108,7 +120,7 @@ def kill(victim):
 run([tf.global_variables_initializer(), rows.initializer])
 count = 12 if what == "finishes early" and worker == 2 else 10
 step = 0
-while step < count or what not in ("trains", "finishes early"):
+while step < count or what not in ("trains", "twice", "finishes early"):
     if worker == 2 and step == 5:
         if what == "constructor killed":
             kill(2)
