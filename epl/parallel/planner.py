@@ -25,12 +25,10 @@ logger = logging.getLogger("epl")
 
 # Configuration keys whose pass does not exist yet, and the value that means "off".
 _NOT_AVAILABLE = (
-    ("auto.auto_parallel", False),
     ("gradient_checkpoint.type", ""),
     ("zero.level", ""),
     ("offload.level", ""),
     ("amp.level", ""),
-    ("pipeline.num_stages", -1),
     ("optimizer.num_apply_group", 1),
 )  # fmt: skip
 
@@ -50,6 +48,11 @@ def refuse_unavailable(config: Config) -> None:
         value = config.get(key)
         if value != off:
             raise NotAvailableError(key, "It is {!r}; set it to {!r} for now.".format(value, off))
+    if config.pipeline.num_stages > 1 and not config.auto.auto_parallel:
+        raise PlanError(
+            "pipeline.num_stages is {} and auto.auto_parallel is off: the number of stages is that of the annotations "
+            "then. Set auto.auto_parallel to True, or leave pipeline.num_stages out.".format(config.pipeline.num_stages)
+        )
 
 
 def refuse_taskgraphs(graph: Graph) -> None:

@@ -6,12 +6,14 @@
 TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
 """
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
 from epl.ir import op_types
+from epl.ir.control_flow import data_order
+from epl.ir.colocation import taskgraph_index
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
@@ -19,6 +21,9 @@ from epl.parallel.plan import Stage, worker_of
 from epl.utils.errors import PlanError
 
 _RESOURCE = tf.resource.as_datatype_enum
+# Ops that pass a reference on, and those that make a handle of what lives on their device alone.
+_PASS_REFS = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSwitch"])
+_LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
 # Attributes that hold the dtype of what an op passes on: Enter, Switch, Identity and their like.
 _PASSED_DTYPE = "T"
 
@@ -90,42 +95,46 @@ def stage_of_taskgraph(stages: Sequence[Stage]) -> Dict[int, int]:
 
 def stage_of_op(op: tf.Operation, stages: Sequence[Stage]) -> int:
     """The stage in which an op was annotated; ops before the first annotation are in stage 0."""
-    try:
-        return stage_of_taskgraph(stages).get(op.get_attr(TASKGRAPH_ATTR), 0)
-    except ValueError:
-        return 0
+    index = taskgraph_index(op)
+    return 0 if index is None else stage_of_taskgraph(stages).get(index, 0)
 
 
 def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     """The stage of every node of a view.
 
     It is that of the annotation, but for ops that TensorFlow keeps on the device of another op: those colocated with
-    it, and those that take a variable, or a handle passed on to them, themselves.
+    it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on.
     """
     stage_of = stage_of_taskgraph(stages)
-    result: List[int] = []
-    holders: Dict[int, int] = {}  # node that is, or passes on, a variable -> stage
-    for node, proto in enumerate(view.nodes):
+    result = [-1] * len(view)
+    holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
+    for node in data_order(view):
+        proto = view.nodes[node]
         attrs = proto.attr
         stage = stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0
-        anchor = _anchor(view, node, proto)
+        anchor = colocated_with(view, node)
         held = [holders[p] for p in view.producers[node] if p in holders]
         if held:
             stage = held[0]
-            if attrs[_PASSED_DTYPE].type == _RESOURCE if _PASSED_DTYPE in attrs else False:
+            if _passes_on(view.types[node], attrs):
                 holders[node] = stage
-        elif 0 <= anchor < node:
+        elif anchor >= 0 and result[anchor] >= 0:
             stage = result[anchor]
-        if view.types[node] in op_types.VARIABLES:
+        if view.types[node] in op_types.VARIABLES or view.types[node] in _LOCAL_HANDLES:
             holders[node] = stage
-        result.append(stage)
+        result[node] = stage
     return result
 
 
-def _anchor(view: GraphView, node: int, proto: tf.NodeDef) -> int:
+def _passes_on(op_type: str, attrs: Any) -> bool:
+    return op_type in _PASS_REFS or (_PASSED_DTYPE in attrs and attrs[_PASSED_DTYPE].type == _RESOURCE)
+
+
+def colocated_with(view: GraphView, node: int) -> int:
     """The node with which another one is colocated, or -1."""
-    if "_class" in proto.attr:
-        for group in proto.attr["_class"].list.s:
+    attrs = view.nodes[node].attr
+    if "_class" in attrs:
+        for group in attrs["_class"].list.s:
             if group[:5] == b"loc:@":
                 return view.index.get(group[5:].decode(), -1)
     return -1

@@ -14,11 +14,13 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.boundary import boundary, variable_name
+from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel.auto_partition import partition_model
 from epl.runtime import accumulation
 from epl.utils import tf_compat
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
 _inside = threading.local()  # of this thread: whether it is inside an optimizer's apply_gradients, and seeds it made
@@ -26,11 +28,15 @@ _inside = threading.local()  # of this thread: whether it is inside an optimizer
 
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
+    _partition(ys)
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
     with graph.phase(Phase.BACKWARD), _seeds_of_call() as seeds:
+        before = tf_compat.last_op_id(graph.tf_graph)
         gradients = original(ys, xs, *args, **kwargs)
+        if len(graph.taskgraphs) > 1:
+            separate_taskgraphs(tf_compat.ops_since(graph.tf_graph, before))
         config = Env.get().config.communication
         objective = tuple(t for t in _as_list(ys) if isinstance(t, tf.Tensor))
         names = [variable_name(x) for x in _as_list(xs)]
@@ -135,8 +141,6 @@ def _annotated_graph() -> Optional[Graph]:
     tf_graph = tf.get_default_graph()
     if not env.is_ready or tf_compat.is_function_graph(tf_graph):
         return None
-    if env.config.auto.auto_parallel:
-        raise NotAvailableError("auto.auto_parallel", "Annotate the model with epl.replicate(1) instead.")
     graph = Graph.of(tf_graph, may_create=True)
     assert graph is not None
     if graph.taskgraphs:
@@ -149,6 +153,19 @@ def _annotated_graph() -> Optional[Graph]:
             "around the model, before tf.gradients or minimize."
         )
     return None
+
+
+def _partition(ys: Any) -> None:
+    """With `auto.auto_parallel`, annotates the model when it is differentiated first."""
+    env = Env.get()
+    tf_graph = tf.get_default_graph()
+    if not env.is_ready or tf_compat.is_function_graph(tf_graph) or not env.config.auto.auto_parallel:
+        return
+    graph = Graph.of(tf_graph, may_create=True)
+    assert graph is not None and env.cluster is not None
+    if "partitioned" not in graph.parallel_information:
+        graph.parallel_information["partitioned"] = True
+        partition_model(graph, ys, env.config.pipeline.num_stages, env.cluster.device_type.lower())
 
 
 def _refuse_function_body() -> None:

@@ -232,7 +232,7 @@ def test_an_integer_gradient_is_refused_by_name(init):
 
 @pytest.mark.parametrize("key, value", [
     ("gradient_checkpoint.type", "auto"), ("zero.level", "v1"), ("offload.level", "v0"), ("amp.level", "o1"),
-    ("pipeline.num_stages", 2), ("optimizer.num_apply_group", 2),
+    ("optimizer.num_apply_group", 2),
 ])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_does_not_exist_yet_is_refused_by_key(init, key, value, devices):
@@ -245,11 +245,18 @@ def test_what_does_not_exist_yet_is_refused_by_key(init, key, value, devices):
     assert before + 1 == tf_compat.num_nodes(tf.get_default_graph())
 
 
+def test_a_number_of_stages_without_automatic_partition_is_refused(init):
+    init(pipeline__num_stages=2)
+    Linear().minimize()
+    text = error_text(transformation.transform)
+    assert text.startswith("PlanError") and "pipeline.num_stages is 2 and auto.auto_parallel is off" in text
+
+
 def test_every_key_of_the_table_has_a_refusal():
     keys = {key for key, _ in planner._NOT_AVAILABLE}
     tested = {mark.args[1][i][0] for mark in test_what_does_not_exist_yet_is_refused_by_key.pytestmark
               for i in range(len(mark.args[1])) if mark.args[0] == "key, value"}
-    assert keys - tested == {"auto.auto_parallel"}  # refused as soon as the model is differentiated
+    assert keys == tested
 
 
 def test_auto_parallel_is_refused(init):

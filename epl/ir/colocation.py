@@ -1,0 +1,40 @@
+"""Colocation of backward ops across TaskGraphs, which TensorFlow asks for where it makes no difference.
+
+The gradients of an op pass identities that wait for each other (`control_flow_ops.tuple`), each colocated with the op
+that made the gradient. One that an op hands on unchanged, such as that of a BiasAdd, was made in the next stage:
+
+    stage 0: MatMulGrad <-- identity | BiasAddGrad         stage 1: TanhGrad
+                            `-- colocated with -------------------------'
+
+Left there, the identity would make the backward pass of stage 1 wait for that of stage 0.
+"""
+
+from typing import Dict, Iterable, Optional
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+
+
+def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
+    """Ends the colocation of ops with ops of other TaskGraphs."""
+    indices: Dict[tf.Operation, Optional[int]] = {}
+
+    def index(op: tf.Operation) -> Optional[int]:
+        if op not in indices:
+            indices[op] = taskgraph_index(op)
+        return indices[op]
+
+    for op in ops:
+        groups = op.colocation_groups()
+        anchors = [group[5:].decode() for group in groups if group[5:].decode() != op.name]
+        if any(index(op.graph.get_operation_by_name(anchor)) != index(op) for anchor in anchors):
+            op._set_attr("_class", tf.AttrValue(list=tf.AttrValue.ListValue()))
+
+
+def taskgraph_index(op: tf.Operation) -> Optional[int]:
+    """The TaskGraph that an op is marked with, or None."""
+    try:
+        return op.get_attr(TASKGRAPH_ATTR)
+    except ValueError:
+        return None
