@@ -259,11 +259,6 @@ def test_every_key_of_the_table_has_a_refusal():
     assert keys == tested
 
 
-def test_auto_parallel_is_refused(init):
-    init(annotate=False, auto__auto_parallel=True)
-    assert "not available yet: auto.auto_parallel" in error_text(Linear().minimize)
-
-
 @pytest.mark.parametrize("strategy, words", [
     (lambda: epl.split(2), "not available yet: epl.split"),
     (lambda: epl.replicate(2), "not available yet: epl.replicate(device_count=2)"),
