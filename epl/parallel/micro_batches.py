@@ -18,6 +18,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.control_flow import loops_of
 from epl.ir.graph import Gradient
 from epl.ir.view import GraphView
 from epl.parallel.gradient_groups import Training
@@ -76,7 +77,7 @@ def find_micro_batch_ops(
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     after = _data_descendants(view, boundaries, set())
     states = _own_state(tf_graph, view)
-    loops = _loops(view)
+    loops = loops_of(view)
     micro_writes: Set[int] = set()
     while True:
         varying = _data_descendants(view, states | _readers(view, micro_writes), boundaries)
@@ -111,10 +112,14 @@ def find_actions(
     """
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     boundaries = boundary_nodes(view, trainings)
+    loops = loops_of(view)
     result: List[Actions] = []
     for training in trainings:
         seeds = [view.index[seed.op.name] for seed in training.seeds]
         backward = view.descendants(seeds, boundaries.__contains__)
+        # A loop of the backward pass is part of it with its counter, which does not depend on gradients.
+        entered = {loops[node] for node in backward if node in loops}
+        backward |= {node for node, loop in loops.items() if loop in entered}
         own = boundary_nodes(view, [training])
         roots = {producer for node in own for producer in view.producers[node]}
         needed = view.ancestors(roots, lambda node: node in shared or node in boundaries)
@@ -156,31 +161,6 @@ def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     # What takes a variable itself reads it; it differs only if the variable does.
     state.update(n for n in view.of_types(stateful) if not variables.intersection(view.producers[n]))
     return state
-
-
-def _loops(view: GraphView) -> Dict[int, int]:
-    """The outermost loop of each node that is in one or leaves one, by an Enter of it.
-
-    The back edge of a loop is not followed.
-    """
-    frames: Dict[Tuple[int, bytes], int] = {}
-    stacks: Dict[int, Tuple[int, ...]] = {}  # node -> the loops that it is in, outermost first
-    loops: Dict[int, int] = {}
-    for node, producers in enumerate(view.producers):
-        stack: Tuple[int, ...] = ()
-        for producer in producers:
-            if producer in stacks and view.types[producer] not in op_types.NEXT_ITERATIONS:
-                stack = max(stack, stacks[producer], key=len)
-        if view.types[node] in op_types.ENTERS:
-            frame = (len(stack), view.nodes[node].attr["frame_name"].s)
-            stack += (frames.setdefault(frame, node),)
-        if stack:
-            loops[node] = stack[0]
-        if view.types[node] in op_types.EXITS:
-            stack = stack[:-1]
-        if stack:
-            stacks[node] = stack
-    return loops
 
 
 def _readers(view: GraphView, writes: Set[int]) -> Set[int]:

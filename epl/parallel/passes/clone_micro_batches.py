@@ -17,6 +17,7 @@ from epl.ir import op_types
 from epl.ir.boundary import source_of
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.graph import Gradient
+from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.gradient_groups import control_flow_context
@@ -27,7 +28,7 @@ from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.schedule_actions import order_actions
 from epl.parallel.random_seeds import seed_edit
 from epl.parallel.rewrite import Rewrite
-from epl.parallel.stages import stage_of_op, stages_of_nodes
+from epl.parallel.stages import colocated_with, stage_of_op, stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -39,6 +40,7 @@ def run(rewrite: Rewrite) -> None:
         return
     tf_graph = rewrite.tf_graph
     view = GraphView(tf_graph)
+    _free_colocated(rewrite, view)
     boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
     writes = find_training_writes(tf_graph, view, view.writes(), boundaries)
     outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
@@ -55,6 +57,21 @@ def run(rewrite: Rewrite) -> None:
     _write_in_order(rewrite, view, ops, boundaries, copies)
     stages = stages_of_nodes(view, rewrite.plan.stages)
     order_actions(rewrite, view, micro_batches.find_actions(view, ops, rewrite.trainings, stages))
+
+
+def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
+    """Undoes what TensorFlow colocates with an op of another stage: these ops belong to their own stage.
+
+    It keeps what leads a value into a branch on the device of the value, and a tensor array on that of what is written
+    into it first. A switch of a variable stays with the variable.
+    """
+    for node in view.of_types(["Switch", "TensorArrayV3"]):
+        attrs = view.nodes[node].attr
+        anchor = colocated_with(view, node)
+        if anchor >= 0 and attrs["T"].type != tf.resource.as_datatype_enum:
+            if attrs[TASKGRAPH_ATTR].i != view.nodes[anchor].attr[TASKGRAPH_ATTR].i:
+                rewrite.remember(rewrite.operation(view.nodes[node].name))._clear_attr("_class")
+                del attrs["_class"]
 
 
 def _clone(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:

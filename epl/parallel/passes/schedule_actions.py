@@ -16,6 +16,7 @@ from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.control_flow import depths_of, is_loop_merge
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
 from epl.parallel.rewrite import Rewrite
@@ -28,7 +29,7 @@ Ends.__doc__ = """The first and last ops of an action, by their names in micro b
 def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions]) -> None:
     """Adds the control edges of the plan's schedule, for every training by itself; fills `rewrite.barriers`."""
     schedule = from_text(rewrite.plan.schedule)
-    depths = control_flow_depths(view)
+    depths = depths_of(view)
     for number, actions in enumerate(trainings):
         ends = {key: _ends(view, nodes, depths) for key, nodes in actions.items()}
         for device, order in enumerate(schedule.actions):
@@ -61,45 +62,20 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
 
 def _ends(view: GraphView, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -> Ends:
     consumers = view.consumers()
-    sources = [
-        node
-        for node in nodes
-        if nodes.isdisjoint(view.producers[node]) and all(depths[producer][0] == 0 for producer in view.producers[node])
-    ]
+    sources = [node for node in nodes if _begins(view, node, nodes, depths)]
     sinks = [node for node in nodes if nodes.isdisjoint(consumers[node]) and depths[node] == (0, 0)]
     return Ends([view.nodes[node].name for node in sorted(sources)], [view.nodes[node].name for node in sorted(sinks)])
 
 
-def control_flow_depths(view: GraphView) -> List[Tuple[int, int]]:
-    """Per node, how many loops, and how many branches that may not be taken, it lies in.
+def _begins(view: GraphView, node: int, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -> bool:
+    """Whether an op can run before any other op of its action has.
 
-    Follows from the ops of control flow alone: Enter and Switch lead in, Exit and Merge out. The back edge of a loop
-    is not followed.
+    What joins two branches can as soon as one of them is outside of the action, such as the zeros that stand for the
+    gradient of a branch that was not taken.
     """
-    depths: List[Tuple[int, int]] = []
-    for node, producers in enumerate(view.producers):
-        op_type = view.types[node]
-        is_merge = op_type in op_types.MERGES
-        before = [
-            depths[p]
-            for p in producers
-            if p < node and not (is_merge and view.types[p] in op_types.NEXT_ITERATIONS)
-        ]  # fmt: skip
-        loops = max([depth[0] for depth in before] or [0])
-        branches = max([depth[1] for depth in before] or [0])
-        if op_type in op_types.ENTERS:
-            loops += 1
-        elif op_type in op_types.EXITS:
-            loops, branches = loops - 1, branches - 1
-        elif op_type in op_types.SWITCHES:
-            branches += 1
-        elif is_merge and not _is_loop_merge(view, node):
-            branches -= 1
-        depths.append((max(loops, 0), max(branches, 0)))
-    return depths
-
-
-def _is_loop_merge(view: GraphView, node: int) -> bool:
-    return any(
-        view.types[p] in op_types.ENTERS or view.types[p] in op_types.NEXT_ITERATIONS for p in view.producers[node]
-    )
+    outside = [producer for producer in view.producers[node] if producer not in nodes]
+    if any(depths[producer][0] for producer in outside):
+        return False
+    if view.types[node] in op_types.MERGES and not is_loop_merge(view, node):
+        return bool(outside) and depths[node][0] == 0
+    return len(outside) == len(view.producers[node])

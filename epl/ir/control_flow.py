@@ -1,0 +1,93 @@
+"""Loops and branches of a graph (control flow v1), from its ops of control flow alone.
+
+    x -> Enter -> Merge -> Switch -> body -> NextIteration -+      pred, x -> Switch -> branch -> Merge
+                    ^        '----> Exit                    |                   '-----> branch -----^
+                    '---------------------------------------+
+
+Enter and Switch lead in, Exit and Merge out. The back edge of a loop, from NextIteration to Merge, is not followed.
+"""
+
+import heapq
+from typing import Dict, List, Sequence, Tuple
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+
+
+def data_order(view: GraphView) -> Sequence[int]:
+    """All nodes, each after its producers, else in the order in which they were created.
+
+    The two differ where there is control flow: what leads an outer value into a branch or a loop is created after the op
+    that takes it.
+    """
+    if not view.of_types(op_types.SWITCHES | op_types.ENTERS):
+        return range(len(view))
+    back_edges = set(view.of_types(op_types.NEXT_ITERATIONS))
+    consumers = view.consumers()
+    waiting = [sum(p not in back_edges for p in producers) for producers in view.producers]
+    ready = [node for node, count in enumerate(waiting) if not count]  # sorted, so a heap
+    order = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        if node not in back_edges:
+            for consumer in consumers[node]:
+                waiting[consumer] -= 1
+                if not waiting[consumer]:
+                    heapq.heappush(ready, consumer)
+    return order
+
+
+def loops_of(view: GraphView) -> Dict[int, int]:
+    """The outermost loop of each node that is in one or leaves one, named by an Enter of it."""
+    if not view.of_types(op_types.ENTERS):
+        return {}
+    frames: Dict[Tuple[int, bytes], int] = {}
+    stacks: Dict[int, Tuple[int, ...]] = {}  # node -> the loops that it is in, outermost first
+    loops: Dict[int, int] = {}
+    for node in data_order(view):
+        stack: Tuple[int, ...] = ()
+        for producer in view.producers[node]:
+            if producer in stacks and view.types[producer] not in op_types.NEXT_ITERATIONS:
+                stack = max(stack, stacks[producer], key=len)
+        if view.types[node] in op_types.ENTERS:
+            frame = (len(stack), view.nodes[node].attr["frame_name"].s)
+            stack += (frames.setdefault(frame, node),)
+        if stack:
+            loops[node] = stack[0]
+        if view.types[node] in op_types.EXITS:
+            stack = stack[:-1]
+        if stack:
+            stacks[node] = stack
+    return loops
+
+
+def depths_of(view: GraphView) -> List[Tuple[int, int]]:
+    """Per node, how many loops, and how many branches that may not be taken, it lies in."""
+    depths = [(0, 0)] * len(view)
+    if not view.of_types(op_types.SWITCHES | op_types.ENTERS):
+        return depths
+    for node in data_order(view):
+        op_type = view.types[node]
+        is_merge = op_type in op_types.MERGES
+        producers = view.producers[node]
+        before = [depths[p] for p in producers if not (is_merge and view.types[p] in op_types.NEXT_ITERATIONS)]
+        loops = max([depth[0] for depth in before] or [0])
+        branches = max([depth[1] for depth in before] or [0])
+        if op_type in op_types.ENTERS:
+            loops += 1
+        elif op_type in op_types.EXITS:
+            loops, branches = loops - 1, branches - 1
+        elif op_type in op_types.SWITCHES:
+            branches += 1
+        elif is_merge and not is_loop_merge(view, node):
+            branches -= 1
+        depths[node] = (max(loops, 0), max(branches, 0))
+    return depths
+
+
+def is_loop_merge(view: GraphView, node: int) -> bool:
+    """Whether a Merge joins the entry and the back edge of a loop, not the branches of a cond."""
+    return any(
+        view.types[p] in op_types.ENTERS or view.types[p] in op_types.NEXT_ITERATIONS for p in view.producers[node]
+    )
