@@ -31,7 +31,7 @@ else
   WEIGHTS=()
   WINDOW=(--max_seq_length "${MAX_SEQ_LENGTH:-128}" --doc_stride "${DOC_STRIDE:-64}")
   WINDOW+=(--max_query_length "${MAX_QUERY_LENGTH:-24}")
-  EPOCHS=${EPOCHS:-40}
+  EPOCHS=${EPOCHS:-30}
   LEARNING_RATE=${LEARNING_RATE:-1e-3}
 fi
 if [ -n "${MAX_QUESTIONS:-}" ]; then
