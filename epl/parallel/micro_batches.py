@@ -117,9 +117,7 @@ def find_actions(
     for training in trainings:
         seeds = [view.index[seed.op.name] for seed in training.seeds]
         backward = view.descendants(seeds, boundaries.__contains__)
-        # A loop of the backward pass is part of it with its counter, which does not depend on gradients.
-        entered = {loops[node] for node in backward if node in loops}
-        backward |= {node for node, loop in loops.items() if loop in entered}
+        backward |= _beside_gradients(view, backward, loops)
         own = boundary_nodes(view, [training])
         roots = {producer for node in own for producer in view.producers[node]}
         needed = view.ancestors(roots, lambda node: node in shared or node in boundaries)
@@ -130,6 +128,22 @@ def find_actions(
         _check_direction(view, actions, stages)
         result.append(actions)
     return result
+
+
+def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]) -> Set[int]:
+    """What is part of the backward pass without depending on gradients, and would let it begin before its time.
+
+    It is the counter of a loop, and the zeros that stand for the gradient of a branch that was not taken. (A control
+    edge to the Merge that takes them would not do: TensorFlow's dependency optimizer removes it, as if a Merge waited
+    for all of its inputs.)
+    """
+    entered = {loops[node] for node in backward if node in loops}
+    found = {node for node, loop in loops.items() if loop in entered}
+    consumers = view.consumers()
+    for node in view.of_types(op_types.MERGES):
+        if node in backward:
+            found.update(p for p in view.producers[node] if p not in backward and backward.issuperset(consumers[p]))
+    return found
 
 
 def _check_direction(view: GraphView, actions: Actions, stages: Sequence[int]) -> None:

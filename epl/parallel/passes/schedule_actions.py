@@ -16,7 +16,7 @@ from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.control_flow import depths_of, is_loop_merge
+from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
 from epl.parallel.rewrite import Rewrite
@@ -62,20 +62,10 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
 
 def _ends(view: GraphView, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -> Ends:
     consumers = view.consumers()
-    sources = [node for node in nodes if _begins(view, node, nodes, depths)]
+    sources = [
+        node
+        for node in nodes
+        if nodes.isdisjoint(view.producers[node]) and all(depths[producer][0] == 0 for producer in view.producers[node])
+    ]
     sinks = [node for node in nodes if nodes.isdisjoint(consumers[node]) and depths[node] == (0, 0)]
     return Ends([view.nodes[node].name for node in sorted(sources)], [view.nodes[node].name for node in sorted(sinks)])
-
-
-def _begins(view: GraphView, node: int, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -> bool:
-    """Whether an op can run before any other op of its action has.
-
-    What joins two branches can as soon as one of them is outside of the action, such as the zeros that stand for the
-    gradient of a branch that was not taken.
-    """
-    outside = [producer for producer in view.producers[node] if producer not in nodes]
-    if any(depths[producer][0] for producer in outside):
-        return False
-    if view.types[node] in op_types.MERGES and not is_loop_merge(view, node):
-        return bool(outside) and depths[node][0] == 0
-    return len(outside) == len(view.producers[node])
