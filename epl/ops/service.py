@@ -26,6 +26,9 @@ _FAILED = 13  # the core's code for the failure of a process
 _LEFT = 9  # and for a process that left in good order
 # A process that has finished its script keeps the job so long, for collectives of the last step that still go on.
 _LAST_STEP_S = 10.0
+# Whoever failed ends before those that end because of it: a launcher looks at the first that ends.
+_CAUSE_FIRST_S = 2.0
+_DIED = "died or was lost"  # the core's words for a process that has ended already
 
 Message = Dict[str, Any]
 
@@ -156,6 +159,8 @@ class Service(object):
         if self._over:
             return
         self._over = True
+        if self._failure is not None and _DIED not in self._failure:
+            time.sleep(_CAUSE_FIRST_S)
         cause = ScriptEnd.failure()
         if cause is not None:
             self._companion.abort(cause)

@@ -11,7 +11,7 @@ from typing import Any, List
 
 import pytest
 
-from tests.parity.launching import Finished, environment
+from tests.parity.launching import Finished, environment, launch, left_behind
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "spanning.py")
 LIMIT = 60.0
@@ -131,6 +131,14 @@ def test_all_end_with_the_cause_when_one_fails(what: str, tmp_path: Any) -> None
     for index in TOLD.get(what, (0, 1, 3)):
         assert workers[index].code not in (0, None), outputs(workers)
         assert re.search(FAULTS[what], workers[index].output), outputs(workers)
+
+
+def test_the_launcher_names_the_worker_that_failed_first(tmp_path: Any) -> None:
+    arguments = ["--num_workers", "4", "--gpu_per_worker", "1", "--log_dir", "logs", SCRIPT, "raises", str(tmp_path)]
+    finished = launch(arguments, tmp_path, 2 * LIMIT)
+    assert finished.code != 0
+    assert "worker 2 failed" in finished.output, finished.output
+    assert not left_behind(str(tmp_path))
 
 
 def test_monitored_session_and_estimator_run_on_the_servers(tmp_path: Any) -> None:
