@@ -50,6 +50,14 @@ def test_sizes_have_the_variables_of_the_published_models(bert_folder, name, mil
     assert sum(np.prod(shape) for shape in expected.values()) / 1e6 == pytest.approx(millions, abs=0.1), unused
 
 
+def test_gelu_is_the_exact_one():
+    with tf.Session() as session:
+        given = session.run(model.gelu(tf.constant([-2.0, 0.0, 1.0])))
+    np.testing.assert_allclose(
+        given, [-2.0 * 0.02275013, 0.0, 0.84134475], rtol=2e-6
+    )  # x times the normal share below x
+
+
 def test_padding_changes_nothing():
     arrays = batch()
     other = arrays._replace(input_ids=np.where(arrays.input_mask, arrays.input_ids, 3))
