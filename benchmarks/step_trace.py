@@ -1,0 +1,165 @@
+"""What ran when in one traced step: the order of ops on each device, and the spans of the actions of a pipeline.
+
+    with tf.Session() as session:
+        trace = step_trace.run(session, train_op, feed)
+        for device in step_trace.spans(trace, step_trace.actions(rewrite)):
+            print(device)      # [0F0 12..40, 0F1 41..70, 0B0 90..120, ...], microseconds since the first op
+
+To which action an op belongs follows from what the user built and from what TensorFlow recorded while differentiating,
+not from what the rewriting made of it: a test can hold the two against each other.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.parallel.micro_batches import tensors_of
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.schedule import BACKWARD, FORWARD, Action
+from epl.parallel.stages import stage_of_taskgraph
+
+Execution = NamedTuple("Execution", [("op", str), ("device", str), ("start_ns", int), ("end_ns", int)])
+Execution.__doc__ = """One execution of an op. An op of a loop has one for each iteration; a dead branch has none."""
+
+Span = NamedTuple("Span", [("action", Action), ("start_us", float), ("end_us", float), ("ops", int)])
+Span.__doc__ = """From the start of the first op of an action to the end of its last one.
+
+Attributes:
+  action: stage, kind and micro batch.
+  start_us, end_us: since the first op of the step.
+  ops: executions counted.
+"""
+
+
+def run(session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> List[Execution]:
+    """Runs one step with a full trace.
+
+    Args:
+      session: an open session.
+      fetches, feed_dict: as for `Session.run`; the values are dropped.
+
+    Returns:
+      What ran, by start; transfers between devices have names of TensorFlow's own.
+    """
+    metadata = tf.RunMetadata()
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+    session.run(fetches, feed_dict, options=options, run_metadata=metadata)
+    found = []
+    for device in metadata.step_stats.dev_stats:
+        for stats in device.node_stats:
+            start = stats.all_start_nanos
+            if start:  # the profiler lists ops a second time, under "/host:CPU" and without times
+                op = stats.node_name.partition(":")[0]
+                found.append(Execution(op, device.device, start, start + stats.all_end_rel_nanos))
+    return sorted(found, key=lambda execution: (execution.start_ns, execution.end_ns))
+
+
+def actions(rewrite: Rewrite) -> Dict[str, Action]:
+    """Which action each op of every replica and micro batch belongs to, by name.
+
+    Ops of no action are left out: variables, what only depends on them, placeholders and data sources with what they
+    are computed from, what the gradients do not need (the loss itself) or what comes after them, and what the plan
+    added. So are the preparations of the backward pass (shapes, counters of loops), for which either action will do, and
+    what TensorFlow moves to the device of its input when it runs a graph: ops that lead into a branch or out of a loop.
+    """
+    nodes = {node.name: node for node in rewrite.tf_graph.as_graph_def().node}  # the user's graph
+    stages = stage_of_taskgraph(rewrite.plan.stages)
+    backward = _backward(nodes, {seed.op.name for training in rewrite.trainings for seed in training.seeds})
+    prepared = _of_backward_phase(nodes) - backward
+    moved = {name for name, node in nodes.items() if node.op in op_types.SWITCHES | op_types.EXITS}
+    sources = {name for name, node in nodes.items() if node.op in op_types.DATA_SOURCES | op_types.PLACEHOLDERS}
+    inputs = _reached(sources, lambda name: [producer_of(text) for text in nodes[name].input])
+    ends = {
+        tensor.op.name for training in rewrite.trainings for _, g in training.boundaries for tensor in tensors_of(g)
+    }
+    needed = _reached(ends, lambda name: [producer_of(text) for text in nodes[name].input])
+    left_out = inputs | prepared | moved
+    result = {}
+    for name in rewrite.micro_batched:
+        if name not in needed or name in left_out:
+            continue
+        taskgraph = nodes[name].attr[TASKGRAPH_ATTR].i if TASKGRAPH_ATTR in nodes[name].attr else 0
+        kind = BACKWARD if name in backward else FORWARD
+        for micro_batch in range(rewrite.plan.num_micro_batch):
+            for replica in range(rewrite.local_replicas):
+                copy = rewrite.prefix(replica) + rewrite.micro_prefix(micro_batch) + name
+                result[copy] = Action(stages[taskgraph], kind, micro_batch)
+    return result
+
+
+def producer_of(text: str) -> str:
+    """The op that an input of a NodeDef names."""
+    return text.lstrip("^").partition(":")[0]
+
+
+def _backward(nodes: Dict[str, tf.NodeDef], seeds: Set[str]) -> Set[str]:
+    """What depends on the gradient of the objective, as far as TensorFlow made it while differentiating."""
+    consumers: Dict[str, List[str]] = {}
+    for name in _of_backward_phase(nodes):
+        for text in nodes[name].input:
+            consumers.setdefault(producer_of(text), []).append(name)
+    return _reached(seeds, lambda name: consumers.get(name, []))
+
+
+def _of_backward_phase(nodes: Dict[str, tf.NodeDef]) -> Set[str]:
+    return {
+        name
+        for name, node in nodes.items()
+        if PHASE_ATTR in node.attr and node.attr[PHASE_ATTR].s == Phase.BACKWARD.encode()
+    }
+
+
+def _reached(start: Set[str], following: Callable[[str], List[str]]) -> Set[str]:
+    seen = set(start)
+    stack = list(start)
+    while stack:
+        new = [name for name in following(stack.pop()) if name not in seen]
+        seen.update(new)
+        stack.extend(new)
+    return seen
+
+
+def spans(trace: List[Execution], action_of: Dict[str, Action]) -> Dict[str, List[Span]]:
+    """Per device, the actions that ran there, by start.
+
+    Args:
+      trace: what `run` gave.
+      action_of: what `actions` gave.
+    """
+    first = min(execution.start_ns for execution in trace)
+    by_device: Dict[str, Dict[Action, List[Execution]]] = {}
+    for execution in trace:
+        action = action_of.get(execution.op)
+        if action is not None:
+            by_device.setdefault(execution.device, {}).setdefault(action, []).append(execution)
+    return {
+        device: sorted(
+            (
+                Span(
+                    action,
+                    (min(execution.start_ns for execution in members) - first) / 1e3,
+                    (max(execution.end_ns for execution in members) - first) / 1e3,
+                    len(members),
+                )
+                for action, members in found.items()
+            ),
+            key=lambda span: (span.start_us, span.end_us),
+        )
+        for device, found in by_device.items()
+    }
+
+
+def names_of_actions(found: List[Span]) -> List[str]:
+    """The text form of the actions: `["0F0", "0F1", "0B0"]`."""
+    return [str(span.action) for span in found]
+
+
+def overlaps(found: List[Span]) -> List[str]:
+    """The neighbours of which the second began before the first was done, in words."""
+    return [
+        "{} ends at {:.1f} us, {} begins at {:.1f} us".format(one.action, one.end_us, other.action, other.start_us)
+        for one, other in zip(found, found[1:])
+        if other.start_us < one.end_us
+    ]
