@@ -138,8 +138,9 @@ def _build(
         return apply(_with_means(pairs, late, steps))
 
     def not_last() -> tf.Operation:
-        writes = [gradient_sums.write(one.storage, one.total) for one in held]
-        return tf.group(*(writes + ([_add(late, is_first)] if late else [])))
+        with tf.control_dependencies(_begun(accumulation.counter, held, late)):
+            writes = [gradient_sums.write(one.storage, one.total) for one in held]
+            return tf.group(*(writes + ([_add(late, is_first)] if late else [])))
 
     with tf.control_dependencies(checks):
         done = tf.cond(is_last, last, not_last, name="micro_step")
@@ -167,7 +168,17 @@ def _counter() -> Tuple[tf.Tensor, tf.Tensor]:
             lambda: tf.constant(0, tf.int64),
         )
         position.set_shape([])
-        return handle, tf.identity(position, name="position")
+        return handle, tf.identity(tf.maximum(position, 0), name="position")
+
+
+def _begun(counter: tf.Tensor, held: Sequence[Held], late: Sequence[_Late]) -> List[tf.Operation]:
+    """Marks the counter until the micro step is done: after one that failed half-way the training step begins anew.
+
+    It is marked when there are gradients, so that a run which finds no more data leaves everything as it was.
+    """
+    firsts = [one.total[0] for one in held[:1]] + [first_tensor(one.source) for one in late[:1]]
+    with tf.control_dependencies(firsts), tf.device(_HOST):
+        return [tf.raw_ops.AssignVariableOp(resource=counter, value=tf.constant(-1, tf.int64))]
 
 
 def _first_and_last(position: tf.Tensor, steps: Steps) -> Tuple[tf.Tensor, tf.Tensor]:

@@ -4,7 +4,7 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import TOPOLOGIES, Oracle, topology_name
+from tests.parity.oracle import TOPOLOGIES, Oracle, replica_differences, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import accumulation
 
@@ -112,3 +112,25 @@ def test_rows_weigh_within_a_run(oracle: Oracle, topology: Tuple[int, int], name
 @pytest.mark.parametrize('topology', [(1, 1), (2, 1)], ids=topology_name)
 def test_data_ends_within_a_training_step(oracle: Oracle, topology: Tuple[int, int]) -> None:
     _check(oracle, topology, accumulation.iterated, steps=4)
+
+
+@pytest.mark.parametrize('topology,batches,runs', [((2, 1), [5, 3], 3), ((2, 2), [7, 12], 3)], ids=str)
+def test_workers_whose_data_ends_apart_stay_in_step(
+        oracle: Oracle, topology: Tuple[int, int], batches: List[int], runs: int) -> None:
+    answers = oracle.plan(topology, accumulation.uneven_workers, steps=2, batches=batches)
+    for answer in answers:
+        assert answer.results['runs'] == [runs, runs]
+        assert answer.results['variables'][0]['global_step'] == runs
+    assert not replica_differences(answers)
+
+
+@pytest.mark.parametrize('topology', [(1, 1), (2, 1), (2, 2)], ids=topology_name)
+def test_estimator_counts_global_steps(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    replicas = topology[0] * topology[1]
+    saved = oracle.plan(topology, accumulation.estimator, steps=3)[0].results['saved'][0]
+    reference = oracle.plain(accumulation.train, name='layers', steps=3).results['variables'][0]
+    assert saved['global_step'] == 2
+    assert sorted(saved) == sorted(reference)
+    for name in saved:
+        if replicas < 4:  # two replicas of a process take the batches as they come
+            np.testing.assert_allclose(saved[name], reference[name], rtol=1e-5, atol=1e-7)

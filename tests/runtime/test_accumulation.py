@@ -1,4 +1,6 @@
 """Gradient accumulation in one process: what runs when, what users hold and fetch, sessions, and what is refused."""
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -165,23 +167,67 @@ def test_a_variable_loaded_between_micro_steps_leaves_the_sums_alone(init):
 
 
 def test_a_run_that_fails_on_one_replica_begins_the_training_step_anew(init):
-    init(2, pipeline__num_micro_batch=2)
+    init(2, pipeline__num_micro_batch=STEPS, communication__timeout=5)
     model = Linear()
-    good = tf.reduce_all(tf.less(model.x, 100.0))
-    with tf.control_dependencies([tf.debugging.Assert(good, ["too large"])]):
-        model.loss = tf.reduce_mean(tf.square(tf.matmul(tf.identity(model.x), model.w) - model.y))
+
+    def checked(rows):
+        if (rows > 100).any():
+            time.sleep(0.5)  # meanwhile the other replica ends its micro step
+            raise ValueError("too large")
+        return rows
+
+    x = tf.reshape(tf.numpy_function(checked, [model.x], tf.float32), [-1, 3])
+    model.loss = tf.reduce_mean(tf.square(tf.matmul(x, model.w) - model.y))
     train_op = model.minimize()
-    feeds = [model.feed(seed=seed) for seed in range(2)]
+    feeds = [model.feed(seed=seed) for seed in range(STEPS)]
     spoilt = model.feed(seed=5)
     spoilt[model.x][-1] = 1000.0  # a row of replica 1
     with started() as sess:
         sess.run(train_op, model.feed(seed=9))
         assert "too large" in error_text(sess.run, train_op, spoilt)
-        for _ in range(2):
-            for feed in feeds:
-                sess.run(train_op, feed)
+        for feed in feeds:
+            sess.run(train_op, feed)
         assert replicas_equal(sess, "w")
-        assert (sess.run(model.w) != 1).any()
+        np.testing.assert_allclose(sess.run(model.w), expected(model, feeds), rtol=1e-5)
+
+
+def test_a_run_that_fails_half_way_begins_the_training_step_anew(init):
+    init(1, pipeline__num_micro_batch=STEPS)
+    model = Linear()
+    second = tf.get_variable("second", [3, 1], initializer=tf.ones_initializer())
+
+    def checked(rows):
+        if (rows > 100).any():
+            time.sleep(0.5)  # meanwhile the other gradient is added up
+            raise ValueError("too large")
+        return rows
+
+    x = tf.reshape(tf.numpy_function(checked, [model.x], tf.float32), [-1, 3])
+    loss = tf.reduce_sum(tf.matmul(x, second))
+    pairs = model.optimizer.compute_gradients(model.loss, [model.w]) + model.optimizer.compute_gradients(loss, [second])
+    train_op = model.optimizer.apply_gradients(pairs)
+    feeds = [model.feed(seed=seed) for seed in range(STEPS)]
+    spoilt = model.feed(seed=5)
+    spoilt[model.x][0] = 1000.0
+    with started() as sess:
+        sess.run(train_op, model.feed(seed=9))
+        assert "too large" in error_text(sess.run, train_op, spoilt)
+        for feed in feeds:
+            sess.run(train_op, feed)
+        np.testing.assert_allclose(sess.run(model.w), expected(model, feeds), rtol=1e-5)
+
+
+def test_the_end_of_data_keeps_what_was_added_up(init):
+    init(1, pipeline__num_micro_batch=2)
+    iterator = tf.data.Dataset.from_tensors(np.ones([3], "f")).make_initializable_iterator()
+    weight = tf.get_variable("weight", [3], initializer=tf.zeros_initializer())
+    train_op = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(weight * iterator.get_next()))
+    with started() as sess:
+        for _ in range(2):
+            sess.run(iterator.initializer)
+            sess.run(train_op)
+            assert "OutOfRangeError" in error_text(sess.run, train_op)
+        assert (sess.run(weight) == -1).all()
 
 
 @both
@@ -227,6 +273,23 @@ def test_optimizers_that_share_gradients_and_run_together(init, devices):
         weights = sess.run([model.w, second])
         np.testing.assert_array_equal(weights[0], weights[1])
         assert (weights[0] != 1).any()
+
+
+@both
+def test_a_gradient_that_one_optimizer_applies_and_another_changes(init, devices):
+    init(devices, pipeline__num_micro_batch=2)
+    model = Linear()
+    second = tf.get_variable("second", [3, 1], initializer=tf.ones_initializer())
+    gradients = tf.gradients(model.loss + tf.reduce_sum(tf.square(second)), [model.w, second])
+    one = model.optimizer.apply_gradients([(gradients[0], model.w)])
+    clipped, _ = tf.clip_by_global_norm(gradients, 1e6)
+    two = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(clipped[1], second)])
+    feeds = [model.feed(seed=seed) for seed in range(2)]
+    with started() as sess:
+        for feed in feeds:
+            sess.run([one, two], feed)
+        np.testing.assert_allclose(sess.run(model.w), expected(model, feeds), rtol=1e-5)
+        np.testing.assert_allclose(sess.run(second), np.full([3, 1], 0.8), rtol=1e-5)
 
 
 @both

@@ -254,3 +254,51 @@ class _Keras:
 
     def apply_gradients(self, pairs: Any, global_step: Any) -> tf.Operation:
         return self._optimizer.apply_gradients(pairs)
+
+
+def uneven_workers(ctx: Context, steps: int, batches: Sequence[int]) -> None:
+    """Process i has batches[i] batches; two epochs, the first of which ends within a training step."""
+    ctx.init(pipeline__num_micro_batch=steps)
+    data = samples()
+    count = batches[ctx.worker] * 4
+    rows = tf.data.Dataset.from_tensor_slices((data.x[:count], data.ids[:count], data.y[:count])).batch(4)
+    iterator = rows.make_initializable_iterator()
+    loss = MODELS['embedding'](*iterator.get_next())
+    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(2):
+            sess.run(iterator.initializer)
+            runs = 0
+            try:
+                while True:
+                    ctx.record(loss=sess.run([loss, train_op])[0])
+                    runs += 1
+            except tf.errors.OutOfRangeError:
+                ctx.record(runs=runs)
+        ctx.record_variables(sess)
+
+
+def estimator(ctx: Context, steps: int) -> None:
+    """tf.estimator.Estimator, stopped by global steps; checkpoints and resuming."""
+    ctx.init(annotate=False, pipeline__num_micro_batch=steps)
+    data = samples()
+
+    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
+        with ctx.scope():
+            loss = MODELS['layers'](features, None, labels)
+        train_op = OPTIMIZERS['momentum']().minimize(loss, tf.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn() -> tf.data.Dataset:
+        rows = tf.data.Dataset.from_tensor_slices((ctx.stream(data.x), ctx.stream(data.y)))
+        return rows.batch(ctx.batch, drop_remainder=True).repeat()
+
+    directory = ctx.temporary_directory()
+    trainer = tf.estimator.Estimator(model_fn, directory, tf.estimator.RunConfig(save_checkpoints_steps=1))
+    trainer.train(input_fn, steps=2)
+    checkpoint = tf.train.latest_checkpoint(directory)
+    ctx.record(checkpoint=checkpoint)
+    if checkpoint:
+        ctx.record(saved={name: tf.train.load_variable(checkpoint, name)
+                          for name, _ in tf.train.list_variables(checkpoint)})
