@@ -61,7 +61,7 @@ class GraphRunner(object):
             self.feeds.refuse_unused_parts(feeds)
         if step.barriers:
             feeds = dict(feeds)
-            feeds.update(dict.fromkeys(step.barriers, np.asarray(False)))
+            feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
 
         def run_step() -> List[Any]:
             if step.is_collective:

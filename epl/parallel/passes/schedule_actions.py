@@ -6,9 +6,13 @@
 
 The sources of an action are its ops that nothing inside of it feeds, the sinks those that feed nothing inside of it:
 every op of the action lies between the two. Ops within a loop, or in a branch of tf.cond that may not be taken, are
-no sources or sinks themselves: the loop and the cond as a whole are. A barrier is a placeholder that waits and has a
-default; feeding it, in a run that is no training step, leaves the actions before it out. It is no constant: TensorFlow's
-loop optimizer takes a constant that an Enter waits for to be the one that enters the loop, and crashes.
+no sources or sinks themselves: the loop and the cond as a whole are.
+
+A barrier is a placeholder with a default that waits, and an op behind it for which the next action waits; feeding the
+placeholder, in a run that is no training step, leaves the actions before it out. Both are what they are because of
+TensorFlow: feeding an op does not cut its own control edges; of an op that nothing but control edges leave, the
+dependency optimizer makes one with control edges alone, unless it has side effects, which an assertion has; and a
+constant that an Enter waits for is taken for the one that enters the loop by the loop optimizer, which crashes.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
@@ -42,7 +46,7 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
     """The barriers between the actions of a device."""
     barriers: List[str] = []
     waiting: List[tf.Operation] = []
-    default = tf.constant(False, name="default")
+    default = tf.constant(True, name="default")
     for action in order:
         if (action.stage, action.kind) not in ends:
             continue
@@ -51,11 +55,12 @@ def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[in
         if waiting:
             with tf.control_dependencies(waiting):
                 barrier = tf.placeholder_with_default(default, [], name="barrier")
+            passed = tf.raw_ops.Assert(condition=barrier, data=[barrier], name="passed")
             barriers.append(barrier.name)
             for name in own.sources:
                 op = rewrite.operation(prefix + name)
-                (op if prefix else rewrite.remember(op))._add_control_input(barrier.op)
-            waiting = [barrier.op]
+                (op if prefix else rewrite.remember(op))._add_control_input(passed)
+            waiting = [passed]
         waiting = waiting + [rewrite.operation(prefix + name) for name in own.sinks]
     return barriers
 
