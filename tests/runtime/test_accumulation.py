@@ -451,3 +451,22 @@ def test_a_model_without_an_optimizer_gets_a_warning(init, caplog):
     with started() as sess:
         sess.run(gradient, model.feed())
     assert "pipeline.num_micro_batch is 2 and has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_write_beside_a_branch_that_is_not_taken_is_done(init, steps):
+    """The gate, which writes wait for, stands outside of the branch, with and without accumulation."""
+    init(2, pipeline__num_micro_batch=steps)
+    rows = tf.data.Dataset.from_tensors(np.ones([3], "f")).repeat(4).make_initializable_iterator()
+    weight = tf.get_variable("weight", [3], initializer=tf.ones_initializer())
+    seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), trainable=False)
+    row = rows.get_next()
+    update = seen.assign_add(tf.reduce_sum(row))
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(tf.reduce_sum(weight * row))
+    on = tf.placeholder_with_default(False, [])
+    train_op = tf.cond(on, lambda: tf.group(optimizer.apply_gradients(pairs)), tf.no_op)
+    with started() as sess:
+        sess.run(rows.initializer)
+        sess.run([update.op, train_op])
+        assert sess.run(seen) == 3
