@@ -92,6 +92,17 @@ def test_a_token_belongs_to_the_window_that_shows_most_around_it():
     assert best == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 
+def test_of_equal_contexts_the_longer_window_is_better():
+    (window,) = windows(question(passage="c d e"))
+    assert window.context_of(1) < window._replace(length=4).context_of(1) < 2
+
+
+def test_an_answer_beside_a_mark_is_the_word_alone():
+    pieces = WordPieces(list(SPECIAL) + ["(", "x", ")"])
+    (window,) = squad.windows([Question("1", "", "(x)", (Answer("x", 1),))], pieces, WindowSizes(10, 3, 4))
+    assert (window.start_position, window.end_position) == (3, 3)
+
+
 def test_windows_without_room_are_refused():
     with pytest.raises(ValueError, match="make max_seq_length larger"):
         windows(question(), length=7)
