@@ -45,11 +45,12 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
     groups: List[Tuple[str, Sequence[Boundary]]] = []
     taken: Set[str] = set()
     for number, applied in enumerate(graph.apply_calls):
-        upstream = _upstream_boundaries(applied, by_identity)
+        earliest = _earliest_boundaries(applied, by_identity)
+        upstream = earliest.keys() & by_identity.keys()
         taken.update(upstream)
         boundaries = list(applied.boundaries)
-        if config.communication.clip_after_allreduce and upstream:
-            boundaries = [boundary for name, boundary in by_identity.items() if name in upstream]
+        if config.communication.clip_after_allreduce:
+            boundaries = list(earliest.values())
         elif applied.changed and upstream:
             logger.warning(
                 "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
@@ -70,9 +71,9 @@ def find_trainings(graph: Graph) -> List[Training]:
     trainings: List[Tuple[str, Sequence[Boundary]]] = []
     taken: Set[str] = set()
     for applied in graph.apply_calls:
-        upstream = _upstream_boundaries(applied, by_identity)
-        taken.update(upstream)
-        trainings.append(("", [by_identity[name] for name in upstream] or applied.boundaries))
+        earliest = _earliest_boundaries(applied, by_identity)
+        taken.update(earliest)
+        trainings.append(("", list(earliest.values())))
     trainings.append(("", _written_without_optimizer(graph, by_identity, taken)))
     return [Training(tuple(boundaries), _seeds(graph, boundaries)) for _, boundaries in _without_repetition(trainings)]
 
@@ -138,22 +139,38 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
     return context
 
 
-def _upstream_boundaries(applied: ApplyCall, boundaries: Dict[str, Boundary]) -> List[str]:
-    """The boundaries of tf.gradients that the gradients of an apply_gradients are computed from, by name."""
-    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in boundaries.values()] or [0])
-    found = []
-    seen: Set[Any] = set()
-    stack = [first_tensor(gradient).op for _, gradient in applied.boundaries]
+def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
+    """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
+
+    A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
+    """
+    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
+    consumers: Dict[tf.Operation, List[tf.Operation]] = {}
+    own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
+    found: Set[tf.Operation] = set()
+    seen: Set[tf.Operation] = set()
+    stack = list(own)
     while stack:
         op = stack.pop()
         if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
             continue
         seen.add(op)
-        if op.name in boundaries:
-            found.append(op.name)
-        else:
-            stack.extend(tensor.op for tensor in op.inputs)
-    return found
+        if op.name in returned:
+            found.add(op)
+            continue
+        for tensor in op.inputs:
+            consumers.setdefault(tensor.op, []).append(op)
+            stack.append(tensor.op)
+    computed = set(found)
+    stack = list(found)
+    while stack:
+        more = [op for op in consumers.get(stack.pop(), ()) if op not in computed]
+        computed.update(more)
+        stack.extend(more)
+    names = {op.name for op in found}
+    earliest = {name: boundary for name, boundary in returned.items() if name in names}
+    earliest.update((op.name, boundary) for op, boundary in own.items() if op not in computed)
+    return earliest
 
 
 def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:

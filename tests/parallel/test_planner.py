@@ -53,6 +53,15 @@ def test_clip_after_allreduce_aggregates_at_gradients(init):
     assert boundary_phases() == ["backward", "backward"]
 
 
+def test_clip_after_allreduce_aggregates_gradients_of_the_users_own_at_apply(init):
+    init(communication__clip_after_allreduce=True)
+    a, b, loss = two_variables()
+    gradient, = tf.gradients(loss, [a])
+    tf.train.AdamOptimizer().apply_gradients([(gradient, a), (tf.random_uniform([3]), b)])
+    assert groups() == {"apply0": ["a", "b"]}
+    assert boundary_phases() == ["backward", "apply"]
+
+
 def clipping_warnings(caplog):
     return [r.getMessage() for r in caplog.records if "communication.clip_after_allreduce" in r.getMessage()]
 
