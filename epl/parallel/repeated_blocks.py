@@ -118,8 +118,6 @@ def _blocks_passed(
             continue
         before = max([passed[producer] for producer in producers[unit] if producer in passed] or [-1])
         own = number.get(unit, before)
-        if own < before:
-            return None
         if own == before + 1:
             linked.add(own)
         passed[unit] = own

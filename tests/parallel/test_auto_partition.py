@@ -53,11 +53,12 @@ def test_an_initializer_is_with_its_variable(graph):
 
 def test_a_metric_is_with_the_latest_of_its_inputs(graph):
     loss = chain()
-    early = tf.reduce_mean(tf.get_default_graph().get_tensor_by_name("dense1/BiasAdd:0"), name="early")
+    early = tf.reduce_mean(tf.get_default_graph().get_tensor_by_name("dense1/BiasAdd:0"), name="mean")
+    early = tf.multiply(early, tf.constant(2.0, name="two"), name="early")
     tf.add(early, loss, name="late")
     partition_model(graph, loss, 4)
     found = stage_marks(graph.tf_graph)
-    assert found["early"] == 1 and found["late"] == 3
+    assert found["early"] == found["two"] == 1 and found["late"] == 3
 
 
 def test_moving_averages_are_with_their_layer(graph):

@@ -142,6 +142,7 @@ def test_the_body_of_a_recurrent_layer_counts_once_per_step(steps):
         (lambda i: i < 10, 0, 1, 10),
         (lambda i: i <= 10, 0, 2, 6),
         (lambda i: 10 > i, 4, 4, 2),
+        (lambda i: i < tf.minimum(7, tf.random_uniform([], 0, 9, tf.int32)), 0, 1, 7),
         (lambda i: tf.logical_and(i < 10, tf.random_uniform([]) < 2.0), 1, 1, 9),
     ],
 )

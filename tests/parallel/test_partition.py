@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epl.parallel.partition import BALANCED, REPEATED_BLOCKS, describe
+from epl.parallel.partition import BALANCED, REPEATED_BLOCKS, _elements, describe
 from epl.utils.errors import PlanError
 from tests.parallel.partition_models import Cut, cnn, lstm, tokens, transformer
 
@@ -68,7 +68,7 @@ def test_a_tied_variable_belongs_to_the_first_stage_that_uses_it(resource):
 @pytest.mark.parametrize("resource", [False, True])
 def test_a_variable_and_its_reads_are_not_parted(resource):
     with tf.variable_scope("", use_resource=resource):
-        cut = Cut(transformer(6), 4)
+        cut = Cut(transformer(5, tied=True), 4)
     view = cut.view
     for node in cut.found.of_node:
         for producer in view.producers[node]:
@@ -129,6 +129,14 @@ def test_the_input_pipeline_is_in_the_first_stage():
     assert cut.stage("IteratorGetNext") == cut.stage("IteratorV2") == 0
 
 
+def test_a_placeholder_is_in_the_first_stage_however_late_it_was_created():
+    x = tf.placeholder(tf.float32, [16, 64])
+    for _ in range(7):
+        x = tf.layers.dense(x, 64)
+    cut = Cut(tf.reduce_sum(x - tf.placeholder(tf.float32, [16, 64], "labels")), 4)
+    assert cut.stage("labels") == 0
+
+
 def test_labels_that_skip_stages_count_at_every_boundary():
     x, y = tf.placeholder(tf.float32, [16, 512]), tf.placeholder(tf.float32, [16, 512])
     for i in range(8):
@@ -138,9 +146,10 @@ def test_labels_that_skip_stages_count_at_every_boundary():
 
 
 def test_a_model_without_fed_data_is_cut_too():
+    weights = [tf.get_variable("w{}".format(i), [64, 64]) for i in range(8)]
     x = tf.constant(np.ones([16, 64], "f"))
-    for i in range(8):
-        x = tf.nn.relu(tf.matmul(x, tf.get_variable("w{}".format(i), [64, 64])))
+    for weight in weights:
+        x = tf.nn.relu(tf.matmul(x, weight))
     cut = Cut(tf.reduce_sum(x), 4)
     assert [cut.stage("w{}".format(i)) for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -178,6 +187,11 @@ def test_more_stages_than_work_are_refused_with_the_numbers():
     x = tf.placeholder(tf.float32, [4, 4])
     with pytest.raises(PlanError, match=r"into 5 stages .* form 2 units of work"):
         Cut(tf.reduce_sum(tf.tanh(x)), 5)
+
+
+def test_a_unit_without_time_goes_where_less_is_cut():
+    assert _elements([1.0, 0.0, 1.0], [0, 9, 5], 0) == ([0, 2], [1.0, 1.0], [5])
+    assert _elements([1.0, 0.0, 1.0], [0, 5, 9], 0) == ([0, 1], [1.0, 1.0], [5])
 
 
 def test_the_description_has_the_figures():
