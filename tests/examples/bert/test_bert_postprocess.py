@@ -59,9 +59,13 @@ def test_a_beginning_counts_only_in_the_window_that_shows_most_around_it():
     assert candidates(windows, second, Limits(1, 5))[0].text == "d"
 
 
-def test_equal_texts_are_one_candidate_and_probabilities_add_up():
+def test_a_text_that_stands_there_twice_counts_with_its_better_place():
+    for starts in (np.arange(32.0), -np.arange(32.0)):  # the passage is in 3 to 5
+        found = candidates(windows_of("a a b"), [(starts, np.zeros(32))], Limits(32, 1))
+        assert {one.text: one.score for one in found} == {"a": max(starts[3:5]), "b": starts[5]}
+
+
+def test_probabilities_of_the_candidates_add_up():
     found = candidates(windows_of("a a b"), [(np.arange(32.0), np.zeros(32))], Limits(32, 2))
-    texts = [candidate.text for candidate in found]
-    assert sorted(set(texts)) == sorted(texts)
     assert sum(candidate.probability for candidate in found) == pytest.approx(1.0)
     assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)

@@ -1,0 +1,77 @@
+"""What prepare.py leaves out or refuses, and what predict.py makes of a checkpoint."""
+
+import json
+import os
+
+import model
+import numpy as np
+import predict
+import prepare
+import pytest
+import records
+import squad
+import tensorflow.compat.v1 as tf
+from model import BertConfig, Inputs
+from squad import Answer, Question, WindowSizes
+from tokenization import SPECIAL, WordPieces
+
+PIECES = list(SPECIAL) + list("abcd?")
+RIGHT = {"id": "1", "question": "a?", "answers": [{"text": "c", "answer_start": 2}]}
+MISPLACED = {"id": "2", "question": "b?", "answers": [{"text": "c", "answer_start": 0}]}
+
+
+def prepared(tmp_path, *entries):
+    """Runs prepare.py on a passage with these questions; returns the records' summary."""
+    data, vocabulary, output = (str(tmp_path / name) for name in ("data.json", "vocab.txt", "x.tfrecord"))
+    with open(data, "w") as target:
+        json.dump({"data": [{"paragraphs": [{"context": "b c d", "qas": entries}]}]}, target)
+    with open(vocabulary, "w") as target:
+        target.write("\n".join(PIECES) + "\n")
+    sizes = ["--max_seq_length", "12", "--max_query_length", "3"]
+    prepare.main(["--data", data, "--vocabulary", vocabulary, "--output", output] + sizes)
+    return records.summary(output)
+
+
+def test_a_question_whose_answer_stands_elsewhere_is_left_out_with_a_word(tmp_path, capsys):
+    assert prepared(tmp_path, RIGHT, MISPLACED).windows == 1
+    assert "1 question(s) are left out" in capsys.readouterr().err
+
+
+def test_training_questions_without_an_answer_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, RIGHT, {"id": "3", "question": "b?"})
+    assert "has 1 question(s) without an answer, such as 3" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A configuration with dropout, and a folder with a checkpoint of random weights of it."""
+    config = BertConfig(len(PIECES), 8, 1, 2, 16, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+    with tf.Session() as session:
+        model.span_logits(config, Inputs(*[tf.zeros([1, 12], tf.int32)] * 3))
+        tf.train.get_or_create_global_step()
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / "model.ckpt"), 7)
+    return config, str(tmp_path)
+
+
+def windows():
+    questions = [Question(name, name + "?", "b c d", (Answer("c", 2),)) for name in "abc"]
+    return list(squad.windows(questions, WordPieces(PIECES), WindowSizes(12, 4, 3)))
+
+
+def test_scores_are_without_dropout_and_do_not_depend_on_the_batch(trained):
+    config, folder = trained
+    path = predict.find_checkpoint(folder)
+    one, other = (predict.score(config, path, windows(), batch_size) for batch_size in (3, 2))
+    assert len(one) == len(other) == 3
+    np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-5, atol=1e-6)
+
+
+def test_the_last_checkpoint_of_a_folder_is_found(trained):
+    assert predict.find_checkpoint(trained[1]) == os.path.join(trained[1], "model.ckpt-7")
+
+
+def test_a_folder_without_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no checkpoint in or at .*; expected what train.py wrote"):
+        predict.find_checkpoint(str(tmp_path))
