@@ -51,7 +51,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         boundaries = list(applied.boundaries)
         if config.communication.clip_after_allreduce:
             boundaries = list(earliest.values())
-        elif applied.changed and upstream:
+        elif applied.changed and upstream and len(stages[0].devices) > 1:
             logger.warning(
                 "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
                 "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "

@@ -33,7 +33,8 @@ class Context:
     Attributes:
         mode: PLAIN, BY_HAND or PLAN.
         workers: processes of the job.
-        devices: devices (replicas) of each process; in BY_HAND mode the towers of the one process.
+        devices: devices of each process; in BY_HAND mode the towers of the one process.
+        stages: devices of one model replica; a script of a pipeline sets both.
         worker: index of this process.
         results: what the script recorded; a list per name.
     """
@@ -42,6 +43,7 @@ class Context:
         self.mode = mode
         self.workers = workers
         self.devices = devices
+        self.stages = 1
         self.worker = worker
         self.directory = directory
         self.results: Dict[str, List[Any]] = {}
@@ -49,8 +51,12 @@ class Context:
     # ---- The job.
 
     @property
+    def local_replicas(self) -> int:
+        return self.devices // self.stages
+
+    @property
     def replicas(self) -> int:
-        return self.workers * self.devices
+        return self.workers * self.local_replicas
 
     @property
     def planned(self) -> bool:
@@ -143,7 +149,7 @@ class Context:
         if not self.planned:
             return
         replicas = []
-        for replica in range(1, self.devices):
+        for replica in range(1, self.local_replicas):
             values = {}
             for variable in variables:
                 value = _replica_value(sess.graph, clone_name(variable.op.name, replica))

@@ -53,16 +53,18 @@ class Oracle:
         return answers
 
     def check(self, topology: Sequence[int], script: Script, reference: Optional[Answer] = None,
-              tolerance: float = TOLERANCE, **arguments: Any) -> List[Answer]:
+              tolerance: float = TOLERANCE, own: Sequence[str] = (), **arguments: Any) -> List[Answer]:
         """Runs the script plain and under a plan, and compares; returns what the plan's processes answered."""
         reference = reference or self.plain(script, **arguments)
         answers = self.plan(topology, script, **arguments)
-        compare(reference, answers, tolerance)
+        compare(reference, answers, tolerance, own)
         return answers
 
 
-def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERANCE) -> None:
+def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERANCE, own: Sequence[str] = ()) -> None:
     """Compares losses (mean over processes) and variables, and the replicas with each other.
+
+    Variables with a word of `own` in their names differ between replicas: each is compared with that of its tower.
 
     Raises:
         AssertionError: names every value that differs, and by how much.
@@ -79,7 +81,13 @@ def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERAN
         elif worker == 0:
             for name in seen:
                 _near(problems, name, seen[name], variables[name], tolerance)
-    problems += replica_differences(answers)
+    problems += replica_differences(answers, own)
+    copies = [copy for answer in answers for copy in answer.results['variables'] + answer.results.get('replicas', [])]
+    for replica, copy in enumerate(copies):
+        for name in copy:
+            if any(word in name for word in own):
+                tower = context.clone_name(name, replica)
+                _near(problems, tower, copy[name], expected['variables'][0][tower], tolerance)
     if len(expected['loss']) < 5:
         problems.append('the script made %d steps; at least 5 are needed' % len(expected['loss']))
     assert not problems, '\n'.join(problems)
