@@ -147,7 +147,9 @@ class Graph(object):
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
 
     def _drop_empty_taskgraph(self) -> None:
-        if self.taskgraphs and self._ids_at_creation[self.taskgraphs[-1].index] == tf_compat.last_op_id(self.tf_graph):
+        if not self.taskgraphs:
+            return
+        if self._ids_at_creation.get(self.taskgraphs[-1].index) == tf_compat.last_op_id(self.tf_graph):
             self.taskgraphs.pop()
 
     @contextlib.contextmanager

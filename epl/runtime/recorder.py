@@ -28,7 +28,7 @@ _inside = threading.local()  # of this thread: whether it is inside an optimizer
 
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
-    _partition(ys)
+    _partition(ys, xs)
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
@@ -145,7 +145,7 @@ def _annotated_graph() -> Optional[Graph]:
     assert graph is not None
     if graph.taskgraphs:
         return graph
-    if "unannotated" not in graph.parallel_information:
+    if "unannotated" not in graph.parallel_information and not env.config.auto.auto_parallel:
         graph.parallel_information["unannotated"] = True
         logger.warning(
             "The model has no EPL annotation, so it stays plain TensorFlow: every worker trains it by itself and no "
@@ -155,17 +155,18 @@ def _annotated_graph() -> Optional[Graph]:
     return None
 
 
-def _partition(ys: Any) -> None:
-    """With `auto.auto_parallel`, annotates the model when it is differentiated first."""
+def _partition(ys: Any, xs: Any) -> None:
+    """With `auto.auto_parallel`, annotates the model when it is first differentiated by its variables."""
     env = Env.get()
     tf_graph = tf.get_default_graph()
     if not env.is_ready or tf_compat.is_function_graph(tf_graph) or not env.config.auto.auto_parallel:
         return
     graph = Graph.of(tf_graph, may_create=True)
     assert graph is not None and env.cluster is not None
-    if "partitioned" not in graph.parallel_information:
+    trains = any(variable_name(x) is not None for x in _as_list(xs))
+    if trains and graph.plan is None and "partitioned" not in graph.parallel_information:
         graph.parallel_information["partitioned"] = True
-        partition_model(graph, ys, env.config.pipeline.num_stages, env.cluster.device_type.lower())
+        partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
 
 
 def _refuse_function_body() -> None:
