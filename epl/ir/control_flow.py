@@ -17,8 +17,8 @@ from epl.ir.view import GraphView
 def data_order(view: GraphView) -> Sequence[int]:
     """All nodes, each after its producers, else in the order in which they were created.
 
-    The two differ where there is control flow: what leads an outer value into a branch or a loop is created after the op
-    that takes it.
+    The two differ where there is control flow: what leads an outer value into a branch or a loop is created after the
+    op that takes it.
     """
     if not view.of_types(op_types.SWITCHES | op_types.ENTERS):
         return range(len(view))
@@ -91,3 +91,22 @@ def is_loop_merge(view: GraphView, node: int) -> bool:
     return any(
         view.types[p] in op_types.ENTERS or view.types[p] in op_types.NEXT_ITERATIONS for p in view.producers[node]
     )
+
+
+def ends_of(view: GraphView, node: int, depths: Sequence[Tuple[int, int]]) -> List[int]:
+    """The first nodes behind a node that run in any case, and once; itself if it is in no branch or loop."""
+    if depths[node] == (0, 0):
+        return [node]
+    consumers = view.consumers()
+    found = set()
+    seen = {node}
+    stack = [node]
+    while stack:
+        for consumer in consumers[stack.pop()]:
+            if consumer not in seen:
+                seen.add(consumer)
+                if depths[consumer] == (0, 0):
+                    found.add(consumer)
+                else:
+                    stack.append(consumer)
+    return sorted(found)

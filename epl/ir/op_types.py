@@ -78,6 +78,10 @@ NEXT_ITERATIONS = frozenset(["NextIteration", "RefNextIteration"])
 SWITCHES = frozenset(["Switch", "RefSwitch"])
 MERGES = frozenset(["Merge", "RefMerge"])
 
+# Ops that hand on what they take: references always, values that may be handles.
+REFERENCE_FLOW = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSwitch"])
+VALUE_FLOW = frozenset(["Enter", "Exit", "Identity", "Merge", "NextIteration", "Switch"])
+
 PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
 
 # What a restore reads from.

@@ -11,6 +11,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types, wire
 from epl.utils import tf_compat
 
+_RESOURCE = tf.resource.as_datatype_enum
+
 
 class GraphView(object):
     """Nodes of a tf.Graph in creation order, and who feeds whom.
@@ -89,8 +91,23 @@ class GraphView(object):
         ]
 
     def variable_inputs(self, node: int) -> List[int]:
-        """The variables that a write op takes directly."""
-        return [p for p in self.producers[node] if self.types[p] in op_types.VARIABLES]
+        """The variables that an op takes itself, in a branch or a loop through what leads them there."""
+        found = []
+        stack = list(reversed(self.producers[node]))
+        while stack:
+            producer = stack.pop()
+            if self.types[producer] in op_types.VARIABLES:
+                found.append(producer)
+            elif self.passes_on(producer):
+                stack.extend(reversed(self.producers[producer]))
+        return found
+
+    def passes_on(self, node: int) -> bool:
+        """Whether an op hands on a reference or a handle that it takes."""
+        op_type = self.types[node]
+        return op_type in op_types.REFERENCE_FLOW or (
+            op_type in op_types.VALUE_FLOW and self.nodes[node].attr["T"].type == _RESOURCE
+        )
 
     def takes_data(self, node: int, producer: int) -> bool:
         """Whether a node takes a tensor of another one, not only control."""

@@ -18,13 +18,16 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.control_flow import loops_of
+from epl.ir.control_flow import depths_of, ends_of, loops_of
 from epl.ir.graph import Gradient
+from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.parallel.gradient_groups import Training
 from epl.parallel.schedule import BACKWARD, FORWARD
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+
+_BACKWARD_PHASE = Phase.BACKWARD.encode()
 
 # (stage, FORWARD or BACKWARD) -> nodes
 Actions = Dict[Tuple[int, str], Set[int]]
@@ -91,7 +94,9 @@ def find_micro_batch_ops(
             break
         micro_writes |= found
         states |= enters
+    depths = depths_of(view) if micro_writes else []
     roots = {producer for node in boundaries for producer in view.producers[node]} | micro_writes | set(outputs)
+    roots.update(end for node in micro_writes for end in ends_of(view, node, depths))
     needed = view.ancestors(roots, lambda node: node in shared or node in boundaries) - shared
     differ = view.descendants(states | _readers(view, micro_writes), boundaries.__contains__)
     once = after | (writes - micro_writes)
@@ -118,6 +123,7 @@ def find_actions(
         seeds = [view.index[seed.op.name] for seed in training.seeds]
         backward = view.descendants(seeds, boundaries.__contains__)
         backward |= _beside_gradients(view, backward, loops)
+        backward |= _behind_later_stages(view, ops, backward, stages, boundaries)
         own = boundary_nodes(view, [training])
         roots = {producer for node in own for producer in view.producers[node]}
         needed = view.ancestors(roots, lambda node: node in shared or node in boundaries)
@@ -146,6 +152,19 @@ def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]
     return found
 
 
+def _behind_later_stages(
+    view: GraphView, ops: MicroBatchOps, backward: Set[int], stages: Sequence[int], boundaries: Set[int]
+) -> Set[int]:
+    """What TensorFlow made while differentiating from forward values of later stages: indices of sparse gradients."""
+    late = {
+        node
+        for node in ops.cloned - backward
+        if any(stages[p] > stages[node] and p in ops.cloned for p in view.producers[node])
+        and view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE
+    }
+    return view.descendants(late, boundaries.__contains__)
+
+
 def _check_direction(view: GraphView, actions: Actions, stages: Sequence[int]) -> None:
     """Forward data flows from earlier to later stages, gradients the other way; the order of a schedule needs it."""
     for (stage, kind), nodes in actions.items():
@@ -170,22 +189,29 @@ def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     """Data sources, placeholders, random ops and other ops with state that is not a variable."""
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
     stateful -= op_types.SHARED_STATE | op_types.VARIABLES | op_types.WRITES
-    variables = set(view.of_types(op_types.VARIABLES))
     state = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
     # What takes a variable itself reads it; it differs only if the variable does.
-    state.update(n for n in view.of_types(stateful) if not variables.intersection(view.producers[n]))
+    state.update(n for n in view.of_types(stateful) if not view.variable_inputs(n))
     return state
+
+
+def readers_of(view: GraphView, variables: Iterable[int]) -> Set[int]:
+    """The nodes that take one of the variables, and those that take what hands it on."""
+    consumers = view.consumers()
+    found: Set[int] = set()
+    stack = list(variables)
+    while stack:
+        for consumer in consumers[stack.pop()]:
+            if consumer not in found:
+                found.add(consumer)
+                if view.passes_on(consumer):
+                    stack.append(consumer)
+    return found
 
 
 def _readers(view: GraphView, writes: Set[int]) -> Set[int]:
     """The nodes that take a variable that one of `writes` writes."""
-    consumers = view.consumers()
-    return {
-        consumer
-        for node in writes
-        for variable in view.variable_inputs(node)
-        for consumer in consumers[variable]
-    }  # fmt: skip
+    return readers_of(view, {variable for node in writes for variable in view.variable_inputs(node)})
 
 
 def _data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:

@@ -6,26 +6,22 @@
 TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
 """
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
 from epl.ir import op_types
-from epl.ir.control_flow import data_order
 from epl.ir.colocation import taskgraph_index
+from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage, worker_of
 from epl.utils.errors import PlanError
 
-_RESOURCE = tf.resource.as_datatype_enum
-# Ops that pass a reference on, and those that make a handle of what lives on their device alone.
-_PASS_REFS = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSwitch"])
+# Ops that make a handle of what lives on their device alone.
 _LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
-# Attributes that hold the dtype of what an op passes on: Enter, Switch, Identity and their like.
-_PASSED_DTYPE = "T"
 
 
 def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tuple[int, ...]]:
@@ -116,7 +112,7 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
         held = [holders[p] for p in view.producers[node] if p in holders]
         if held:
             stage = held[0]
-            if _passes_on(view.types[node], attrs):
+            if view.passes_on(node):
                 holders[node] = stage
         elif anchor >= 0 and result[anchor] >= 0:
             stage = result[anchor]
@@ -124,10 +120,6 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
             holders[node] = stage
         result[node] = stage
     return result
-
-
-def _passes_on(op_type: str, attrs: Any) -> bool:
-    return op_type in _PASS_REFS or (_PASSED_DTYPE in attrs and attrs[_PASSED_DTYPE].type == _RESOURCE)
 
 
 def colocated_with(view: GraphView, node: int) -> int:

@@ -25,12 +25,12 @@ from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.aggregate_gradients import replace_source
 from epl.parallel.passes.merge_outputs import merge
+from epl.parallel.passes.order_writes import order_reads, order_writes
 from epl.parallel.passes.schedule_actions import order_actions
 from epl.parallel.random_seeds import seed_edit
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import colocated_with, stage_of_op, stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
-from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
@@ -53,9 +53,9 @@ def run(rewrite: Rewrite) -> None:
         _merge_outputs(rewrite)
         _use_merged_values(rewrite, view, ops, writes)
         _accumulate(rewrite)
-    _read_in_order(rewrite, view, ops, copies)
-    _write_in_order(rewrite, view, ops, boundaries, copies)
     stages = stages_of_nodes(view, rewrite.plan.stages)
+    order_reads(rewrite, view, ops, copies)
+    order_writes(rewrite, view, ops, boundaries, stages)
     order_actions(rewrite, view, micro_batches.find_actions(view, ops, rewrite.trainings, stages))
 
 
@@ -85,62 +85,6 @@ def _clone(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterab
     clone_nodes(
         rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits[copy].get(node) or plain
     )  # fmt: skip
-
-
-def _read_in_order(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """The data sources of a micro batch wait for those of the one before."""
-    sources = [
-        node
-        for node in ops.sources
-        if tf_compat.control_flow_context_of(rewrite.operation(view.nodes[node].name)) is None
-    ]
-    for copy in copies:
-        before = [rewrite.operation(rewrite.micro_prefix(copy - 1) + view.nodes[node].name) for node in sources]
-        for node in sources:
-            rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name)._add_control_inputs(before)
-
-
-def _write_in_order(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, boundaries: Set[int], copies: Iterable[int]
-) -> None:
-    """What reads a variable for a write waits for the write of the micro batch before.
-
-    A reader that the gradients need as well, without the write, is left alone: it would pull the write into its runs.
-    """
-    if not ops.writes:
-        return
-    consumers = view.consumers()
-    trained = view.ancestors(boundaries)
-    for write in sorted(ops.writes):
-        readers = {
-            reader
-            for variable in view.variable_inputs(write)
-            for reader in consumers[variable]
-            if reader in ops.cloned and (write in trained or reader not in trained)
-        }
-        for copy in copies:
-            before = rewrite.operation(rewrite.micro_prefix(copy - 1) + view.nodes[write].name)
-            for reader in sorted(readers | {write}):
-                rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[reader].name)._add_control_input(before)
-    _wait_for_all_writes(rewrite, view, ops, copies)
-
-
-def _wait_for_all_writes(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too."""
-    leading = view.descendants(ops.writes) & ops.cloned
-    for node, producers in enumerate(view.producers):
-        if node in ops.cloned or view.types[node] in op_types.VARIABLES:
-            continue
-        waited = {p for p in producers if p in leading and not view.takes_data(node, p)}
-        if waited:
-            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            op._add_control_inputs(
-                [
-                    rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[p].name)
-                    for copy in copies
-                    for p in sorted(waited)
-                ]
-            )
 
 
 def _merge_outputs(rewrite: Rewrite) -> None:
@@ -190,12 +134,19 @@ def _mean_gradient(rewrite: Rewrite, gradient: Gradient) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.concat(_of_all_micro_batches(rewrite, gradient.values), axis=0)
         indices = tf.concat(_of_all_micro_batches(rewrite, gradient.indices), axis=0)
-        return tf.IndexedSlices(values / count if is_mean else values, indices, gradient.dense_shape)
+        return tf.IndexedSlices(
+            _of_any_rows(values / count if is_mean else values), _of_any_rows(indices), gradient.dense_shape
+        )
     parts = _of_all_micro_batches(rewrite, gradient)
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total / tf.constant(count, total.dtype) if is_mean and count > 1 else total
+
+
+def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor with an unknown number of rows: TensorFlow refuses another number than the boundary had."""
+    return tf.placeholder_with_default(tensor, [None] + tensor.shape.as_list()[1:])
 
 
 def _of_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -19,7 +19,6 @@ from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types
 from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
