@@ -9,27 +9,26 @@ Micro batch 0 is the user's own graph. Sums are made in the order of the micro b
 no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
 """
 
-from typing import Iterable, List, Set
+from typing import Iterable, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.boundary import source_of
 from epl.ir.clone import Edit, clone_nodes
-from epl.ir.graph import Gradient
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
-from epl.parallel.passes.aggregate_gradients import replace_source
 from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.order_writes import order_reads, order_writes
+from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import order_actions
+from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
 from epl.parallel.random_seeds import seed_edit
 from epl.parallel.rewrite import Rewrite
-from epl.parallel.stages import colocated_with, stage_of_op, stages_of_nodes
+from epl.parallel.stages import colocated_with, stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
 from epl.utils.errors import PlanError
 
@@ -48,15 +47,18 @@ def run(rewrite: Rewrite) -> None:
     _refuse(rewrite, view, ops)
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in ops.cloned)
     copies = range(1, rewrite.plan.num_micro_batch)
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    _note_stages(rewrite, view, ops, stages, copies)
+    actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages)
+    sums = GradientSums(rewrite)
+    waits: Waits = {}
+    _clone(rewrite, view, ops, copies, waits, order_actions(rewrite, view, actions, waits) + sums.nodes)
     if copies:
-        _clone(rewrite, view, ops, copies)
         _merge_outputs(rewrite)
         _use_merged_values(rewrite, view, ops, writes)
-        _accumulate(rewrite)
-    stages = stages_of_nodes(view, rewrite.plan.stages)
+        sums.apply()
     order_reads(rewrite, view, ops, copies)
     order_writes(rewrite, view, ops, boundaries, stages)
-    order_actions(rewrite, view, micro_batches.find_actions(view, ops, rewrite.trainings, stages))
 
 
 def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
@@ -74,17 +76,37 @@ def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
                 del attrs["_class"]
 
 
-def _clone(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """One copy of the ops per further micro batch; random ops draw other numbers."""
+def _note_stages(
+    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, stages: Sequence[int], copies: Iterable[int]
+) -> None:
+    """Keeps the stage of every op, those of the further micro batches included."""
+    rewrite.stage_of = {proto.name: stage for proto, stage in zip(view.nodes, stages)}
+    for prefix in [rewrite.micro_prefix(copy) for copy in copies]:
+        rewrite.stage_of.update((prefix + view.nodes[node].name, stages[node]) for node in ops.cloned)
+
+
+def _clone(
+    rewrite: Rewrite,
+    view: GraphView,
+    ops: MicroBatchOps,
+    copies: Sequence[int],
+    waits: Waits,
+    extra: Sequence[tf.NodeDef],
+) -> None:
+    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers."""
     plain = Edit(None, None)
-    edits = [
-        {node: seed_edit(view.nodes[node], micro_batch=copy) for node in ops.cloned if "seed2" in view.nodes[node].attr}
-        for copy in copies
-    ]
+    random = [node for node in ops.cloned if "seed2" in view.nodes[node].attr]
+    edits = {(copy, node): seed_edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
+    for key, names in waits.items():
+        edits[key] = edits.get(key, plain)._replace(controls=names)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]
     clone_nodes(
-        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits[copy].get(node) or plain
-    )  # fmt: skip
+        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits.get((copy + 1, node), plain), extra
+    )
+    for (copy, node), names in waits.items():
+        if copy == 0:
+            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
+            op._add_control_inputs([rewrite.operation(name) for name in names])
 
 
 def _merge_outputs(rewrite: Rewrite) -> None:
@@ -92,7 +114,7 @@ def _merge_outputs(rewrite: Rewrite) -> None:
     for output in rewrite.plan.outputs:
         with rewrite.building("micro_batches/outputs", output.stage):
             rewrite.over_micro_batches[output.tensor] = merge(
-                output.merge, _of_all_micro_batches(rewrite, rewrite.tf_graph.get_tensor_by_name(output.tensor))
+                output.merge, of_all_micro_batches(rewrite, rewrite.tf_graph.get_tensor_by_name(output.tensor))
             )
 
 
@@ -116,47 +138,6 @@ def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, wr
                     "example.".format(view.nodes[node].name, tensor, rewrite.plan.num_micro_batch, tensor)
                 )
             rewrite.remember(rewrite.operation(view.nodes[node].name))._update_input(position, merged)
-
-
-def _accumulate(rewrite: Rewrite) -> None:
-    """Each boundary gets the mean, or sum, of the gradient over the micro batches."""
-    for number, training in enumerate(rewrite.trainings):
-        for variable, boundary in training.boundaries:
-            source = source_of(boundary)
-            stage = stage_of_op(rewrite.operation(variable), rewrite.plan.stages)
-            with rewrite.building("micro_batches/gradients{}".format(number), stage):
-                replace_source(rewrite, boundary, _mean_gradient(rewrite, source))
-
-
-def _mean_gradient(rewrite: Rewrite, gradient: Gradient) -> Gradient:
-    count = rewrite.plan.num_micro_batch
-    is_mean = rewrite.plan.reduce_method == "mean"
-    if isinstance(gradient, tf.IndexedSlices):
-        values = tf.concat(_of_all_micro_batches(rewrite, gradient.values), axis=0)
-        indices = tf.concat(_of_all_micro_batches(rewrite, gradient.indices), axis=0)
-        return tf.IndexedSlices(
-            _of_any_rows(values / count if is_mean else values), _of_any_rows(indices), gradient.dense_shape
-        )
-    parts = _of_all_micro_batches(rewrite, gradient)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total / tf.constant(count, total.dtype) if is_mean and count > 1 else total
-
-
-def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor with an unknown number of rows: TensorFlow refuses another number than the boundary had."""
-    return tf.placeholder_with_default(tensor, [None] + tensor.shape.as_list()[1:])
-
-
-def _of_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[tf.Tensor]:
-    """The tensor of every micro batch; one that all share stands there M times."""
-    if tensor.op.name not in rewrite.micro_batched:
-        return [tensor] * rewrite.plan.num_micro_batch
-    return [
-        rewrite.tf_graph.get_tensor_by_name(rewrite.micro_prefix(copy) + tensor.name)
-        for copy in range(rewrite.plan.num_micro_batch)
-    ]
 
 
 def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
