@@ -17,13 +17,20 @@ from epl.ir import wire
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
-Edit = NamedTuple("Edit", [("device", Optional[str]), ("attrs", Optional[Sequence[Tuple[str, tf.AttrValue]]])])
-Edit.__doc__ = """What differs in a copy, besides names.
 
-Attributes:
-  device: its device; None: that of the original.
-  attrs: attributes to set.
-"""
+class Edit(NamedTuple):
+    """What differs in a copy, besides names.
+
+    Attributes:
+      device: its device; None: that of the original.
+      attrs: attributes to set.
+      controls: names of the ops that it waits for besides: of the graph, of the copies, or extra.
+    """
+
+    device: Optional[str]
+    attrs: Optional[Sequence[Tuple[str, tf.AttrValue]]]
+    controls: Sequence[str] = ()
+
 
 # NodeDef attributes that name a thing that must not be shared between copies.
 _OWN_NAME_ATTRS = ("frame_name", "shared_name", "var_name")
@@ -53,12 +60,16 @@ def clone_nodes(
     templates = [(_Template(view.nodes[i], inside, outside), i) for i in ordered]
     parts = []
     names: Set[str] = set()
+    controls: Set[str] = set()
     for copy, prefix in enumerate(prefixes):
         encoded = prefix.encode()
         for template, original in templates:
-            parts.append(wire.field(wire.NODE, template.write(encoded, edit(copy, original))))
+            own = edit(copy, original)
+            controls.update(own.controls)
+            parts.append(wire.field(wire.NODE, template.write(encoded, own)))
         names.update(prefix + name for name in inside)
     names.update(node.name for node in extra)
+    outside.control |= controls - names
     for node in extra:
         for name in node.input:
             if name[name[0] == "^" :].partition(":")[0] not in names:
@@ -120,6 +131,8 @@ class _Template(object):
         parts = [wire.field(wire.NAME, prefix + self._name), self._op]
         for mark, rest in self._inputs:
             parts.append(mark if rest is None else wire.field(wire.INPUT, mark + prefix + rest))
+        for name in edit.controls:
+            parts.append(wire.field(wire.INPUT, b"^" + name.encode()))
         device = self._device if edit.device is None else edit.device
         if device:
             parts.append(_device_field(device))

@@ -111,8 +111,12 @@ class GraphView(object):
 
     def takes_data(self, node: int, producer: int) -> bool:
         """Whether a node takes a tensor of another one, not only control."""
-        wanted = self.nodes[producer].name
-        return any(name[0] != "^" and _producer_name(name) == wanted for name in self.nodes[node].input)
+        for name, other in zip(self.nodes[node].input, self.producers[node]):
+            if name[0] == "^":  # control inputs come last
+                return False
+            if other == producer:
+                return True
+        return False
 
     def add_control_input(self, node: int, producer: int) -> None:
         """Follows an edge added to the graph itself."""

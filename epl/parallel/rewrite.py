@@ -52,6 +52,7 @@ class Rewrite(object):
         trainings: the backward passes behind them.
         micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
         over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
+        stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
         view: the graph after everything was added to replica 0 and before it is cloned.
         cloned: indices in `view` of the ops that every local replica has a copy of.
@@ -84,6 +85,7 @@ class Rewrite(object):
         self.trainings = list(trainings)
         self.micro_batched: FrozenSet[str] = frozenset()
         self.over_micro_batches: Dict[str, tf.Tensor] = {}
+        self.stage_of: Dict[str, int] = {}
         self.barriers: List[List[str]] = [[] for _ in trainings]
         self.config = config
         self.cluster = cluster

@@ -6,7 +6,7 @@
 TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
 """
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -120,6 +120,15 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
             holders[node] = stage
         result[node] = stage
     return result
+
+
+def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping[str, int]) -> List[int]:
+    """The stage of every node, given by name those of the user's ops and their copies; the rest is the plan's own."""
+    stage_of = stage_of_taskgraph(stages)
+    return [
+        known[proto.name] if proto.name in known else stage_of.get(proto.attr[TASKGRAPH_ATTR].i, 0)
+        for proto in view.nodes
+    ]  # fmt: skip
 
 
 def colocated_with(view: GraphView, node: int) -> int:

@@ -152,6 +152,14 @@ def test_extra_nodes_may_take_from_copies_and_from_the_graph():
     assert run("sum:0") == 7 and outside.name == "outside:0"
 
 
+def test_a_copy_waits_for_what_its_edit_names():
+    x = tf.constant(3.0, name="x")
+    tf.constant(4.0, name="outside")
+    extra = tf.NodeDef(name="gate", op="NoOp")
+    clone([x], extra=[extra], edit=lambda copy, original: Edit(None, None, ["outside", "gate"]))
+    assert {op.name for op in tensor("A/x:0").op.control_inputs} == {"outside", "gate"}
+
+
 def test_no_nodes_at_all():
     clone_nodes(tf.get_default_graph(), GraphView(tf.get_default_graph()), [], [], lambda *unused: None)
 

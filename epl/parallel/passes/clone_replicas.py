@@ -17,7 +17,7 @@ from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import sync_variables
 from epl.parallel.random_seeds import own_seed
 from epl.parallel.rewrite import Rewrite, local_name
-from epl.parallel.stages import stages_of_nodes
+from epl.parallel.stages import stages_of_rewritten
 from epl.utils import tf_compat
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
@@ -29,7 +29,11 @@ def run(rewrite: Rewrite) -> None:
     view = rewrite.view
     assert view is not None
     devices = _devices(rewrite, view)
-    stages = stages_of_nodes(view, rewrite.plan.stages) if len(rewrite.plan.stages) > 1 else [0] * len(view)
+    stages = (
+        stages_of_rewritten(view, rewrite.plan.stages, rewrite.stage_of)
+        if len(rewrite.plan.stages) > 1
+        else [0] * len(view)
+    )
     _place_replica_0(rewrite, view, devices, stages)
     _vary_seeds_of_replica_0(rewrite, view)
     replicas = range(1, rewrite.local_replicas)
@@ -86,6 +90,8 @@ def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
 
 def _input_pipeline(rewrite: Rewrite, view: GraphView, shared: Dict[int, str]) -> Set[int]:
     """Shared state and what fills it: all of it stays on the host, whichever stage it was annotated in."""
+    if not shared:
+        return set()
     fills = {node for node, producers in enumerate(view.producers) if any(p in shared for p in producers)}
     needed = view.ancestors(fills - rewrite.cloned, lambda node: node in rewrite.cloned)
     variables = set(view.of_types(op_types.VARIABLES))

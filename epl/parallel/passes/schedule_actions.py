@@ -22,45 +22,64 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
+from epl.parallel.passes.plan_nodes import PlanNodes, Waits
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.schedule import Action, from_text
 
-Ends = NamedTuple("Ends", [("sources", List[str]), ("sinks", List[str])])
-Ends.__doc__ = """The first and last ops of an action, by their names in micro batch 0."""
+Ends = NamedTuple("Ends", [("sources", List[int]), ("sinks", List[int])])
+Ends.__doc__ = """The first and last ops of an action: nodes of micro batch 0."""
 
 
-def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions]) -> None:
-    """Adds the control edges of the plan's schedule, for every training by itself; fills `rewrite.barriers`."""
+def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits) -> List[tf.NodeDef]:
+    """The barriers of the plan's schedule, for every training by itself, to be added to the graph with the clones.
+
+    Args:
+      rewrite: `barriers` is filled.
+      view: of the graph before it is cloned.
+      trainings: the nodes of the actions of micro batch 0.
+      waits: what waits for the barriers is entered here.
+    """
     schedule = from_text(rewrite.plan.schedule)
     depths = depths_of(view)
+    nodes: List[tf.NodeDef] = []
     for number, actions in enumerate(trainings):
-        ends = {key: _ends(view, nodes, depths) for key, nodes in actions.items()}
+        ends = {key: _ends(view, members, depths) for key, members in actions.items()}
         for device, order in enumerate(schedule.actions):
             stage = schedule.device_of_stage.index(device)
-            with rewrite.building("schedule{}/device{}".format(number, device), stage):
-                rewrite.barriers[number] += _order_device(rewrite, order, ends)
+            added = PlanNodes(rewrite, "schedule{}/device{}".format(number, device), stage)
+            rewrite.barriers[number] += _order_device(rewrite, view, added, order, ends, waits)
+            nodes += added.nodes
+    return nodes
 
 
-def _order_device(rewrite: Rewrite, order: Sequence[Action], ends: Dict[Tuple[int, str], Ends]) -> List[str]:
+def _order_device(
+    rewrite: Rewrite,
+    view: GraphView,
+    added: PlanNodes,
+    order: Sequence[Action],
+    ends: Dict[Tuple[int, str], Ends],
+    waits: Waits,
+) -> List[str]:
     """The barriers between the actions of a device."""
     barriers: List[str] = []
-    waiting: List[tf.Operation] = []
-    default = tf.constant(True, name="default")
+    waiting: List[str] = []
     for action in order:
         if (action.stage, action.kind) not in ends:
             continue
         own = ends[action.stage, action.kind]
-        prefix = rewrite.micro_prefix(action.micro_batch)
         if waiting:
-            with tf.control_dependencies(waiting):
-                barrier = tf.placeholder_with_default(default, [], name="barrier")
-            passed = tf.raw_ops.Assert(condition=barrier, data=[barrier], name="passed")
-            barriers.append(barrier.name)
-            for name in own.sources:
-                op = rewrite.operation(prefix + name)
-                (op if prefix else rewrite.remember(op))._add_control_input(passed)
-            waiting = [passed]
-        waiting = waiting + [rewrite.operation(prefix + name) for name in own.sinks]
+            number = len(barriers)
+            inputs = [added.constant(True, tf.bool)] + ["^" + name for name in waiting]
+            barrier = added.add("barrier{}".format(number), "PlaceholderWithDefault", inputs, dtype=tf.bool)
+            barrier.attr["shape"].shape.SetInParent()
+            passed = added.add("passed{}".format(number), "Assert", [barrier.name, barrier.name])
+            passed.attr["T"].list.type.append(tf.bool.as_datatype_enum)
+            barriers.append(barrier.name + ":0")
+            for node in own.sources:
+                waits.setdefault((action.micro_batch, node), []).append(passed.name)
+            waiting = [passed.name]
+        prefix = rewrite.micro_prefix(action.micro_batch)
+        waiting = waiting + [prefix + view.nodes[node].name for node in own.sinks]
     return barriers
 
 
@@ -72,4 +91,4 @@ def _ends(view: GraphView, nodes: Set[int], depths: Sequence[Tuple[int, int]]) -
         if nodes.isdisjoint(view.producers[node]) and all(depths[producer][0] == 0 for producer in view.producers[node])
     ]
     sinks = [node for node in nodes if nodes.isdisjoint(consumers[node]) and depths[node] == (0, 0)]
-    return Ends([view.nodes[node].name for node in sorted(sources)], [view.nodes[node].name for node in sorted(sinks)])
+    return Ends(sorted(sources), sorted(sinks))

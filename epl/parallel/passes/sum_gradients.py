@@ -1,0 +1,92 @@
+"""Gradients of the micro batches are summed, in their order, and take the place of micro batch 0's.
+
+    g ----> boundary          g ------> + ------> + --> / M --> boundary
+                         =>   g/1 -----'         /
+                              g/2 --------------'
+
+One gradient at a time: no more than two of each are alive.
+"""
+
+from typing import List, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.boundary import source_of
+from epl.parallel.passes.aggregate_gradients import replace_source
+from epl.parallel.passes.plan_nodes import PlanNodes
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stage_of_op
+
+
+class GradientSums(object):
+    """The mean, or sum, of each gradient over the micro batches, which takes the place of micro batch 0's.
+
+    Attributes:
+      nodes: those of dense gradients, to be added to the graph with the clones.
+    """
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        self.nodes: List[tf.NodeDef] = []
+        self._rewrite = rewrite
+        self._dense: List[Tuple[tf.Tensor, str]] = []
+        self._sparse: List[Tuple[tf.IndexedSlices, int]] = []
+        if rewrite.plan.num_micro_batch == 1:
+            return
+        stages = rewrite.plan.stages
+        for number, training in enumerate(rewrite.trainings):
+            scope = "micro_batches/gradients{}/stage{}"
+            added = [PlanNodes(rewrite, scope.format(number, stage), stage) for stage in range(len(stages))]
+            for variable, bound in training.boundaries:
+                stage = stage_of_op(rewrite.operation(variable), stages)
+                if isinstance(bound, tf.IndexedSlices):
+                    self._sparse.append((bound, stage))
+                else:
+                    self._dense.append((bound, self._add(added[stage], source_of(bound))))
+            self.nodes += [node for of_stage in added for node in of_stage.nodes]
+
+    def _add(self, added: PlanNodes, gradient: tf.Tensor) -> str:
+        """Adds the nodes for one gradient; the name of their result."""
+        parts = _names_in_all_micro_batches(self._rewrite, gradient)
+        dtype = gradient.dtype.base_dtype
+        total = parts[0]
+        steps = [("sum{}".format(copy), "AddV2", part) for copy, part in enumerate(parts) if copy]
+        if self._rewrite.plan.reduce_method == "mean":
+            steps.append(("mean", "RealDiv", added.constant(len(parts), dtype)))
+        for name, op, other in steps:
+            total = added.add("{}/{}".format(len(self._dense), name), op, [total, other], T=dtype).name
+        return total
+
+    def apply(self) -> None:
+        """Lets the boundaries of the gradients take the sums, which are in the graph by now."""
+        rewrite = self._rewrite
+        for bound, name in self._dense:
+            replace_source(rewrite, bound, rewrite.operation(name).outputs[0])
+        for sparse, stage in self._sparse:
+            with rewrite.building("micro_batches/gradients", stage):
+                replace_source(rewrite, sparse, _sparse_mean(rewrite, source_of(sparse)))
+
+
+def _sparse_mean(rewrite: Rewrite, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The rows of all micro batches."""
+    values = tf.concat(of_all_micro_batches(rewrite, gradient.values), axis=0)
+    indices = tf.concat(of_all_micro_batches(rewrite, gradient.indices), axis=0)
+    if rewrite.plan.reduce_method == "mean":
+        values = values / rewrite.plan.num_micro_batch
+    return tf.IndexedSlices(_of_any_rows(values), _of_any_rows(indices), gradient.dense_shape)
+
+
+def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor with an unknown number of rows: TensorFlow refuses another number than the boundary had."""
+    return tf.placeholder_with_default(tensor, [None] + tensor.shape.as_list()[1:])
+
+
+def of_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[tf.Tensor]:
+    """The tensor of every micro batch."""
+    return [rewrite.tf_graph.get_tensor_by_name(name) for name in _names_in_all_micro_batches(rewrite, tensor)]
+
+
+def _names_in_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[str]:
+    """The names of the tensor in every micro batch; one that all share stands there M times."""
+    if tensor.op.name not in rewrite.micro_batched:
+        return [tensor.name] * rewrite.plan.num_micro_batch
+    return [rewrite.micro_prefix(copy) + tensor.name for copy in range(rewrite.plan.num_micro_batch)]
