@@ -10,7 +10,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 BERT = os.path.join(ROOT, "examples", "bert")
 SMALL_SET = os.path.join(BERT, "data", "small-v1.1.json")
-SCRIPTS = ["dp.sh"]  # each takes steps of 8 windows in the small runs, of 16 in the long ones
+SCRIPTS = ["dp.sh", "pipeline.sh", "auto_pipeline.sh"]
 QUESTIONS = 16
 
 
