@@ -14,7 +14,7 @@ from tests.parallel.pipelines import Chain, begin, dense, rewritten, rows, stage
 STRATEGIES = ["PreferForward", "PreferBackward", "PreferBackwardOptimizer"]
 
 
-def check_order(rewrite, fetches, feed, steps=3):
+def check_order(rewrite, fetches, feed, steps=2):
     """Asserts that each device of each replica did the actions of the schedule one after the other, in order."""
     action_of = step_trace.actions(rewrite)
     schedule = from_text(rewrite.plan.schedule)
@@ -71,8 +71,15 @@ def branch(x):
     return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, tf.eye(3)), lambda: tf.tanh(x) * 2.0)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("flow", [lambda x: loop(x, "r"), branch, lambda x: branch(loop(x, "r"))])
+@pytest.mark.parametrize(
+    "strategy, flow",
+    [
+        ("PreferForward", lambda x: loop(x, "r")),
+        ("PreferBackward", branch),
+        ("PreferBackward", lambda x: branch(loop(x, "r"))),
+        ("PreferBackwardOptimizer", lambda x: branch(loop(x, "r"))),
+    ],
+)
 def test_control_flow_within_a_stage_runs_within_its_action(init, strategy, flow):
     begin(init, 4, 2, pipeline__strategy=strategy)
     x = tf.placeholder(tf.float32, [None, 3])
