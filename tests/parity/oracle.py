@@ -1,7 +1,10 @@
 """The oracle: the same user script plain and under a plan must give the same losses and the same variables.
 
-Equal means: the largest difference in a tensor is at most ``TOLERANCE`` of its largest value (float32). Replicas, local
-ones and those of other processes, must hold the same variables as each other to the last bit.
+Equal means: the largest difference in a tensor is at most ``TOLERANCE`` of its largest value (float32). Where gradients
+cancel out, plain TensorFlow comes that close to itself only: with AVX-512, the Adam slot of a bias differs by 0.9e-6
+between one batch and the mean of its two halves. So a value that misses is measured by that difference, and may be
+``NOISE`` times as far off as plain TensorFlow is from itself, ``NOISY_TOLERANCE`` at most. Replicas, local ones and those
+of other processes, must hold the same variables as each other to the last bit.
 """
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
@@ -11,6 +14,8 @@ from tests.parity import context
 from tests.parity.pool import Answer, Pool, ScriptFailed, Topology
 
 TOLERANCE = 1e-6
+NOISE = 3.
+NOISY_TOLERANCE = 5e-6
 # (workers, devices): one process with two devices, two processes, both, and four devices.
 TOPOLOGIES = [(1, 2), (2, 1), (2, 2), (1, 4)]
 
@@ -57,14 +62,29 @@ class Oracle:
         """Runs the script plain and under a plan, and compares; returns what the plan's processes answered."""
         reference = reference or self.plain(script, **arguments)
         answers = self.plan(topology, script, **arguments)
-        compare(reference, answers, tolerance, own)
+        try:
+            compare(reference, answers, tolerance, own)
+        except AssertionError:
+            by_hand = self._pool.run(Topology(context.BY_HAND, 1, topology[0] * topology[1]), script, arguments)[0]
+            if by_hand.error:
+                raise
+            compare(reference, answers, tolerance, own, noise_of(reference, by_hand))
         return answers
 
 
-def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERANCE, own: Sequence[str] = ()) -> None:
+def noise_of(reference: Answer, by_hand: Answer) -> Dict[str, float]:
+    """Returns by name how far plain TensorFlow is from itself, as a part of the largest value of the variable."""
+    expected, seen = reference.results['variables'][0], by_hand.results['variables'][0]
+    return {name: _difference(seen[name], value) / _scale(value) for name, value in expected.items()
+            if name in seen and np.shape(seen[name]) == np.shape(value)}
+
+
+def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERANCE, own: Sequence[str] = (),
+            noise: Optional[Dict[str, float]] = None) -> None:
     """Compares losses (mean over processes) and variables, and the replicas with each other.
 
     Variables with a word of `own` in their names differ between replicas: each is compared with that of its tower.
+    A variable with `noise` may differ by more, see above.
 
     Raises:
         AssertionError: names every value that differs, and by how much.
@@ -80,7 +100,8 @@ def compare(reference: Answer, answers: List[Answer], tolerance: float = TOLERAN
             problems.append('worker %d has the variables %s, expected %s' % (worker, sorted(seen), sorted(variables)))
         elif worker == 0:
             for name in seen:
-                _near(problems, name, seen[name], variables[name], tolerance)
+                allowed = min(NOISE * (noise or {}).get(name, 0.), NOISY_TOLERANCE)
+                _near(problems, name, seen[name], variables[name], max(tolerance, allowed))
     problems += replica_differences(answers, own)
     copies = [copy for answer in answers for copy in answer.results['variables'] + answer.results.get('replicas', [])]
     for replica, copy in enumerate(copies):
@@ -119,8 +140,18 @@ def _near(problems: List[str], name: str, seen: np.ndarray, expected: np.ndarray
     if seen.shape != expected.shape:
         problems.append('%s has shape %s, expected %s' % (name, seen.shape, expected.shape))
         return
-    difference = np.max(np.abs(seen - expected)) if expected.size else 0.
-    bound = tolerance * max(np.max(np.abs(expected)) if expected.size else 0., 1e-3)
+    difference = _difference(seen, expected)
+    bound = tolerance * _scale(expected)
     if not difference <= bound:  # also when it is not a number
         problems.append('%s differs by %.3g, more than %.3g:\n%s\nexpected\n%s' % (
             name, difference, bound, seen, expected))
+
+
+def _difference(seen: np.ndarray, expected: np.ndarray) -> float:
+    seen, expected = np.asarray(seen, np.float64), np.asarray(expected, np.float64)
+    return float(np.max(np.abs(seen - expected))) if expected.size else 0.
+
+
+def _scale(values: np.ndarray) -> float:
+    """Returns the largest value, or what counts in its place where all are tiny."""
+    return max(float(np.max(np.abs(values))) if np.size(values) else 0., 1e-3)
