@@ -201,7 +201,7 @@ def file_writer(ctx: Context) -> None:
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     y = tf.placeholder(tf.int32, [None], 'y')
     loss = MODELS['layers'](x, None, y)
-    train_op = OPTIMIZERS['adam']().minimize(loss)
+    train_op = OPTIMIZERS['momentum']().minimize(loss)
     total = tf.reduce_sum(x)
     if ctx.planned:
         import epl
