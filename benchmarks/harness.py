@@ -9,7 +9,7 @@ import platform
 import statistics
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from benchmarks import environment, groups
+from benchmarks import control, environment, groups
 
 RESULTS = os.path.join(environment.ROOT, 'benchmarks', 'results')
 
@@ -76,6 +76,17 @@ def start_all(starters: Dict[str, Callable[[], groups.Group]], missing: List[str
 
 def interleave(contenders: Dict[str, groups.Group], rounds: int, missing: List[str],
                **request: object) -> Dict[str, List[float]]:
+    """Returns the wall seconds per contender and round; a group takes as long as its slowest worker.
+
+    See `interleave_replies` for the arguments.
+    """
+    replies = interleave_replies(contenders, rounds, missing, **request)
+    return {name: [max(reply['seconds'] for reply in of_round) for of_round in of_group]
+            for name, of_group in replies.items()}
+
+
+def interleave_replies(contenders: Dict[str, groups.Group], rounds: int, missing: List[str],
+                       **request: object) -> Dict[str, List[List[control.Message]]]:
     """Lets the contenders work in turn, round by round.
 
     Odd rounds go through them backwards, so that none always comes first.
@@ -84,24 +95,22 @@ def interleave(contenders: Dict[str, groups.Group], rounds: int, missing: List[s
         contenders: the groups; one that fails is noted in ``missing`` and removed.
         rounds: how often each is measured.
         missing: receives what failed.
-        **request: what each is asked; a group takes as long as its slowest worker.
+        **request: what each is asked.
 
     Returns:
-        Wall seconds per contender and round.
+        Per contender and round the answers of its workers.
     """
-    seconds: Dict[str, List[float]] = {name: [] for name in contenders}
+    replies: Dict[str, List[List[control.Message]]] = {name: [] for name in contenders}
     for index in range(rounds):
         for name in list(contenders)[::-1 if index % 2 else 1]:
             try:
                 with contenders[name].awake():
-                    replies = contenders[name].ask(**request)
+                    replies[name].append(contenders[name].ask(**request))
             except groups.GroupError as error:
                 missing.append(str(error))
                 contenders.pop(name).close()
-                seconds.pop(name)
-                continue
-            seconds[name].append(max(reply['seconds'] for reply in replies))
-    return seconds
+                replies.pop(name)
+    return replies
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float], factor: float = 1.0) -> List[float]:

@@ -10,16 +10,25 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # Below the line above, since this file is run as a script.
-from benchmarks import collective_benchmark, harness, rewriting_benchmark, training_benchmark
+from benchmarks import (
+    collective_benchmark,
+    harness,
+    pipeline_benchmark,
+    pipeline_rewriting_benchmark,
+    rewriting_benchmark,
+    training_benchmark,
+)
 
-BENCHMARKS = {'a': training_benchmark.run, 'b': collective_benchmark.run, 'c': rewriting_benchmark.run}
+BENCHMARKS = {'a': training_benchmark.run, 'b': collective_benchmark.run, 'c': rewriting_benchmark.run,
+              'd': pipeline_benchmark.run, 'e': pipeline_rewriting_benchmark.run}
 
 
 def main() -> int:
     """Runs the chosen benchmarks, prints their tables and writes benchmarks/results/*.json."""
     parser = argparse.ArgumentParser(description='Measure EPL against named peers and bounds.')
     parser.add_argument('--only', action='append', choices=sorted(BENCHMARKS),
-                        help='a: training step, b: all-reduce, c: graph rewriting (repeatable; default: all)')
+                        help='a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, '
+                             'e: rewriting of pipelines (repeatable; default: all)')
     parser.add_argument('--quick', action='store_true', help='tiny sizes and few rounds: checks that all works')
     arguments = parser.parse_args()
     # As an exception, so that the measured processes, some of which are stopped, are ended on the way out.

@@ -58,3 +58,38 @@ def test_epl_all_reduce_runs_in_two_processes():
 def test_epl_rewrites_for_every_local_device():
     reply, = _ask(groups.start_plain('rewriting', ['epl', '1'], {'EPL_CLUSTER_NUM_VIRTUAL_DEVICES': '2'}))
     assert reply['added'] > 0.5 * reply['ops']
+
+
+_PERCEPTRON = ['2', '4', '8', '16', '2', 'PreferBackward']
+
+
+def test_step_of_a_pipeline_runs_and_its_memory_is_known_per_device():
+    group = groups.start_plain('pipeline', ['pipeline'] + _PERCEPTRON)
+    try:
+        with group.awake():
+            (step,), (memory,) = group.ask(steps=2, warm_up=1), group.ask(memory=True)
+    finally:
+        group.close()
+    assert step['seconds'] > 0
+    assert sorted(memory['peak_bytes']) == ['CPU:0', 'CPU:1'] and min(memory['peak_bytes'].values()) > 8 * 16 * 4
+
+
+def test_accumulation_on_one_device_runs():
+    reply, = _ask(groups.start_plain('pipeline', ['accumulation'] + _PERCEPTRON), steps=2, warm_up=1)
+    assert reply['seconds'] > 0
+
+
+def test_each_stage_is_measured_alone():
+    reply, = _ask(groups.start_plain('pipeline', ['stages'] + _PERCEPTRON), steps=3, warm_up=1)
+    assert len(reply['forward']) == len(reply['backward']) == 2 and min(reply['forward']) > 0
+
+
+def test_graph_is_rewritten_as_a_pipeline():
+    variables = {'EPL_CLUSTER_NUM_VIRTUAL_DEVICES': '2', 'EPL_PIPELINE_NUM_MICRO_BATCH': '3'}
+    reply, = _ask(groups.start_plain('pipeline_rewriting', ['epl', '2', '64', '2'], variables))
+    assert reply['added'] > 0.5 * reply['ops'] and reply['gigabytes'] > 0.05
+
+
+def test_graph_of_a_pipeline_is_built_without_the_library():
+    reply, = _ask(groups.start_plain('pipeline_rewriting', ['plain', '2', '64', '2']))
+    assert reply['ops'] > 1000 and 'rewrite' not in reply
