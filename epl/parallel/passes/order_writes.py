@@ -10,12 +10,12 @@ A write in a branch is waited for where the branch ends, as what waits for an op
 runs; a write in a loop waits where the loop begins.
 """
 
-from typing import Dict, Iterable, List, Sequence, Set
+from typing import Dict, FrozenSet, Iterable, List, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.control_flow import depths_of, ends_of, loops_of
+from epl.ir.control_flow import data_order, depths_of, ends_of, loops_of
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.micro_batches import MicroBatchOps
@@ -55,12 +55,18 @@ def order_writes(
     trained = view.ancestors(boundaries)
     data = [view.ancestors(micro_batches.boundary_nodes(view, [training])) for training in rewrite.trainings]
     sources = _waitable_sources(rewrite, view, ops)
+    data = [needed.intersection(sources) for needed in data]
+    readers_of = {write: micro_batches.readers_of(view, view.variable_inputs(write)) for write in ops.writes}
+    consumers = view.consumers()
+    readers_of_all: Set[int] = set().union(*readers_of.values())
+    takers = {consumer for reader in readers_of_all for consumer in consumers[reader]}
+    leading = _leading_to(view, ops, readers_of_all | takers | set(sources))
     copies = range(1, rewrite.plan.num_micro_batch)
     for write in sorted(ops.writes):
-        path = view.ancestors([write]) & ops.cloned
+        path = leading[write]
         waiting = _beginnings(view, {write}, loops, ops)
         own = path.intersection(sources)
-        together = next((sorted(d.intersection(sources)) for d in data if own and own <= d), sorted(own))
+        together = next((sorted(needed) for needed in data if own and own <= needed), sorted(own))
         for op in _operations(rewrite, view, waiting, 0):
             rewrite.remember(op)._add_control_inputs(_operations(rewrite, view, together, copies.stop - 1))
         ends = ends_of(view, write, depths)
@@ -69,7 +75,7 @@ def order_writes(
                 "{!r} writes a variable in a branch of tf.cond, or a loop, that gives nothing back, so that the micro "
                 "batches cannot be put in order. Let it return what the write gives.".format(view.nodes[write].name)
             )
-        readers = micro_batches.readers_of(view, view.variable_inputs(write)) & path
+        readers = readers_of[write] & path
         shared = readers & trained if write not in trained else set()
         waiting |= _beginnings(view, readers - shared, loops, ops)
         for copy in copies:
@@ -78,7 +84,22 @@ def order_writes(
                 op._add_control_inputs(before)
             for reader in sorted(shared):
                 _read_again(rewrite, view, reader, path - trained, copy, before, stages[reader])
-    _wait_for_all_writes(rewrite, view, ops, copies)
+    if copies:
+        _wait_for_all_writes(rewrite, view, ops, copies, stages)
+
+
+def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int]) -> Dict[int, Set[int]]:
+    """For each write, which of `nodes` it needs; in one pass over the graph, with a bit for each of them."""
+    of_interest = sorted(nodes & ops.cloned)
+    bit = {node: 1 << place for place, node in enumerate(of_interest)}
+    masks: Dict[int, int] = {}
+    for node in data_order(view):
+        if node in ops.cloned:
+            mask = bit.get(node, 0)
+            for producer in view.producers[node]:
+                mask |= masks.get(producer, 0)
+            masks[node] = mask
+    return {write: {node for node in of_interest if masks[write] & bit[node]} for write in ops.writes}
 
 
 def _read_again(
@@ -133,13 +154,24 @@ def _operations(rewrite: Rewrite, view: GraphView, nodes: Iterable[int], copy: i
     return [rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name) for node in sorted(nodes)]
 
 
-def _wait_for_all_writes(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too."""
+def _wait_for_all_writes(
+    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int], stages: Sequence[int]
+) -> None:
+    """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too.
+
+    They do so through one op for all that wait for the same: with updates among the control dependencies of `minimize`,
+    thousands of ops wait for each of hundreds of writes.
+    """
     leading = view.descendants(ops.writes) & ops.cloned
+    groups: Dict[FrozenSet[int], tf.Operation] = {}
     for node, producers in enumerate(view.producers):
-        if node in ops.cloned or view.types[node] in op_types.VARIABLES:
+        if node in ops.cloned or view.types[node] in op_types.VARIABLES or leading.isdisjoint(producers):
             continue
-        waited = {p for p in producers if p in leading and not view.takes_data(node, p)}
+        control = {name[1:] for name in view.nodes[node].input if name[0] == "^"}
+        waited = frozenset(p for p in producers if p in leading and view.nodes[p].name in control)
+        if waited and waited not in groups:
+            others = [op for copy in copies for op in _operations(rewrite, view, waited, copy)]
+            with rewrite.building("micro_batches/writes", stages[min(waited)]):
+                groups[waited] = tf.group(*others)
         if waited:
-            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            op._add_control_inputs([other for copy in copies for other in _operations(rewrite, view, waited, copy)])
+            rewrite.remember(rewrite.operation(view.nodes[node].name))._add_control_input(groups[waited])
