@@ -32,6 +32,9 @@ class Edit(NamedTuple):
     controls: Sequence[str] = ()
 
 
+SAME = Edit(None, None)  # for copies that differ in their names alone: these are written fastest
+
+
 # NodeDef attributes that name a thing that must not be shared between copies.
 _OWN_NAME_ATTRS = ("frame_name", "shared_name", "var_name")
 
@@ -65,6 +68,9 @@ def clone_nodes(
         encoded = prefix.encode()
         for template, original in templates:
             own = edit(copy, original)
+            if own is SAME:
+                parts.append(template.rename(encoded))
+                continue
             controls.update(own.controls)
             parts.append(wire.field(wire.NODE, template.write(encoded, own)))
         names.update(prefix + name for name in inside)
@@ -102,13 +108,17 @@ class _Outside(object):
             self.data.add((producer, int(output or 0)))
 
 
+# A shorter one could be part of the length of a field.
+_SHORTEST_MARK = 8
+
+
 class _Template(object):
     """A node in wire format, cut where the copies differ, so that a copy is a few joined strings.
 
     Of an attribute that is written twice the last one counts, so attributes that differ are appended.
     """
 
-    __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names")
+    __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for")
 
     def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside) -> None:
         self._name = node.name.encode()
@@ -125,9 +135,25 @@ class _Template(object):
         self._device = node.device
         self._attrs = node.serialized_attrs
         self._own_names = _own_names(node, inside)
+        self._pieces: List[bytes] = []
+        self._pieces_for = 0
+
+    def rename(self, prefix: bytes) -> bytes:
+        """The field of a GraphDef with the copy that differs in names alone.
+
+        Copies with prefixes of one length differ in these bytes alone: the copy is cut at them once.
+        """
+        size = len(prefix)
+        if self._pieces_for != size:
+            mark = b"\xff" * size  # in no name, as UTF-8 has no such byte
+            if size < _SHORTEST_MARK or mark in self._attrs:
+                return wire.field(wire.NODE, self.write(prefix, SAME))
+            self._pieces = wire.field(wire.NODE, self.write(mark, SAME)).split(mark)
+            self._pieces_for = size
+        return prefix.join(self._pieces)
 
     def write(self, prefix: bytes, edit: Edit) -> bytes:
-        """The copy with `prefix`."""
+        """The NodeDef of the copy with `prefix`."""
         parts = [wire.field(wire.NAME, prefix + self._name), self._op]
         for mark, rest in self._inputs:
             parts.append(mark if rest is None else wire.field(wire.INPUT, mark + prefix + rest))

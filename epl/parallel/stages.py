@@ -104,11 +104,13 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     stage_of = stage_of_taskgraph(stages)
     result = [-1] * len(view)
     holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
+    places: Dict[bytes, Tuple[int, str]] = {}  # attributes -> annotated stage, anchor: most nodes share theirs
     for node in data_order(view):
-        proto = view.nodes[node]
-        attrs = proto.attr
-        stage = stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0
-        anchor = colocated_with(view, node)
+        attrs = view.nodes[node].serialized_attrs
+        if attrs not in places:
+            places[attrs] = _place(view.nodes[node].attr, stage_of)
+        stage, group = places[attrs]
+        anchor = view.index.get(group, -1)
         held = [holders[p] for p in view.producers[node] if p in holders]
         if held:
             stage = held[0]
@@ -131,11 +133,19 @@ def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping
     ]  # fmt: skip
 
 
-def colocated_with(view: GraphView, node: int) -> int:
-    """The node with which another one is colocated, or -1."""
-    attrs = view.nodes[node].attr
+def _place(attrs: Mapping[str, tf.AttrValue], stage_of: Mapping[int, int]) -> Tuple[int, str]:
+    """The stage of the annotation, and the name of the op with which TensorFlow keeps the op together, or none."""
+    return stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0, _group(attrs)
+
+
+def _group(attrs: Mapping[str, tf.AttrValue]) -> str:
     if "_class" in attrs:
         for group in attrs["_class"].list.s:
             if group[:5] == b"loc:@":
-                return view.index.get(group[5:].decode(), -1)
-    return -1
+                return group[5:].decode()
+    return ""
+
+
+def colocated_with(view: GraphView, node: int) -> int:
+    """The node with which another one is colocated, or -1."""
+    return view.index.get(_group(view.nodes[node].attr), -1)

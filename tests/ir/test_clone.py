@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.ir.clone import Edit, clone_nodes
+from epl.ir.clone import SAME, Edit, clone_nodes
 from epl.ir.view import GraphView
 from epl.parallel import verifier
 from epl.utils import tf_compat
@@ -150,6 +150,21 @@ def test_extra_nodes_may_take_from_copies_and_from_the_graph():
     extra.attr["T"].type = tf.float32.as_datatype_enum
     clone([x], extra=[extra])
     assert run("sum:0") == 7 and outside.name == "outside:0"
+
+
+def test_copies_that_differ_in_names_alone_are_like_others():
+    graph = tf.get_default_graph()
+    x = tf.constant(np.full([4], -1, np.int32), name="x")  # of the bytes with which names are marked
+    variable = tf.get_variable("v", [], tf.int32)
+    with tf.colocate_with(x.op), tf.control_dependencies([x]):
+        y = tf.add(x[0], variable, name="y")
+    prefixes = ["A_LONG_PREFIX_{}/", "ANOTHER_LONG_PREFIX_{}/"]
+    clone([y], prefixes=[prefixes[0].format(copy) for copy in (1, 2, 10)], edit=lambda copy, original: SAME)
+    clone([y], prefixes=[prefixes[1].format(copy) for copy in (1, 2, 10)])
+    for copy in (1, 2, 10):
+        for name in ("x", "y", "v"):
+            one, other = (str(graph.get_operation_by_name(p.format(copy) + name).node_def) for p in prefixes)
+            assert one == other.replace("ANOTHER_LONG", "A_LONG")
 
 
 def test_a_copy_waits_for_what_its_edit_names():

@@ -14,7 +14,7 @@ from typing import Iterable, Sequence, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.clone import Edit, clone_nodes
+from epl.ir.clone import SAME, clone_nodes
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
@@ -94,14 +94,13 @@ def _clone(
     extra: Sequence[tf.NodeDef],
 ) -> None:
     """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers."""
-    plain = Edit(None, None)
     random = [node for node in ops.cloned if "seed2" in view.nodes[node].attr]
     edits = {(copy, node): seed_edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
     for key, names in waits.items():
-        edits[key] = edits.get(key, plain)._replace(controls=names)
+        edits[key] = edits.get(key, SAME)._replace(controls=names)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]
     clone_nodes(
-        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits.get((copy + 1, node), plain), extra
+        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits.get((copy + 1, node), SAME), extra
     )
     for (copy, node), names in waits.items():
         if copy == 0:
