@@ -17,11 +17,12 @@ Who drives what is in `epl/topology.py`, the replacement of TensorFlow's methods
 """
 
 import atexit
+import json
 import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -74,6 +75,7 @@ def connect(tf_graph: tf.Graph, config: Optional[tf.ConfigProto]) -> "Optional[T
     if topology is None:
         return None
     server = ProcessServer.start(config)
+    server.serving.update(set(range(server.cluster.worker_num)).difference(topology.constructors))
     if not topology.is_constructor(server.cluster.worker_index):
         server.serve()
     return server, server.session_config(topology, config)
@@ -109,20 +111,24 @@ class ProcessServer(object):
 
     Attributes:
       cluster: the cluster of the environment.
+      serving: the processes that serve a model of this script, and so have left it.
     """
 
     def __init__(self, job: Job, cluster: Cluster, config: Optional[tf.ConfigProto]) -> None:
         """Use `ProcessServer.start`."""
         self.cluster = cluster
+        self.serving: Set[int] = set()
         self._service = Service(job, Env.get().config.communication.stall_warning)
         server = Env.get().get_or_create_server(config)
         # The address of a remote master costs a copy of all feeds; "localhost" is this process's own.
         one_machine = len({tf_config.machine_of(host) for host in job.hosts}) == 1
         machine = "localhost" if one_machine else tf_config.machine_of(job.hosts[job.process])
         own = "{}:{}".format(machine, server.target.rpartition(":")[2])
-        self._addresses = [address.decode() for address in job.exchange("TensorFlow servers", own.encode())]
+        self._addresses, planned = _exchange_facts(job, own, Env.get().transformed_graphs)
+        Env.get().transformed_graphs = max(planned)  # who served before has planned fewer; names must be the same
         self._sessions: weakref.WeakSet = weakref.WeakSet()
         self._lost_sessions: List[tf.Session] = []
+        self._abandoned = False  # a run goes on that nobody waits for any more
         self._in_call = threading.local()
         atexit.register(self.leave)
 
@@ -236,6 +242,10 @@ class ProcessServer(object):
         except JobError:
             self._keep_sessions()
             raise
+        except (KeyboardInterrupt, SystemExit):
+            self._abandoned = True
+            self._keep_sessions()
+            raise
         except _CONSEQUENCES as error:
             failure = self._service.failure(_NEWS_S if isinstance(error, _RETRIED) else 1.0)
             if failure is None and not isinstance(error, _RETRIED):
@@ -246,8 +256,10 @@ class ProcessServer(object):
             ) from error
 
     def close(self, close: Callable[[tf.Session], None], session: tf.Session) -> None:
-        """Closes a session; with a process of it dead TensorFlow would wait for ever, so nothing is done then."""
-        if self._service.failure() is None:
+        """Closes a session. Nothing is done if TensorFlow would wait: for a process that is dead, for the run that
+        Ctrl-C was to end.
+        """
+        if self._service.failure() is None and not self._abandoned:
             try:
                 self.guarded(close, session)
             except JobError:
@@ -267,7 +279,7 @@ class ProcessServer(object):
             return
         failed = ScriptEnd.failure() is not None or self._service.failure() is not None
         for session in list(self._sessions):
-            if failed:
+            if failed or self._abandoned:
                 session._session = None  # its __del__ would wait for processes that are gone
             else:
                 session.close()
@@ -275,6 +287,13 @@ class ProcessServer(object):
             self._service.leave()
         else:
             self._service.finish()
+
+
+def _exchange_facts(job: Job, address: str, planned: int) -> Tuple[List[str], List[int]]:
+    """Of every process: where its TensorFlow server listens, and how many graphs it has planned."""
+    parts = job.exchange("TensorFlow servers", json.dumps([address, planned]).encode())
+    addresses, counts = zip(*[json.loads(part.decode()) for part in parts])
+    return list(addresses), list(counts)
 
 
 class _LongRun(object):

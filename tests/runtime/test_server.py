@@ -3,80 +3,30 @@
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
-import time
-from typing import Any, List
+from typing import Any, Iterator, List
 
 import pytest
 
-from tests.parity.launching import Finished, environment, launch, left_behind
+from tests.parity.launching import Finished, launch, left_behind
+from tests.runtime.spanning import JOBS, LIMIT, Nursery, codes, outputs
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "spanning.py")
-LIMIT = 60.0
+SCRIPT = "spanning.py"
 pytestmark = pytest.mark.timeout(150)
 
 
-def run_workers(what: str, directory: Any) -> List[Finished]:
-    """Runs four workers without a launcher, so that nobody ends one when another fails."""
-    doors = [socket.socket() for _ in range(4)]
-    for door in doors:
-        door.bind(("127.0.0.1", 0))
-        door.listen(8)
-    hosts = ["127.0.0.1:%d" % door.getsockname()[1] for door in doors]
-    start = time.time()
-    workers = []
-    for index, door in enumerate(doors):
-        config = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
-        with open(str(directory / ("log_%d" % index)), "w") as log:
-            workers.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", SCRIPT, what, str(directory)],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[door.fileno()],
-                    env=environment(
-                        TF_CONFIG=config,
-                        EPL_LISTEN_FD=str(door.fileno()),
-                        EPL_CLUSTER_NUM_VIRTUAL_DEVICES="1",
-                        EPL_CLUSTER_DEVICE_TYPE="cpu",
-                        EPL_COMMUNICATION_TIMEOUT="30",
-                    ),
-                )
-            )
-        door.close()
-    finished = []
-    try:
-        for index, worker in enumerate(workers):
-            late = False
-            try:
-                worker.wait(max(1.0, start + LIMIT - time.time()))
-            except subprocess.TimeoutExpired:
-                late = True
-            with open(str(directory / ("log_%d" % index))) as log:
-                finished.append(Finished(None if late else worker.returncode, log.read(), time.time() - start))
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
-            worker.wait()
-    return finished
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as workers:
+        yield workers
 
 
-def codes(workers: List[Finished]) -> List[Any]:
-    return [worker.code for worker in workers]
-
-
-def outputs(workers: List[Finished]) -> str:
-    return "\n".join(
-        "---- worker %d: %s\n%s" % (index, worker.code, worker.output[-4000:]) for index, worker in enumerate(workers)
-    )
+def run_workers(nursery: Nursery, what: str, directory: Any) -> List[Finished]:
+    return nursery.run(SCRIPT, [what, str(directory)], directory)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: Any) -> List[Finished]:
-    return run_workers("trains", tmp_path_factory.mktemp("trained"))
+def trained(nursery: Nursery, tmp_path_factory: Any) -> List[Finished]:
+    return run_workers(nursery, "trains", tmp_path_factory.mktemp("trained"))
 
 
 def test_all_end_with_code_0_when_the_constructors_have_finished(trained: List[Finished]) -> None:
@@ -92,14 +42,16 @@ def test_served_devices_compute_and_reduce(trained: List[Finished]) -> None:
         assert abs(weight[0][0] - (1 - 0.001 * 55)) < 1e-5
 
 
-def test_processes_can_meet_again_after_a_training(tmp_path: Any) -> None:
-    workers = run_workers("twice", tmp_path)
+@pytest.mark.long
+def test_processes_can_meet_again_after_a_training(nursery: Nursery, tmp_path: Any) -> None:
+    workers = run_workers(nursery, "twice", tmp_path)
     assert codes(workers) == [0, 0, 0, 0], outputs(workers)
     assert all("step 10" in workers[constructor].output for constructor in (0, 2))
 
 
-def test_the_end_of_data_of_one_ends_the_step_of_all(tmp_path: Any) -> None:
-    workers = run_workers("data ends", tmp_path)
+@pytest.mark.long
+def test_the_end_of_data_of_one_ends_the_step_of_all(nursery: Nursery, tmp_path: Any) -> None:
+    workers = run_workers(nursery, "data ends", tmp_path)
     assert codes(workers) == [0, 0, 0, 0], outputs(workers)
     for constructor in (0, 2):
         assert "data ended after 5" in workers[constructor].output, outputs(workers)
@@ -125,24 +77,41 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(FAULTS))
-def test_all_end_with_the_cause_when_one_fails(what: str, tmp_path: Any) -> None:
-    workers = run_workers(what, tmp_path)
+QUICK = ("raises", "differ")
+
+
+@pytest.mark.parametrize(
+    "what", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in sorted(FAULTS)]
+)
+def test_all_end_with_the_cause_when_one_fails(nursery: Nursery, what: str, tmp_path: Any) -> None:
+    workers = run_workers(nursery, what, tmp_path)
     for index in TOLD.get(what, (0, 1, 3)):
         assert workers[index].code not in (0, None), outputs(workers)
         assert re.search(FAULTS[what], workers[index].output), outputs(workers)
 
 
+@pytest.mark.long
 def test_the_launcher_names_the_worker_that_failed_first(tmp_path: Any) -> None:
-    arguments = ["--num_workers", "4", "--gpu_per_worker", "1", "--log_dir", "logs", SCRIPT, "raises", str(tmp_path)]
+    arguments = [
+        "--num_workers",
+        "4",
+        "--gpu_per_worker",
+        "1",
+        "--log_dir",
+        "logs",
+        os.path.join(JOBS, SCRIPT),
+        "raises",
+        str(tmp_path),
+    ]
     finished = launch(arguments, tmp_path, 2 * LIMIT)
     assert finished.code != 0
     assert "worker 2 failed" in finished.output, finished.output
     assert not left_behind(str(tmp_path))
 
 
-def test_monitored_session_and_estimator_run_on_the_servers(tmp_path: Any) -> None:
-    workers = run_workers("grpc target", tmp_path)
+@pytest.mark.long
+def test_monitored_session_and_estimator_run_on_the_servers(nursery: Nursery, tmp_path: Any) -> None:
+    workers = run_workers(nursery, "grpc target", tmp_path)
     assert codes(workers) == [0, 0, 0, 0], outputs(workers)
     for constructor in (0, 2):
         assert re.findall(r"step (\d)", workers[constructor].output) == ["1", "2", "3", "4"], outputs(workers)
