@@ -4,7 +4,7 @@ import contextlib
 import gc
 import logging
 import time
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -103,6 +103,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
         passes: List[PassReport] = []
         if not rewrite.is_plain:
+            _refuse_missing_workers(rewrite)
             _meet(rewrite)
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
@@ -129,6 +130,25 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _refuse_missing_workers(rewrite: Rewrite) -> None:
+    """A worker that serves another model runs nothing more of the script: it would be waited for in vain."""
+    server = _process_server()
+    gone = sorted(server.serving & set(rewrite.plan.owners)) if server is not None else []
+    if gone:
+        raise PlanError(
+            "A model of this script spans processes, and worker(s) {} that serve it have left the script: the model "
+            "of {} needs them to run replicas. Train it in a job of its own, or before the other one.".format(
+                ", ".join(map(str, gone)), rewrite.plan.name
+            )
+        )
+
+
+def _process_server() -> Any:
+    """The ProcessServer of the living job; None as long as no model has spanned processes."""
+    server = Env.get().process_server
+    return None if server is None or server.service.over else server
 
 
 def _meet(rewrite: Rewrite) -> None:
@@ -158,7 +178,7 @@ def _open_communicators(rewrite: Rewrite) -> None:
     Raises:
       PlanError: the session is a local one.
     """
-    server = Env.get().process_server
+    server = _process_server()
     if server is None:
         raise PlanError(
             "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
@@ -187,7 +207,7 @@ def _exchange(rewrite: Rewrite, what: str, text: str) -> List[str]:
     if rewrite.plan.workers == 1 or job is None:
         return [text]
     key = "{} of {}".format(what, rewrite.plan.name)
-    server = Env.get().process_server
+    server = _process_server()
     if server is not None:  # processes that serve take part in its rounds alone
         return [text if other is None else other for other in server.service.exchange(key, text)]
     return [data.decode() for data in job.exchange(key, text.encode())]
