@@ -22,7 +22,7 @@ from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.merge_outputs import merge
-from epl.parallel.passes.order_writes import order_reads, order_writes
+from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import order_actions
 from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
@@ -45,6 +45,8 @@ def run(rewrite: Rewrite) -> None:
     outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
     ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs)
     _refuse(rewrite, view, ops)
+    if rewrite.plan.num_micro_batch > 1:
+        _refuse_aggregated(view, ops, boundaries)
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in ops.cloned)
     copies = range(1, rewrite.plan.num_micro_batch)
     stages = stages_of_nodes(view, rewrite.plan.stages)
@@ -54,7 +56,7 @@ def run(rewrite: Rewrite) -> None:
     waits: Waits = {}
     _clone(rewrite, view, ops, copies, waits, order_actions(rewrite, view, actions, waits) + sums.nodes)
     if copies:
-        _merge_outputs(rewrite)
+        _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
         sums.apply()
     order_reads(rewrite, view, ops, copies)
@@ -108,9 +110,11 @@ def _clone(
             op._add_control_inputs([rewrite.operation(name) for name in names])
 
 
-def _merge_outputs(rewrite: Rewrite) -> None:
-    """The value of each output over the micro batches of a replica."""
+def _merge_outputs(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
+    """The value of each output over the micro batches of a replica; what is computed once per step has but one."""
     for output in rewrite.plan.outputs:
+        if view.index[output.tensor.partition(":")[0]] in ops.once:
+            continue
         with rewrite.building("micro_batches/outputs", output.stage):
             rewrite.over_micro_batches[output.tensor] = merge(
                 output.merge, of_all_micro_batches(rewrite, rewrite.tf_graph.get_tensor_by_name(output.tensor))
@@ -118,25 +122,50 @@ def _merge_outputs(rewrite: Rewrite) -> None:
 
 
 def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, writes: Set[int]) -> None:
-    """What runs once per step takes merged values; a value that is not merged is one micro batch's and is refused."""
+    """What runs once per step takes merged values; a value that is not merged is one micro batch's and is refused.
+
+    What it takes of a variable that micro batches write is read when it runs.
+    """
     boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
     fixed = boundaries | ops.cloned
     region = view.ancestors(writes - ops.writes, fixed.__contains__) - fixed
+    differing = (ops.cloned & ops.varying) - boundaries
     for node in sorted(region):
         data = [name for name in view.nodes[node].input if name[0] != "^"]
         for position, name in enumerate(data):
             tensor = name if ":" in name else name + ":0"
             producer = view.index[tensor.partition(":")[0]]
-            if producer not in ops.cloned or producer in boundaries:
+            if producer not in differing:
                 continue
             merged = rewrite.over_micro_batches.get(tensor)
+            taker = rewrite.operation(view.nodes[node].name)
+            if merged is None and view.types[producer] in op_types.READS and view.variable_inputs(producer):
+                merged = _read_late(rewrite, rewrite.operation(view.nodes[producer].name), taker)
             if merged is None:
                 raise PlanError(
                     "{!r} runs once per step and takes {!r}, of which each of the {} micro batches has its own value. "
                     "Say how they are merged: epl.add_to_collection({!r}, epl.GraphKeys.LOCAL_MEAN_OBJECTS), for "
                     "example.".format(view.nodes[node].name, tensor, rewrite.plan.num_micro_batch, tensor)
                 )
-            rewrite.remember(rewrite.operation(view.nodes[node].name))._update_input(position, merged)
+            rewrite.remember(taker)._update_input(position, merged)
+
+
+def _read_late(rewrite: Rewrite, read: tf.Operation, taker: tf.Operation) -> tf.Tensor:
+    """What `read` gives once all that `taker` waits for is done."""
+    stage = rewrite.stage_of[read.name]
+    with rewrite.building("micro_batches/reads", stage), tf.control_dependencies(taker.control_inputs):
+        return read_variable(read)
+
+
+def _refuse_aggregated(view: GraphView, ops: MicroBatchOps, boundaries: Set[int]) -> None:
+    """A gradient of gradients that were accumulated before has no micro batches to be accumulated over."""
+    for node in sorted(boundaries):
+        if any(producer in ops.once for producer in view.producers[node]):
+            raise PlanError(
+                "The gradient {!r} is computed from gradients that an optimizer applies: those are accumulated over "
+                "the micro batches, and so have no value in each of them. Differentiate before: take the gradients of "
+                "another call of tf.gradients, which no optimizer gets.".format(view.nodes[node].name)
+            )
 
 
 def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
