@@ -25,7 +25,6 @@ logger = logging.getLogger("epl")
 
 # Configuration keys whose pass does not exist yet, and the value that means "off".
 _NOT_AVAILABLE = (
-    ("gradient_checkpoint.type", ""),
     ("zero.level", ""),
     ("offload.level", ""),
     ("amp.level", ""),

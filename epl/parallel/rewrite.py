@@ -37,6 +37,18 @@ Attributes:
   is_global: whether the other processes get it too.
 """
 
+GradientCheck = NamedTuple(
+    "GradientCheck", [("variable", str), ("gradient", str), ("difference", str), ("copies", FrozenSet[str])]
+)
+GradientCheck.__doc__ = """A gradient that is computed a second time without recomputation, to compare.
+
+Attributes:
+  variable: whose gradient it is, for messages.
+  gradient: name of the op that gives it.
+  difference: name of the tensor that tells by how much the two differ, relative to the largest value.
+  copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
+"""
+
 Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
 Sibling.__doc__ = (
     """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
@@ -54,6 +66,7 @@ class Rewrite(object):
         over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
         stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+        gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
         view: the graph after everything was added to replica 0 and before it is cloned.
         cloned: indices in `view` of the ops that every local replica has a copy of.
         writes: those of them that write variables.
@@ -90,6 +103,7 @@ class Rewrite(object):
         self.config = config
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
+        self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()
         self.writes: Set[int] = set()

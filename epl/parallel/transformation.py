@@ -22,6 +22,7 @@ from epl.parallel.passes import (
     clone_replicas,
     io_slicing,
     merge_outputs,
+    recompute,
     select_ops,
     sync_variables,
 )
@@ -33,6 +34,7 @@ from epl.utils.errors import PlanError, PlanMismatchError
 logger = logging.getLogger("epl")
 
 PASSES = (
+    recompute.PASS,
     clone_micro_batches.PASS,
     aggregate_gradients.PASS,
     merge_outputs.GLOBAL_PASS,
@@ -41,6 +43,8 @@ PASSES = (
     sync_variables.PASS,
     merge_outputs.LOCAL_PASS,
 )
+# Of one replica on one device.
+PLAIN_PASSES = (recompute.PASS,)
 
 TransformReport = NamedTuple(
     "TransformReport",
@@ -107,17 +111,27 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             _meet(rewrite)
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
-            users = tf_compat.op_names(graph.tf_graph)
-            try:
+            with _changing(graph, rewrite):
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
-            except Exception as error:
-                graph.failure = error  # the graph is half rewritten: it must not run
-                raise
-            rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
+        elif env.config.gradient_checkpoint.type:
+            with _changing(graph, rewrite):
+                passes = run_passes(PLAIN_PASSES, rewrite)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
+
+
+@contextlib.contextmanager
+def _changing(graph: Graph, rewrite: Rewrite) -> Iterator[None]:
+    """Notes the ops that are added inside; a graph that is half rewritten must not run."""
+    users = tf_compat.op_names(graph.tf_graph)
+    try:
+        yield
+    except Exception as error:
+        graph.failure = error
+        raise
+    rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
 
 
 @contextlib.contextmanager

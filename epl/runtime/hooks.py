@@ -37,7 +37,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import recorder, saver, server
+from epl.runtime import gradient_check, recorder, saver, server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -247,9 +247,18 @@ def _do_run(
     run_metadata: Any,
 ) -> Any:
     runner = _rewritten(session)
-    if runner is None:
-        return _guarded_run(original, session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
-    return runner.run(session, target_list, fetch_list, feed_dict, options, run_metadata)
+
+    def run(fetches: Any, feeds: Any) -> Any:
+        if runner is not None:
+            return runner.run(session, target_list, fetches, feeds, options, run_metadata)
+        return _guarded_run(original, session, handle, target_list, fetches, feeds, options, run_metadata)
+
+    def read(tensors: Any) -> Any:
+        if runner is not None:
+            runner.take_values_of_rank_0(session)
+        return _guarded_run(original, session, handle, [], tensors, {}, None, None)
+
+    return gradient_check.run(session, target_list, fetch_list, feed_dict, run, read)
 
 
 def _guarded_run(run: Callable[..., Any], session: Any, *args: Any) -> Any:

@@ -240,7 +240,7 @@ def test_an_integer_gradient_is_refused_by_name(init):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("gradient_checkpoint.type", "auto"), ("zero.level", "v1"), ("offload.level", "v0"), ("amp.level", "o1"),
+    ("zero.level", "v1"), ("offload.level", "v0"), ("amp.level", "o1"),
     ("optimizer.num_apply_group", 2),
 ])
 @pytest.mark.parametrize("devices", [1, 2])

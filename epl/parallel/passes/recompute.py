@@ -1,0 +1,189 @@
+"""Gradient checkpoint: activations are not held for the backward pass but computed a second time.
+
+    x --> f1 --> f2 --> [h] --> ...        x --> f1 --> f2 --> [h] --> ...
+           |      |                   =>   x --> f1' -> f2'        f1' waits for the gradient
+           b1 <-- b2 <-- ...                      b1 <-- b2 <-- ...
+
+The copies are imported in one call under `EPL_RECOMPUTE/` and keep the marks of their ops. They begin behind a no-op
+that waits, so they depend on the gradient: in a pipeline they are part of the backward action, and every micro batch
+and replica gets its own. Copies differ from their ops in what they wait for, so TensorFlow merges none with another.
+
+It works on the user's graph, before any other pass, and on a model on one device as well.
+"""
+
+import logging
+from typing import Dict, List, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.clone import Edit, clone_nodes
+from epl.ir.control_flow import depths_of
+from epl.ir.graph import GradientCall
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel import recompute
+from epl.parallel.costs import node_costs
+from epl.parallel.costs_shapes import output_types
+from epl.parallel.micro_batches import tensors_of
+from epl.parallel.pass_manager import Pass
+from epl.parallel.passes import compare_gradients
+from epl.parallel.recompute import Segment, Sweep
+from epl.parallel.recompute_chain import choose
+from epl.parallel.recompute_order import find_waits, late_reads
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stages_of_nodes
+from epl.parallel.training_writes import find_training_writes
+from epl.utils import tf_compat
+
+logger = logging.getLogger("epl")
+
+COLLECTION = "checkpoints"
+PREFIX = "EPL_RECOMPUTE{}/"
+
+
+def run(rewrite: Rewrite) -> None:
+    """Recomputes in the backward pass of each call of tf.gradients, as `gradient_checkpoint` says."""
+    if not rewrite.config.gradient_checkpoint.type:
+        return
+    for number, call in enumerate(rewrite.graph.gradient_calls):
+        if call.boundaries and call.seeds:
+            _recompute(rewrite, PREFIX.format("_{}".format(number) if number else ""), call)
+
+
+def _recompute(rewrite: Rewrite, prefix: str, call: GradientCall) -> None:
+    view = GraphView(rewrite.tf_graph)
+    ends = _ends(rewrite, view, call)
+    sweep = recompute.find_sweep(
+        view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
+    )
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    segments = _segments(rewrite, view, sweep, stages, ends)
+    if not segments:
+        logger.warning(
+            "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
+            rewrite.config.gradient_checkpoint.type,
+            ", ".join(y.name for y in call.ys),
+        )
+        return
+    logger.info("%s", recompute.describe(view, segments))
+    if rewrite.config.gradient_checkpoint.check_gradients:
+        rewrite.gradient_checks += compare_gradients.keep_plain(rewrite, view, sweep, segments, ends)
+    depths = depths_of(view)
+    waits = find_waits(view, sweep, segments, _moving(rewrite.tf_graph, view), depths, stages)
+    for segment, wait in zip(segments, waits):
+        _clone(rewrite.tf_graph, view, segment, wait, prefix)
+    _rewire(rewrite, view, segments, prefix)
+    gradients = _gradients(rewrite, view, sweep, ends, depths)
+    late = late_reads(view, sweep, segments, waits, gradients, recompute.shown_variables(view))
+    for gradient, copies in sorted(late.items()):
+        op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
+        op._add_control_inputs([rewrite.operation(prefix + view.nodes[node].name) for node in copies])
+
+
+def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
+    """The nodes that pass the gradients of a call on. With accumulation they are those that every micro step has."""
+    sources = {
+        view.index[tensor.op.name]
+        for accumulation in rewrite.graph.accumulations
+        for source in accumulation.sources
+        for tensor in tensors_of(source)
+    }
+    bounds = {view.index[t.op.name] for _, gradient in call.boundaries for t in tensors_of(gradient)}
+    return sources | (bounds - view.descendants(sources))
+
+
+def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:
+    config = rewrite.config.gradient_checkpoint
+    tf_graph = rewrite.tf_graph
+    writes = find_training_writes(tf_graph, view, view.writes(), ends)
+    if config.type == "auto":
+        costs = node_costs(tf_graph, view, sweep.forward, rewrite.plan.device_type.lower())
+        recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, costs.types)
+        if config.end_taskgraph >= 0:
+            recomputable = {node for node in recomputable if _taskgraph(view, node) <= config.end_taskgraph}
+        choice = choose(view, sweep, recomputable, stages, costs)
+        return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+    types, _ = output_types(tf_graph, view, sweep.forward)
+    recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
+    checkpoints = _collected(rewrite, view, sweep, recomputable)
+    if not checkpoints:
+        return []
+    numbers = recompute.number_by_checkpoints(view, sweep, checkpoints)
+    places = {node: (stages[node], numbers[node]) for node in recomputable}
+    return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
+
+
+def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep, recomputable: Set[int]) -> Set[int]:
+    """The checkpoints of the collection that end a segment."""
+    found = set()
+    forward = set(sweep.forward)
+    depths = depths_of(view)
+    for item in rewrite.tf_graph.get_collection(COLLECTION):
+        op = item if isinstance(item, tf.Operation) else item.op
+        node = view.index[op.name]
+        if node not in forward or depths[node] != (0, 0):
+            logger.warning(
+                "The checkpoint %r has no effect: %s.",
+                op.name,
+                "it lies in a loop or branch, which is kept as a whole"
+                if node in forward
+                else "no gradient is computed through it",
+            )
+        elif node in recomputable:
+            found.add(node)
+    return found
+
+
+def _taskgraph(view: GraphView, node: int) -> int:
+    attrs = view.nodes[node].attr
+    return attrs[TASKGRAPH_ATTR].i if TASKGRAPH_ATTR in attrs else 0
+
+
+def _gradients(
+    rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
+) -> Dict[int, List[int]]:
+    """By variable, the nodes of the backward pass that give its gradient."""
+    variables = compare_gradients.variables_by_gradient(rewrite.graph)
+    found: Dict[int, List[int]] = {}
+    for end in ends:
+        for node, output in recompute.data_inputs(view, end):
+            variable = variables.get("{}:{}".format(view.nodes[node].name, output))
+            if variable is not None and node in sweep.backward and depths[node] == (0, 0):
+                found.setdefault(view.index[variable], []).append(node)
+    return found
+
+
+def _moving(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+    return recompute.batch_nodes(tf_graph, view, stateful)
+
+
+def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence[int], prefix: str) -> None:
+    """Imports the copies of a segment, which begin behind a no-op that waits.
+
+    One segment at a time: a copy that is to run after an op of another segment runs after that op, not after its copy.
+    """
+    node = tf.NodeDef(name="{}wait_{}_{}".format(prefix, *segment.place), op="NoOp")
+    node.input.extend("^" + view.nodes[producer].name for producer in wait)
+    mark = view.nodes[segment.nodes[0]].attr.get(TASKGRAPH_ATTR)
+    if mark is not None:
+        node.attr[TASKGRAPH_ATTR].CopyFrom(mark)
+    plain = Edit(None, None)
+    clone_nodes(tf_graph, view, segment.nodes, [prefix], lambda copy, node: plain, [node])
+    waiting = tf_graph.get_operation_by_name(node.name)
+    members = set(segment.nodes)
+    for member in segment.nodes:
+        if members.isdisjoint(view.producers[member]):
+            tf_graph.get_operation_by_name(prefix + view.nodes[member].name)._add_control_input(waiting)
+
+
+def _rewire(rewrite: Rewrite, view: GraphView, segments: Sequence[Segment], prefix: str) -> None:
+    """Gives the backward pass the copies."""
+    for segment in segments:
+        for use in segment.uses:
+            copy = rewrite.operation(prefix + view.nodes[use.producer].name)
+            consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
+            consumer._update_input(use.position, copy.outputs[use.output])
+
+
+PASS = Pass("recompute", run, frozenset(), frozenset(["recomputed"]), bitwise=True)

@@ -1,0 +1,95 @@
+"""`gradient_checkpoint.check_gradients`: the first training step of a session is checked, the others cost nothing.
+
+The comparisons stand in the graph (`epl/parallel/passes/compare_gradients.py`). Here they are fetched together with
+what the user fetches, in the same run, as another run would have other data.
+"""
+
+from typing import Any, Callable, Dict, List, Sequence, Set
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.parallel.rewrite import GradientCheck
+from epl.utils.errors import PlanError
+
+TOLERANCE = 1e-5  # of the largest value of a gradient
+
+
+RunStep = Callable[[Sequence[tf.Tensor], Dict[tf.Tensor, Any]], List[Any]]
+ReadBefore = Callable[[Sequence[tf.Tensor]], List[Any]]
+
+
+def run(
+    session: tf.Session,
+    targets: Sequence[tf.Operation],
+    fetches: Sequence[tf.Tensor],
+    feeds: Dict[tf.Tensor, Any],
+    run_step: RunStep,
+    read: ReadBefore,
+) -> Any:
+    """Runs a step, the first training step with the comparisons.
+
+    Args:
+      session: the session.
+      targets, fetches, feeds: what is asked for.
+      run_step: runs the step with these fetches and feeds.
+      read: gives values of tensors that need variables alone, as they are when a step begins.
+
+    Returns:
+      The values of `fetches`.
+
+    Raises:
+      PlanError: a gradient differs from the plain one.
+    """
+    checks = _due(session, targets, fetches)
+    if not checks:
+        return run_step(fetches, feeds)
+    tensor = session.graph.get_tensor_by_name
+    copies = [tensor(name) for name in sorted(frozenset().union(*[check.copies for check in checks]))]
+    feeds = dict(list(feeds.items()) + list(zip(copies, read(copies) if copies else [])))
+    values = run_step(list(fetches) + [tensor(check.difference) for check in checks], feeds)
+    session._epl_checked = _done(session) | {check.gradient for check in checks}
+    differences = values[len(fetches) :]
+    for check, difference in zip(checks, differences):
+        if not difference <= TOLERANCE:
+            raise PlanError(
+                "The gradient of {} with gradient_checkpoint differs from the plain one by {:.3g} of its largest "
+                "value, more than {:g} ({} of {} gradients differ). An op does not give the same when it is "
+                "computed again; keep what it gives: tf.add_to_collection('checkpoints', tensor).".format(
+                    check.variable,
+                    float(difference),
+                    TOLERANCE,
+                    int(np.sum([not value <= TOLERANCE for value in differences])),
+                    len(checks),
+                )
+            )
+    return values[: len(fetches)]
+
+
+def _due(session: tf.Session, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> List[GradientCheck]:
+    """The comparisons of gradients that this run computes, and that the session has not made before."""
+    graph = Graph.of(session.graph)
+    checks = [] if graph is None or graph.plan is None else graph.plan.gradient_checks
+    done = _done(session)
+    waiting = [check for check in checks if check.gradient not in done]
+    if not waiting:
+        return []
+    needed = _ancestors(list(targets) + [tensor.op for tensor in fetches])
+    return [check for check in waiting if check.gradient in needed]
+
+
+def _done(session: tf.Session) -> Set[str]:
+    return getattr(session, "_epl_checked", set())
+
+
+def _ancestors(ops: List[tf.Operation]) -> Set[str]:
+    seen = set(ops)
+    stack = list(seen)
+    while stack:
+        op = stack.pop()
+        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return {op.name for op in seen}
