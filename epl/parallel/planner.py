@@ -28,7 +28,6 @@ _NOT_AVAILABLE = (
     ("zero.level", ""),
     ("offload.level", ""),
     ("amp.level", ""),
-    ("optimizer.num_apply_group", 1),
 )  # fmt: skip
 
 _OUTPUT_KEYS = (

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -49,6 +49,14 @@ Attributes:
   copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
 """
 
+ApplyOrder = NamedTuple("ApplyOrder", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
+ApplyOrder.__doc__ = """Updates of variables that run in groups, one after the other.
+
+Attributes:
+  barriers: the tensors between the groups; one that is fed orders nothing in that run.
+  writes: names of the ops that write the variables and their slots. A run without all of them is not ordered.
+"""
+
 Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
 Sibling.__doc__ = (
     """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
@@ -66,6 +74,7 @@ class Rewrite(object):
         over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
         stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+        apply_orders: the updates that run in groups.
         gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
         view: the graph after everything was added to replica 0 and before it is cloned.
         cloned: indices in `view` of the ops that every local replica has a copy of.
@@ -103,6 +112,7 @@ class Rewrite(object):
         self.config = config
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
+        self.apply_orders: List[ApplyOrder] = []
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()
@@ -143,6 +153,11 @@ class Rewrite(object):
     def is_plain(self) -> bool:
         """Whether there is nothing to rewrite: one replica of one stage."""
         return self.world_size == len(self.plan.stages) == 1
+
+    @property
+    def runs_as_it_is(self) -> bool:
+        """Whether a Session.run of the user needs nothing else to mean what the user means."""
+        return self.is_plain and not self.apply_orders
 
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel import plan as plans
@@ -20,6 +21,7 @@ from epl.parallel.passes import (
     aggregate_gradients,
     clone_micro_batches,
     clone_replicas,
+    group_apply,
     io_slicing,
     merge_outputs,
     recompute,
@@ -37,6 +39,7 @@ PASSES = (
     recompute.PASS,
     clone_micro_batches.PASS,
     aggregate_gradients.PASS,
+    group_apply.PASS,
     merge_outputs.GLOBAL_PASS,
     select_ops.PASS,
     clone_replicas.PASS,
@@ -44,7 +47,7 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS,)
+PLAIN_PASSES = (recompute.PASS, group_apply.PASS)
 
 TransformReport = NamedTuple(
     "TransformReport",
@@ -115,9 +118,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
-        elif env.config.gradient_checkpoint.type:
+        elif env.config.gradient_checkpoint.type or env.config.optimizer.num_apply_group > 1:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
+                if not rewrite.runs_as_it_is:
+                    rewrite.view = GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 

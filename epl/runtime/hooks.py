@@ -185,7 +185,7 @@ def _close(original: Callable[..., None], session: Any) -> None:
 
 
 def _rewritten(session: Any) -> Optional[GraphRunner]:
-    """Rewrites the session's graph if that is due; the runner of a graph with replicas or other workers, else None."""
+    """Rewrites the session's graph if that is due; the runner of a graph whose runs are changed, else None."""
     graph = Graph.of(session.graph)
     if graph is None:
         return None
@@ -195,7 +195,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
                 _refuse_shipped(session, graph)
                 transformation.transform(session.graph)
     rewrite: Optional[Rewrite] = graph.plan
-    if rewrite is None or rewrite.is_plain:
+    if rewrite is None or rewrite.runs_as_it_is:
         return None
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):

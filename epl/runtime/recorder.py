@@ -121,12 +121,14 @@ def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
 
 
 def _refuse_planned(graph: Graph, steps: int) -> None:
-    if graph.plan is None or (graph.plan.is_plain and steps == 1):
+    groups = Env.get().config.optimizer.num_apply_group
+    if graph.plan is None or (graph.plan.is_plain and steps == groups == 1):
         return
+    without = "without accumulation" if steps > 1 else "without groups of updates"
     raise PlanError(
         "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
         "adds would train {}. Build the whole training step before the first run, or build it in a new "
-        "tf.Graph.".format(graph.plan.world_size, "without accumulation" if graph.plan.is_plain else "replica 0 alone")
+        "tf.Graph.".format(graph.plan.world_size, without if graph.plan.is_plain else "replica 0 alone")
     )
 
 

@@ -7,7 +7,8 @@ A Step is worked out once for each set of fetches and feeds, from what the fetch
        +--------> merged outputs and the objective are fetched in place of replica 0's value
 
 In a pipeline, the micro batches of replica 0 are part of it; what is written once per micro batch runs for all of them.
-The barriers of the schedule order training steps alone: in other runs they are fed, which takes them out.
+The barriers of the schedule order training steps alone: in other runs they are fed, which takes them out. So are those
+between groups of updates, in runs that do not update all of their variables.
 """
 
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -41,7 +42,7 @@ Attributes:
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
-  barriers: to be fed, as the run is no step of their training.
+  barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
 """
 
 
@@ -73,6 +74,11 @@ class StepFinder(object):
         ]
         self._all_boundaries: Set[int] = set().union(*self._boundaries)
         self._barriers = [{view.index[name.partition(":")[0]] for name in names} for names in rewrite.barriers]
+        self._apply_orders = [
+            ({view.index[name.partition(":")[0]] for name in order.barriers}, {view.index[w] for w in order.writes})
+            for order in rewrite.apply_orders
+        ]
+        self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
     def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
@@ -93,7 +99,7 @@ class StepFinder(object):
     def _work_out(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]) -> Step:
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
-        idle = self._barriers_of_other_trainings(asked, fed)
+        idle = self._idle_barriers(asked, fed)
         needed, foreign = self._needed(asked, fed, idle)
         asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
         later = self._later_micro_batches((needed & rewrite.writes) | asked_micro)
@@ -131,12 +137,13 @@ class StepFinder(object):
             barriers=self._barrier_tensors(idle),
         )
 
-    def _barriers_of_other_trainings(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Set[int]:
-        """The barriers of the trainings of which `ops` are no step."""
-        if not any(self._barriers):
+    def _idle_barriers(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Set[int]:
+        """The barriers of the trainings of which `ops` are no step, and of the updates that they do not all make."""
+        if not self._all_barriers:
             return set()
-        needed, _ = self._needed(ops, fed, set().union(*self._barriers))
+        needed, _ = self._needed(ops, fed, self._all_barriers)
         idle = [barriers for barriers, boundaries in zip(self._barriers, self._boundaries) if not needed & boundaries]
+        idle += [barriers for barriers, writes in self._apply_orders if not writes <= needed]
         return set().union(*idle)
 
     def _barrier_tensors(self, nodes: Set[int]) -> Tuple[tf.Tensor, ...]:
