@@ -8,6 +8,9 @@ REF_VARIABLES = frozenset(["Variable", "VariableV2", "AutoReloadVariable"])
 RESOURCE_VARIABLES = frozenset(["VarHandleOp"])
 VARIABLES = REF_VARIABLES | RESOURCE_VARIABLES
 
+# Ops that give the value of the variable that they take.
+READS = frozenset(["Identity", "ReadVariableOp"])
+
 # Ops that write a variable, which is their first input (fused optimizers write several: all are among the inputs).
 _REF_WRITES = [
     "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin",
@@ -27,6 +30,7 @@ _RESOURCE_WRITES = [
     "ResourceScatterNdUpdate", "ResourceApplyAdamWithAmsgrad", "ResourceApplyKerasMomentum",
     "ResourceSparseApplyKerasMomentum",
 ] + ["Resource" + name for name in _REF_WRITES if "Apply" in name]  # fmt: skip
+REF_WRITES = frozenset(_REF_WRITES)  # they give the reference that they take
 WRITES = frozenset(_REF_WRITES + _RESOURCE_WRITES)
 PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
 

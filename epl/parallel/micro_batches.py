@@ -6,7 +6,7 @@
 An op differs between micro batches if data, a placeholder, a random number or other state of its own reaches it.
 What a step needs of such ops is copied; the rest (variables, what depends on them alone) is shared. A write of a value
 that differs (statistics of batch norm, a metric) happens once per micro batch, in order; one that gets its value from
-gradients, or from no data at all (the global step), once per step.
+gradients, or from no batch at all (the global step, a learning rate that is fed), once per step.
 
 Within a copy, what depends on the gradient of the objective is the backward pass (B) of its stage, what comes before
 is the forward pass (F). Data is read ahead of both, in the order of the micro batches. Tables of op types say what
@@ -34,12 +34,20 @@ Actions = Dict[Tuple[int, str], Set[int]]
 
 MicroBatchOps = NamedTuple(
     "MicroBatchOps",
-    [("cloned", Set[int]), ("sources", List[int]), ("inputs", Set[int]), ("writes", Set[int]), ("once", Set[int])],
+    [
+        ("cloned", Set[int]),
+        ("varying", Set[int]),
+        ("sources", List[int]),
+        ("inputs", Set[int]),
+        ("writes", Set[int]),
+        ("once", Set[int]),
+    ],
 )
 MicroBatchOps.__doc__ = """Nodes of a graph by how often they run in a step.
 
 Attributes:
   cloned: once per micro batch.
+  varying: those whose value differs between micro batches; the other clones do no more than wait for them.
   sources: those of them that read data.
   inputs: the sources and the placeholders, and what they need.
   writes: those of them that write variables.
@@ -79,32 +87,72 @@ def find_micro_batch_ops(
     boundaries = boundary_nodes(view, trainings)
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     after = _data_descendants(view, boundaries, set())
+    gradients = {producer for node in boundaries for producer in view.producers[node]}
     states = _own_state(tf_graph, view)
+    trained = view.ancestors(gradients, writes.__contains__)
+    batch = states - (set(view.of_types(op_types.PLACEHOLDERS)) - trained)
     loops = loops_of(view)
-    micro_writes: Set[int] = set()
-    while True:
-        varying = _data_descendants(view, states | _readers(view, micro_writes), boundaries)
-        # The frame of a loop is one thing: if anything in it differs, all of it does, its counter included.
-        entered = {loops[node] for node in varying if node in loops}
-        enters = {node for node in view.of_types(op_types.ENTERS) if loops[node] in entered}
-        found = {
-            node for node in writes if (node in varying or loops.get(node, -1) in entered) and node not in after
-        }  # fmt: skip
-        if found <= micro_writes and enters <= states:
-            break
-        micro_writes |= found
-        states |= enters
-    depths = depths_of(view) if micro_writes else []
-    roots = {producer for node in boundaries for producer in view.producers[node]} | micro_writes | set(outputs)
-    roots.update(end for node in micro_writes for end in ends_of(view, node, depths))
-    needed = view.ancestors(roots, lambda node: node in shared or node in boundaries) - shared
-    differ = view.descendants(states | _readers(view, micro_writes), boundaries.__contains__)
+    micro_writes = _micro_batch_writes(view, writes - after, batch, boundaries, loops)
+    varying = _varying(view, states | _readers(view, micro_writes), boundaries, loops)
     once = after | (writes - micro_writes)
-    cloned = (needed & differ) - once
+    roots = gradients | micro_writes | set(outputs)
+    depths = depths_of(view) if micro_writes else []
+    roots.update(end for node in micro_writes for end in ends_of(view, node, depths))
+    kept = shared | boundaries | once
+    needed = view.ancestors(roots, kept.__contains__)
+    cloned = (needed & view.descendants(varying, boundaries.__contains__)) - shared - once
     sources = sorted(cloned & set(view.of_types(op_types.DATA_SOURCES)))
-    fed = view.of_types(op_types.PLACEHOLDERS)  # feeding one cuts off what it waits for
-    inputs = view.ancestors(sources + fed, lambda node: node in shared) & cloned
-    return MicroBatchOps(cloned, sources, inputs, micro_writes, once)
+    inputs = view.ancestors(sources + _fed_inputs(view), lambda node: node in shared) & cloned
+    return MicroBatchOps(cloned, varying, sources, inputs, micro_writes, once)
+
+
+def _micro_batch_writes(
+    view: GraphView, writes: Set[int], batch: Set[int], boundaries: Set[int], loops: Dict[int, int]
+) -> Set[int]:
+    """The writes that happen once per micro batch.
+
+    They write what is computed from a batch, or from a variable that such a write writes. Of the latter, those that
+    wait for gradients belong to the end of the step: a moving average of all variables after the update.
+
+    Args:
+      view: of the graph.
+      writes: those to choose from.
+      batch: where data comes from. A placeholder that no gradient needs is none: what it is written to is set by hand.
+      boundaries: where gradients are accumulated.
+      loops: see `loops_of`.
+    """
+    waiting = view.descendants(boundaries)
+    found = _among(writes, _varying(view, batch, boundaries, loops), loops)
+    while found:
+        passed_on = _varying(view, batch | _readers(view, found), boundaries, loops)
+        more = found | (_among(writes, passed_on, loops) - waiting)
+        if more == found:
+            break
+        found = more
+    return found
+
+
+def _among(writes: Set[int], varying: Set[int], loops: Dict[int, int]) -> Set[int]:
+    """The writes that vary, or happen in a loop that does."""
+    entered = {loops[node] for node in varying if node in loops}
+    return {node for node in writes if node in varying or loops.get(node, -1) in entered}
+
+
+def _varying(view: GraphView, roots: Set[int], boundaries: Set[int], loops: Dict[int, int]) -> Set[int]:
+    """What is computed from the roots. The frame of a loop is one thing: with anything in it, its counter is."""
+    while True:
+        found = _data_descendants(view, roots, boundaries)
+        entered = {loops[node] for node in found if node in loops}
+        enters = {node for node in view.of_types(op_types.ENTERS) if loops[node] in entered}
+        if enters <= roots:
+            return found
+        roots = roots | enters
+
+
+def _fed_inputs(view: GraphView) -> List[int]:
+    """The placeholders in front of the model: feeding one cuts off what it waits for. Not those in the midst of it."""
+    variables = set(view.of_types(op_types.VARIABLES))
+    return [node for node in view.of_types(op_types.PLACEHOLDERS) if variables.isdisjoint(view.ancestors([node]))]
 
 
 def find_actions(
@@ -120,8 +168,7 @@ def find_actions(
     loops = loops_of(view)
     result: List[Actions] = []
     for training in trainings:
-        seeds = [view.index[seed.op.name] for seed in training.seeds]
-        backward = view.descendants(seeds, boundaries.__contains__)
+        backward = view.descendants(_first_of_backward_pass(view, training), boundaries.__contains__)
         backward |= _beside_gradients(view, backward, loops)
         backward |= _behind_later_stages(view, ops, backward, stages, boundaries)
         own = boundary_nodes(view, [training])
@@ -134,6 +181,14 @@ def find_actions(
         _check_direction(view, actions, stages)
         result.append(actions)
     return result
+
+
+def _first_of_backward_pass(view: GraphView, training: Training) -> Set[int]:
+    """The seeds; in place of those that the user made (grad_ys), which may be a part of the model, what takes them."""
+    seeds = {view.index[seed.op.name] for seed in training.seeds}
+    own = {node for node in seeds if view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE}
+    takers = {consumer for node in seeds - own for consumer in view.consumers()[node]}
+    return own | {node for node in takers if view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE}
 
 
 def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]) -> Set[int]:

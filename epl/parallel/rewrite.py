@@ -74,6 +74,7 @@ class Rewrite(object):
         over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
         stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+        later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
         apply_orders: the updates that run in groups.
         gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
         view: the graph after everything was added to replica 0 and before it is cloned.
@@ -109,6 +110,7 @@ class Rewrite(object):
         self.over_micro_batches: Dict[str, tf.Tensor] = {}
         self.stage_of: Dict[str, int] = {}
         self.barriers: List[List[str]] = [[] for _ in trainings]
+        self.later_writes: List[str] = []
         self.config = config
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}

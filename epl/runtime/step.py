@@ -79,6 +79,7 @@ class StepFinder(object):
             for order in rewrite.apply_orders
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
+        self._later_writes = {view.index[name.partition(":")[0]] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
     def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
@@ -120,6 +121,7 @@ class StepFinder(object):
             merged = {}
             later = set()
             local_merges = False
+            idle = idle | (needed & self._later_writes)
         extra = self._copies(self._last_of(touched))
         extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
         uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
@@ -152,6 +154,7 @@ class StepFinder(object):
             rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + self._view.nodes[node].name + ":0")
             for replica in range(rewrite.local_replicas)
             for node in sorted(nodes)
+            if not replica or node in rewrite.cloned
         )
 
     def _later_micro_batches(self, nodes: Set[int]) -> Set[int]:

@@ -20,17 +20,34 @@ from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.rewrite import Rewrite
-from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
 def order_reads(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """The data sources of a micro batch wait for those of the one before."""
-    sources = _waitable_sources(rewrite, view, ops)
-    for copy in copies:
-        before = _operations(rewrite, view, sources, copy - 1)
-        for op in _operations(rewrite, view, sources, copy):
-            op._add_control_inputs(before)
+    """The data sources of a micro batch wait for those of the one before that are read whenever they are."""
+    ends = _ends_of_sources(view, ops)
+    for source, companions in _read_together(rewrite, view, ops, set(ends)).items():
+        for copy in copies:
+            before = _operations(rewrite, view, set().union(*[ends[other] for other in companions]), copy - 1)
+            rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[source].name)._add_control_inputs(before)
+
+
+def _read_together(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, sources: Set[int]) -> Dict[int, Set[int]]:
+    """For each data source, those that whatever needs it needs: waiting for another one would read more data."""
+    if len(sources) < 2:
+        return {source: {source} for source in sources}
+    outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs} & ops.cloned
+    gradients = [
+        {p for node in micro_batches.boundary_nodes(view, [training]) for p in view.producers[node]} & ops.cloned
+        for training in rewrite.trainings
+    ]
+    leading = _leading_to(view, ops, sources, ops.writes | outputs | set().union(*gradients))
+    needs = [set().union(*[leading[node] for node in nodes]) for nodes in gradients]
+    needs += [leading[node] for node in sorted(ops.writes | outputs)]
+    return {
+        source: set(sources).intersection(*[needed for needed in needs if source in needed])
+        for source in sorted(sources)
+    }
 
 
 def order_writes(
@@ -54,21 +71,22 @@ def order_writes(
     loops = loops_of(view)
     trained = view.ancestors(boundaries)
     data = [view.ancestors(micro_batches.boundary_nodes(view, [training])) for training in rewrite.trainings]
-    sources = _waitable_sources(rewrite, view, ops)
+    sources = _ends_of_sources(view, ops)
     data = [needed.intersection(sources) for needed in data]
     readers_of = {write: micro_batches.readers_of(view, view.variable_inputs(write)) for write in ops.writes}
     consumers = view.consumers()
     readers_of_all: Set[int] = set().union(*readers_of.values())
     takers = {consumer for reader in readers_of_all for consumer in consumers[reader]}
-    leading = _leading_to(view, ops, readers_of_all | takers | set(sources))
+    leading = _leading_to(view, ops, readers_of_all | takers | set(sources), ops.writes)
     copies = range(1, rewrite.plan.num_micro_batch)
     for write in sorted(ops.writes):
         path = leading[write]
         waiting = _beginnings(view, {write}, loops, ops)
         own = path.intersection(sources)
         together = next((sorted(needed) for needed in data if own and own <= needed), sorted(own))
+        read = set().union(*[sources[source] for source in together])
         for op in _operations(rewrite, view, waiting, 0):
-            rewrite.remember(op)._add_control_inputs(_operations(rewrite, view, together, copies.stop - 1))
+            rewrite.remember(op)._add_control_inputs(_operations(rewrite, view, read, copies.stop - 1))
         ends = ends_of(view, write, depths)
         if not ends:
             raise PlanError(
@@ -88,8 +106,8 @@ def order_writes(
         _wait_for_all_writes(rewrite, view, ops, copies, stages)
 
 
-def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int]) -> Dict[int, Set[int]]:
-    """For each write, which of `nodes` it needs; in one pass over the graph, with a bit for each of them."""
+def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int], roots: Set[int]) -> Dict[int, Set[int]]:
+    """For each of the roots, which of `nodes` it needs; in one pass over the graph, with a bit for each of them."""
     of_interest = sorted(nodes & ops.cloned)
     bit = {node: 1 << place for place, node in enumerate(of_interest)}
     masks: Dict[int, int] = {}
@@ -99,7 +117,7 @@ def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int]) -> Dict[in
             for producer in view.producers[node]:
                 mask |= masks.get(producer, 0)
             masks[node] = mask
-    return {write: {node for node in of_interest if masks[write] & bit[node]} for write in ops.writes}
+    return {root: {node for node in of_interest if masks[root] & bit[node]} for root in roots}
 
 
 def _read_again(
@@ -117,13 +135,10 @@ def _read_again(
     """
     op = rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[reader].name)
     takers = {node for node in takers if view.takes_data(node, reader)}
-    if not takers or op.type not in ("Identity", "ReadVariableOp"):
+    if not takers or op.type not in op_types.READS:
         return
     with rewrite.building("micro_batches/reads", stage), tf.control_dependencies(before):
-        if op.type == "Identity":
-            value = tf.identity(op.inputs[0])
-        else:
-            value = tf.raw_ops.ReadVariableOp(resource=op.inputs[0], dtype=op.outputs[0].dtype)
+        value = read_variable(op)
     for node in sorted(takers):
         taker = rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name)
         for position, tensor in enumerate(taker.inputs):
@@ -141,13 +156,20 @@ def _beginnings(view: GraphView, nodes: Set[int], loops: Dict[int, int], ops: Mi
     return {node for node in nodes if node not in loops} | outermost
 
 
-def _waitable_sources(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> List[int]:
-    """The data sources that are in no branch and no loop."""
-    return [
-        node
-        for node in ops.sources
-        if tf_compat.control_flow_context_of(rewrite.operation(view.nodes[node].name)) is None
-    ]
+def read_variable(read: tf.Operation) -> tf.Tensor:
+    """Another read of the variable that `read` reads."""
+    if read.type == "Identity":
+        return tf.identity(read.inputs[0])
+    return tf.raw_ops.ReadVariableOp(resource=read.inputs[0], dtype=read.outputs[0].dtype)
+
+
+def _ends_of_sources(view: GraphView, ops: MicroBatchOps) -> Dict[int, Set[int]]:
+    """What shows that a data source was read, or that its branch was not taken; sources in loops show nothing."""
+    if not ops.sources:
+        return {}
+    depths = depths_of(view)
+    ends = {node: ops.cloned.intersection(ends_of(view, node, depths)) for node in ops.sources if not depths[node][0]}
+    return {node: found for node, found in ends.items() if found}
 
 
 def _operations(rewrite: Rewrite, view: GraphView, nodes: Iterable[int], copy: int) -> List[tf.Operation]:
@@ -159,19 +181,33 @@ def _wait_for_all_writes(
 ) -> None:
     """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too.
 
-    They do so through one op for all that wait for the same: with updates among the control dependencies of `minimize`,
-    thousands of ops wait for each of hundreds of writes.
+    So do those that take a reference from it, as the new value of a metric does: they see all that was written before
+    they run. They wait through one op for all that wait for the same: with updates among the control dependencies of
+    `minimize`, thousands of ops wait for each of hundreds of writes. It waits behind a placeholder: feeding that one,
+    in a run of micro batch 0 alone, leaves the others out.
     """
     leading = view.descendants(ops.writes) & ops.cloned
+    references = ops.writes.intersection(view.of_types(op_types.REF_WRITES))
     groups: Dict[FrozenSet[int], tf.Operation] = {}
     for node, producers in enumerate(view.producers):
         if node in ops.cloned or view.types[node] in op_types.VARIABLES or leading.isdisjoint(producers):
             continue
         control = {name[1:] for name in view.nodes[node].input if name[0] == "^"}
-        waited = frozenset(p for p in producers if p in leading and view.nodes[p].name in control)
+        waited = frozenset(
+            p for p in producers if p in references or (p in leading and view.nodes[p].name in control)
+        )  # fmt: skip
         if waited and waited not in groups:
             others = [op for copy in copies for op in _operations(rewrite, view, waited, copy)]
-            with rewrite.building("micro_batches/writes", stages[min(waited)]):
-                groups[waited] = tf.group(*others)
+            groups[waited] = _barrier(rewrite, others, stages[min(waited)])
         if waited:
             rewrite.remember(rewrite.operation(view.nodes[node].name))._add_control_input(groups[waited])
+
+
+def _barrier(rewrite: Rewrite, writes: List[tf.Operation], stage: int) -> tf.Operation:
+    """What waits for the writes, unless the placeholder in front of it is fed; see `schedule_actions`."""
+    with rewrite.building("micro_batches/writes", stage):
+        with tf.control_dependencies(writes):
+            done = tf.placeholder_with_default(True, [])
+        rewrite.later_writes.append(done.name)
+        passed = tf.raw_ops.Merge(inputs=[done]).output
+        return tf.raw_ops.Assert(condition=passed, data=[passed])
