@@ -84,12 +84,8 @@ def test_each_stage_is_measured_alone():
     assert len(reply['forward']) == len(reply['backward']) == 2 and min(reply['forward']) > 0
 
 
-def test_graph_is_rewritten_as_a_pipeline():
+def test_graph_is_rewritten_as_a_pipeline_after_the_plain_one_was_built():
     variables = {'EPL_CLUSTER_NUM_VIRTUAL_DEVICES': '2', 'EPL_PIPELINE_NUM_MICRO_BATCH': '3'}
-    reply, = _ask(groups.start_plain('pipeline_rewriting', ['epl', '2', '64', '2'], variables))
+    reply, = _ask(groups.start_plain('pipeline_rewriting', ['2', '64', '2'], variables))
     assert reply['added'] > 0.5 * reply['ops'] and reply['gigabytes'] > 0.05
-
-
-def test_graph_of_a_pipeline_is_built_without_the_library():
-    reply, = _ask(groups.start_plain('pipeline_rewriting', ['plain', '2', '64', '2']))
-    assert reply['ops'] > 1000 and 'rewrite' not in reply
+    assert reply['plain'] > 0 and reply['build'] > 0
