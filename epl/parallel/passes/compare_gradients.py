@@ -59,8 +59,8 @@ def keep_plain(
                 left_out.append(variables.get(name, name))
     if left_out:
         logger.warning(
-            "gradient_checkpoint.check_gradients does not compare %d gradient(s) (%s%s): they come through a loop or an "
-            "op with state, which cannot run twice.",
+            "gradient_checkpoint.check_gradients does not compare %d gradient(s) (%s%s): they come through a loop or "
+            "an op with state, which cannot run twice.",
             len(left_out),
             ", ".join(left_out[:_FIRST_NAMES]),
             ", ..." if left_out[_FIRST_NAMES:] else "",

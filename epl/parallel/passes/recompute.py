@@ -105,15 +105,15 @@ def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[
         return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
     types, _ = output_types(tf_graph, view, sweep.forward)
     recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
-    checkpoints = _collected(rewrite, view, sweep, recomputable)
-    if not checkpoints:
+    checkpoints = _collected(rewrite, view, sweep)
+    if not checkpoints or not recomputable:
         return []
     numbers = recompute.number_by_checkpoints(view, sweep, checkpoints)
     places = {node: (stages[node], numbers[node]) for node in recomputable}
     return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
 
 
-def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep, recomputable: Set[int]) -> Set[int]:
+def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
     """The checkpoints of the collection that end a segment."""
     found = set()
     forward = set(sweep.forward)
@@ -129,7 +129,7 @@ def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep, recomputable: Se
                 if node in forward
                 else "no gradient is computed through it",
             )
-        elif node in recomputable:
+        else:
             found.add(node)
     return found
 

@@ -1,0 +1,300 @@
+"""What is recomputed, what it waits for, and what it saves: the graph after the pass, and traced steps."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.ir.graph import Graph
+from epl.parallel import transformation
+from epl.parallel.micro_batches import find_actions
+from epl.utils import tf_compat
+from tests.parallel.in_process import error_text, rewritten
+
+COPY = "EPL_RECOMPUTE/"
+GRADIENT = "gradients/l0/MatMul_grad/tuple/control_dependency_1"  # of the first kernel
+
+
+def dense(x, name, units=4, activation=tf.tanh):
+    """A layer with initial values of its own."""
+    seed = sum(map(ord, name))
+    kernel = tf.random_normal_initializer(stddev=0.4, seed=seed)
+    return tf.layers.dense(x, units, activation, name=name, kernel_initializer=kernel)
+
+
+class Layers:
+    """Layers l0, l1, ... on x [None, 4]; those in `kept` are checkpoints; `between` changes what a layer gives."""
+
+    def __init__(self, count=6, kept=(1, 3), between=None, width=4, resource=False):
+        self.x = hidden = tf.placeholder(tf.float32, [None, width], "x")
+        with tf.variable_scope("", use_resource=resource):
+            for index in range(count):
+                hidden = dense(hidden, "l{}".format(index), width)
+                hidden = between(hidden, index) if between else hidden
+                if index in kept:
+                    tf.add_to_collection("checkpoints", hidden)
+        self.loss = tf.reduce_mean(tf.square(hidden - 1.0), name="loss")
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            self.train_op = tf.train.GradientDescentOptimizer(0.1).minimize(self.loss)
+
+    def feed(self, rows=8, seed=0):
+        return {self.x: np.random.RandomState(seed).randn(rows, int(self.x.shape[1])).astype("f")}
+
+
+def names(prefix=COPY):
+    """What was cloned, by the names of the originals."""
+    return {op.name[len(prefix) :] for op in tf.get_default_graph().get_operations() if op.name.startswith(prefix)}
+
+
+def inputs(name):
+    return [tensor.op.name for tensor in tf.get_default_graph().get_operation_by_name(name).inputs]
+
+
+def controls(name):
+    return [op.name for op in tf.get_default_graph().get_operation_by_name(name).control_inputs]
+
+
+@pytest.fixture
+def collect(init):
+    """`collect(devices)`: a fresh graph with checkpoints from the collection."""
+    return lambda devices=1, **config: init(devices, gradient_checkpoint__type="collection", **config)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_between_checkpoints_it_is_recomputed_and_the_backward_pass_takes_that(collect, devices):
+    collect(devices)
+    Layers()
+    rewritten()
+    assert {"l0/Tanh", "l0/MatMul", "l2/Tanh"} <= names()
+    assert not names() & {"l1/Tanh", "l3/Tanh", "l4/Tanh", "l5/Tanh", "l0/kernel/read"}
+    assert inputs("gradients/l0/Tanh_grad/TanhGrad")[0] == COPY + "l0/Tanh"
+    assert inputs("gradients/l1/Tanh_grad/TanhGrad")[0] == "l1/Tanh"
+    assert inputs(COPY + "l2/MatMul") == ["l1/Tanh", "l2/kernel/read"]
+
+
+def test_it_waits_for_the_gradient_and_for_the_segment_behind(collect):
+    collect()
+    Layers()
+    rewritten()
+    (wait,) = controls(COPY + "l0/MatMul")
+    assert "gradients/l2/Tanh_grad/TanhGrad" in controls(wait)
+    assert not controls(COPY + "l0/Tanh")
+
+
+def test_an_optimizer_waits_for_those_that_read_its_variable_again(collect):
+    collect()
+    Layers()
+    rewritten()
+    assert COPY + "l0/MatMul" in controls(GRADIENT)
+
+
+def test_what_is_read_of_a_resource_variable_needs_no_wait(collect):
+    collect()
+    Layers(resource=True)
+    rewritten()
+    assert "l0/MatMul" in names()
+    assert COPY + "l0/MatMul" not in controls(GRADIENT)
+
+
+def test_random_numbers_are_drawn_once_and_the_mask_is_kept_in_its_smallest_form(collect):
+    collect()
+    Layers(between=lambda hidden, index: tf.nn.dropout(hidden, rate=0.5))
+    rewritten()
+    assert "dropout/Cast" in names()
+    assert not {"dropout/GreaterEqual", "dropout/random_uniform/RandomUniform", "dropout/random_uniform/mul"} & names()
+
+
+def test_statistics_of_batch_norm_are_updated_once(collect):
+    collect()
+    Layers(between=lambda hidden, index: tf.layers.batch_normalization(hidden, training=True, name="n%d" % index))
+    rewritten()
+    ops = [tf.get_default_graph().get_operation_by_name(COPY + name) for name in names()]
+    assert any("moments" in op.name for op in ops)
+    assert not any(op.type.startswith("Assign") for op in ops)
+
+
+def test_a_loop_is_kept_as_a_whole(collect):
+    def between(hidden, index):
+        return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, tf.tanh(h)), (0, hidden))[1]
+
+    collect()
+    Layers(between=between)
+    rewritten()
+    assert "l1/Tanh" in names()
+    assert not any("while" in name for name in names())
+
+
+def test_a_value_from_which_a_variable_is_written_before_is_kept(collect):
+    def between(hidden, index):
+        state = tf.get_variable("state%d" % index, [4], initializer=tf.zeros_initializer(), trainable=False)
+        shifted = tf.add(hidden, state, name="shifted%d" % index)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, state.assign_add(tf.ones([4])).op)
+        return tf.tanh(shifted, name="after%d" % index)
+
+    collect()
+    Layers(between=between)
+    rewritten()
+    assert "after0" in names() and "shifted0" not in names()
+
+
+def test_shapes_are_not_recomputed(collect):
+    collect()
+    Layers(between=lambda hidden, index: tf.reshape(hidden, tf.shape(hidden), name="r%d" % index) + tf.ones([4]))
+    rewritten()
+    assert not any(tf.get_default_graph().get_operation_by_name(COPY + name).type == "Shape" for name in names())
+
+
+def test_without_a_checkpoint_nothing_is_changed_and_a_warning_says_so(collect, caplog):
+    collect()
+    Layers(kept=())
+    before = tf_compat.num_nodes(tf.get_default_graph())
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewritten()
+    assert "nothing can be recomputed for loss:0" in caplog.text
+    assert tf_compat.num_nodes(tf.get_default_graph()) == before
+
+
+def test_a_checkpoint_beside_the_gradients_is_named(collect, caplog):
+    collect()
+    tf.add_to_collection("checkpoints", tf.constant(1.0, name="beside"))
+    Layers()
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewritten()
+    assert "'beside' has no effect: no gradient is computed through it" in caplog.text
+    assert names()
+
+
+def test_the_graph_that_is_exported_is_the_users(collect):
+    collect()
+    Layers()
+    before = list(tf.get_default_graph().as_graph_def().node)
+    rewritten()
+    assert names() and list(tf.get_default_graph().as_graph_def().node) == before
+
+
+def test_copies_are_part_of_the_backward_action_of_their_stage(collect):
+    collect(2, annotate=False, pipeline__num_micro_batch=2)
+    x = hidden = tf.placeholder(tf.float32, [None, 4])
+    for stage in range(2):
+        with epl.replicate(1):
+            for index in range(3):
+                hidden = dense(hidden, "s{}l{}".format(stage, index))
+    loss = tf.reduce_mean(hidden)
+    tf.add_to_collection("checkpoints", hidden)
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    seen = []
+
+    def look(view, ops, trainings, stages):
+        seen.append((view, find_actions(view, ops, trainings, stages)))
+        return seen[-1][1]
+
+    from epl.parallel import micro_batches
+
+    original, micro_batches.find_actions = micro_batches.find_actions, look
+    try:
+        rewritten()
+    finally:
+        micro_batches.find_actions = original
+    ((view, (actions,)),) = seen
+    assert view.index[COPY + "s0l0/Tanh"] in actions[0, "B"]
+    assert "EPL_MICRO_BATCH_1/" + COPY + "s0l0/Tanh" in tf_compat.op_names(tf.get_default_graph())
+    assert x is not None
+
+
+@pytest.mark.parametrize("end", [-1, 0])
+def test_stages_up_to_end_taskgraph_are_recomputed(init, end):
+    init(2, annotate=False, gradient_checkpoint__type="auto", gradient_checkpoint__end_taskgraph=end)
+    hidden = tf.placeholder(tf.float32, [None, 4])
+    for stage in range(2):
+        with epl.replicate(1):
+            for index in range(9):
+                hidden = dense(hidden, "s{}l{}".format(stage, index))
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+    rewritten()
+    assert any(name.startswith("s0") for name in names())
+    assert any(name.startswith("s1") for name in names()) == (end == -1)
+
+
+# ---- traced steps
+
+
+def traced_step(train_op, feed):
+    """Peak of the bytes alive in the second step, and the ops that ran."""
+    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, feed)
+        metadata = tf.RunMetadata()
+        sess.run(train_op, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    records = [r for node in nodes for memory in node.memory for r in memory.allocation_records]
+    alive = np.cumsum([r.alloc_bytes for r in sorted(records, key=lambda r: (r.alloc_micros, r.alloc_bytes))])
+    return int(alive.max()), {node.node_name for node in nodes}
+
+
+@pytest.mark.parametrize("kind", ["collection", "auto"])
+def test_a_step_takes_less_memory(init, kind):
+    peaks = {}
+    for case in ("", kind):
+        init(1, gradient_checkpoint__type=case)
+        model = Layers(16, kept=(3, 7, 11), width=64)
+        peaks[case], ran = traced_step(model.train_op, model.feed(rows=4096))
+    activation = 4096 * 64 * 4
+    assert any(name.startswith(COPY) for name in ran)
+    assert peaks[""] > 16 * activation
+    assert peaks[kind] < 0.6 * peaks[""] and peaks[kind] < 10 * activation
+
+
+# ---- check_gradients
+
+
+def test_right_gradients_pass_the_check_in_the_first_step_alone(collect):
+    collect(gradient_checkpoint__check_gradients=True)
+    model = Layers()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        assert not getattr(sess, "_epl_checked", None)
+        assert isinstance(sess.run([model.loss, model.train_op], model.feed()), list)
+        checked = sess._epl_checked
+        assert len(checked) == len(Graph.get().plan.gradient_checks) == 7
+        sess.run(model.train_op, model.feed())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_gradient_that_differs_is_named(collect, devices):
+    calls = []
+
+    def unsteady(value):
+        calls.append(1)
+        return value * np.float32(len(calls))
+
+    def between(hidden, index):
+        if index:
+            return hidden
+        result = tf.py_func(unsteady, [hidden], tf.float32, stateful=False)
+        result.set_shape(hidden.shape)
+        return tf.tanh(hidden + tf.stop_gradient(result))
+
+    collect(devices, gradient_checkpoint__check_gradients=True)
+    model = Layers(between=between)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        text = error_text(sess.run, model.train_op, model.feed())
+    assert text.startswith("PlanError: The gradient of l") and "differs from the plain one by" in text
+
+
+def test_what_comes_through_a_loop_is_not_compared_and_named(collect, caplog):
+    def between(hidden, index):
+        if index != 1:
+            return hidden
+        return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, tf.tanh(h)), (0, hidden))[1]
+
+    collect(gradient_checkpoint__check_gradients=True)
+    model = Layers(between=between, kept=(4,))
+    with caplog.at_level(logging.WARNING, "epl"):
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(model.train_op, model.feed())
+    assert "does not compare" in caplog.text and "l0/kernel" in caplog.text
+    assert transformation.transform() is None
