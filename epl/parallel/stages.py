@@ -6,7 +6,7 @@
 TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
 """
 
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -18,6 +18,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage, worker_of
+from epl.parallel.update_stages import stages_of_updates
 from epl.utils.errors import PlanError
 
 # Ops that make a handle of what lives on their device alone.
@@ -99,10 +100,26 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     """The stage of every node of a view.
 
     It is that of the annotation, but for ops that TensorFlow keeps on the device of another op: those colocated with
-    it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on.
+    it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on. What an
+    optimizer makes besides is in the stage of the variable that it updates.
     """
     stage_of = stage_of_taskgraph(stages)
+    updates: Dict[int, int] = {}
+    result, free = _stages_held(view, stage_of, updates)
+    while True:  # what updates the variables, slots among it; then what updates those
+        more = stages_of_updates(view, result, free, updates)
+        if more == updates:
+            return result
+        updates = more
+        result, free = _stages_held(view, stage_of, updates)
+
+
+def _stages_held(
+    view: GraphView, stage_of: Mapping[int, int], updates: Mapping[int, int]
+) -> Tuple[List[int], Set[int]]:
+    """The stage of every node; and the nodes that are kept with no other: where annotated, or as `updates` says."""
     result = [-1] * len(view)
+    free: Set[int] = set()
     holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
     places: Dict[bytes, Tuple[int, str]] = {}  # attributes -> annotated stage, anchor: most nodes share theirs
     for node in data_order(view):
@@ -118,10 +135,13 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
                 holders[node] = stage
         elif anchor >= 0 and result[anchor] >= 0:
             stage = result[anchor]
+        else:
+            free.add(node)
+            stage = updates.get(node, stage)
         if view.types[node] in op_types.VARIABLES or view.types[node] in _LOCAL_HANDLES:
             holders[node] = stage
         result[node] = stage
-    return result
+    return result, free
 
 
 def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping[str, int]) -> List[int]:

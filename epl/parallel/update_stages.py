@@ -1,0 +1,58 @@
+"""The stage of what an optimizer makes without saying on which device: that of the variable that it updates.
+
+gradient --+
+m -> read -+-> next m -+-> next w -> Assign w      next w, next m and m in the stage of w
+rate (all variables) --'                           the rate where it was
+"""
+
+from typing import Dict, List, Mapping, Sequence, Set
+
+from epl.ir import op_types
+from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.ir.view import GraphView
+
+_IS_APPLYING = Phase.APPLY.encode()
+
+
+def stages_of_updates(
+    view: GraphView, stages: Sequence[int], free: Set[int], known: Mapping[int, int]
+) -> Dict[int, int]:
+    """The stages of ops made by apply_gradients, variables among them, from which updates of one stage are computed.
+
+    Args:
+      view: the graph.
+      stages: of its nodes, as far as they are known.
+      free: the nodes that TensorFlow keeps with no other.
+      known: nodes and their stages, from a call before; what updates the variables among them is followed now.
+    """
+    made = {node for node in free if _is_applying(view, node)}
+    unknown = made.difference(known)
+    starts: Dict[int, List[int]] = {}
+    for node in view.of_types(op_types.WRITES):
+        if made and _is_applying(view, node) and unknown.isdisjoint(view.variable_inputs(node)):
+            starts.setdefault(stages[node], []).append(node)
+    found: Dict[int, Set[int]] = {}
+    for stage, writes in starts.items():
+        for node in _computed_from(view, writes) & made:
+            found.setdefault(node, set()).add(stage)
+    result = {node: of.pop() for node, of in found.items() if len(of) == 1}
+    result.update(known)
+    return result
+
+
+def _computed_from(view: GraphView, writes: List[int]) -> Set[int]:
+    """The writes and what apply_gradients made that they take, directly or not; control edges left out."""
+    seen = set(writes)
+    stack = list(writes)
+    while stack:
+        node = stack.pop()
+        for name, producer in zip(view.nodes[node].input, view.producers[node]):
+            if name[0] != "^" and producer not in seen and _is_applying(view, producer):
+                seen.add(producer)
+                stack.append(producer)
+    return seen
+
+
+def _is_applying(view: GraphView, node: int) -> bool:
+    attrs = view.nodes[node].attr
+    return PHASE_ATTR in attrs and attrs[PHASE_ATTR].s == _IS_APPLYING
