@@ -209,7 +209,7 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         from epl.env import Env  # epl.env imports this module
 
-        Env.get().cluster = self
+        Env.get().use(self)
         return self
 
     def __exit__(self, *exc_info: Any) -> None:

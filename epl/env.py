@@ -51,15 +51,30 @@ class Env(object):
         self.config = config
         self.cluster = cluster
         if cluster.worker_num > 1:
-            Job.start(
-                hosts=cluster.hosts,
-                process=cluster.worker_index,
-                listen_fd=_inherited_socket(cluster.hosts[cluster.worker_index]),
-                start_timeout=config.communication.start_timeout,
-                stall_warning=config.communication.stall_warning,
-                timeout=config.communication.timeout,
-            )
+            self._meet(cluster)
         self.is_ready = True
+
+    def use(self, cluster: Cluster) -> None:
+        """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order.
+
+        Raises:
+          JobError: a process did not enter the cluster in time; the message names it.
+        """
+        self.cluster = cluster
+        job = Job.current()
+        if job is not None and list(job.hosts) != cluster.hosts and sorted(job.hosts) == sorted(cluster.hosts):
+            self._meet(cluster)
+
+    def _meet(self, cluster: Cluster) -> None:
+        config = self.config.communication
+        Job.start(
+            hosts=cluster.hosts,
+            process=cluster.worker_index,
+            listen_fd=_inherited_socket(cluster.hosts[cluster.worker_index]),
+            start_timeout=config.start_timeout,
+            stall_warning=config.stall_warning,
+            timeout=config.timeout,
+        )
 
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""

@@ -39,9 +39,9 @@ def pipeline(name: str, stages: int = 2, script: str = "train", micro_batches: i
     return case(path, name=name, stages=stages, micro_batches=micro_batches, **arguments)
 
 
-def session(name: str, **arguments: Any) -> Any:
+def session(name: str, layout: Any = None, **arguments: Any) -> Any:
     """A script of spanning_sessions.py."""
-    return case("tests.runtime.jobs.spanning_sessions." + name, **arguments)
+    return case("tests.runtime.jobs.spanning_sessions." + name, layout=layout, **arguments)
 
 
 # Cases that must equal one device that accumulates the micro batches of all replicas.
@@ -79,6 +79,9 @@ TWO_WORKERS = {
 THREE_WORKERS = {"three": pipeline("lstm", stages=3, constructors=[0], micro_batches=2, rows_known=True)}
 # The stages are rows of two workers, so that others drive the model.
 ROWS = {"rows": pipeline("mlp", constructors=[0, 1], layout={"aware_row": 2})}
+# Two machines whose workers alternate in TF_CONFIG: the layout counts those of a machine together.
+MACHINES = ["127.0.0.1", "127.0.0.2"] * 2
+REORDERED = {"reordered": session("of_the_script", layout={"aware_row": 2})}
 
 
 class Ran(NamedTuple):
@@ -131,11 +134,12 @@ def _run_four(directory: str, cases: Dict[str, Any]) -> Ran:
 def _run_few(directory: str) -> List[Ran]:
     jobs = []
     with Nursery() as nursery:
-        for number, (workers, cases) in enumerate(((2, TWO_WORKERS), (3, THREE_WORKERS), (4, ROWS))):
+        plans = [(FOUR_WORKERS[:2], TWO_WORKERS), (FOUR_WORKERS[:3], THREE_WORKERS), (FOUR_WORKERS, ROWS)]
+        for number, (machines, cases) in enumerate(plans + [(MACHINES, REORDERED)]):
             folder = os.path.join(directory, str(number))
             os.mkdir(folder)
             _write(cases, folder)
-            finished = nursery.run("spanning_training.py", [folder], folder, FOUR_WORKERS[:workers])
+            finished = nursery.run("spanning_training.py", [folder], folder, machines)
             jobs.append(Ran(folder, cases, finished))
     return jobs
 
@@ -204,6 +208,12 @@ def test_three_stages_on_three_workers(oracle: Oracle, few: List[Ran]) -> None:
 
 def test_rows_of_workers(oracle: Oracle, few: List[Ran]) -> None:
     check(oracle, few[2], "rows")
+
+
+def test_a_worker_that_is_counted_anew_drives_its_own_server(few: List[Ran]) -> None:
+    for worker in (0, 2):
+        recorded = few[3].recorded("reordered", worker)
+        assert recorded["pid"] == recorded["own"]
 
 
 def test_sparse_gradients_stay_sparse(oracle: Oracle, four: Ran) -> None:
