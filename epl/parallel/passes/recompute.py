@@ -38,7 +38,7 @@ from epl.utils import tf_compat
 logger = logging.getLogger("epl")
 
 COLLECTION = "checkpoints"
-PREFIX = "EPL_RECOMPUTE{}/"
+SCOPE = "EPL_RECOMPUTE"
 
 
 def run(rewrite: Rewrite) -> None:
@@ -47,10 +47,10 @@ def run(rewrite: Rewrite) -> None:
         return
     for number, call in enumerate(rewrite.graph.gradient_calls):
         if call.boundaries and call.seeds:
-            _recompute(rewrite, PREFIX.format("_{}".format(number) if number else ""), call)
+            _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, call)
 
 
-def _recompute(rewrite: Rewrite, prefix: str, call: GradientCall) -> None:
+def _recompute(rewrite: Rewrite, scope: str, call: GradientCall) -> None:
     view = GraphView(rewrite.tf_graph)
     ends = _ends(rewrite, view, call)
     sweep = recompute.find_sweep(
@@ -68,16 +68,21 @@ def _recompute(rewrite: Rewrite, prefix: str, call: GradientCall) -> None:
     logger.info("%s", recompute.describe(view, segments))
     if rewrite.config.gradient_checkpoint.check_gradients:
         rewrite.gradient_checks += compare_gradients.keep_plain(rewrite, view, sweep, segments, ends)
+    # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
+    prefixes = ["{}/stage{}_segment{}/".format(scope, *segment.place) for segment in segments]
     depths = depths_of(view)
     waits = find_waits(view, sweep, segments, _moving(rewrite.tf_graph, view), depths, stages)
-    for segment, wait in zip(segments, waits):
+    for segment, wait, prefix in zip(segments, waits, prefixes):
         _clone(rewrite.tf_graph, view, segment, wait, prefix)
-    _rewire(rewrite, view, segments, prefix)
+        _rewire(rewrite, view, segment, prefix)
+    copies = {
+        node: prefix + view.nodes[node].name for segment, prefix in zip(segments, prefixes) for node in segment.nodes
+    }
     gradients = _gradients(rewrite, view, sweep, ends, depths)
     late = late_reads(view, sweep, segments, waits, gradients, recompute.shown_variables(view))
-    for gradient, copies in sorted(late.items()):
+    for gradient, readers in sorted(late.items()):
         op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
-        op._add_control_inputs([rewrite.operation(prefix + view.nodes[node].name) for node in copies])
+        op._add_control_inputs([rewrite.operation(copies[node]) for node in readers])
 
 
 def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
@@ -163,7 +168,7 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
 
     One segment at a time: a copy that is to run after an op of another segment runs after that op, not after its copy.
     """
-    node = tf.NodeDef(name="{}wait_{}_{}".format(prefix, *segment.place), op="NoOp")
+    node = tf.NodeDef(name=prefix + "wait", op="NoOp")
     node.input.extend("^" + view.nodes[producer].name for producer in wait)
     mark = view.nodes[segment.nodes[0]].attr.get(TASKGRAPH_ATTR)
     if mark is not None:
@@ -177,13 +182,12 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
             tf_graph.get_operation_by_name(prefix + view.nodes[member].name)._add_control_input(waiting)
 
 
-def _rewire(rewrite: Rewrite, view: GraphView, segments: Sequence[Segment], prefix: str) -> None:
+def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) -> None:
     """Gives the backward pass the copies."""
-    for segment in segments:
-        for use in segment.uses:
-            copy = rewrite.operation(prefix + view.nodes[use.producer].name)
-            consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
-            consumer._update_input(use.position, copy.outputs[use.output])
+    for use in segment.uses:
+        copy = rewrite.operation(prefix + view.nodes[use.producer].name)
+        consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
+        consumer._update_input(use.position, copy.outputs[use.output])
 
 
 PASS = Pass("recompute", run, frozenset(), frozenset(["recomputed"]), bitwise=True)
