@@ -176,6 +176,27 @@ def test_two_optimizers_have_groups_of_their_own(init):
         assert [bool(np.all(value == 1)) for value in sess.run(tables)] == [False, False, True, True]
 
 
+def test_branches_and_loops_of_an_update_rule_are_computed_as_ever(init):
+    init(2, optimizer__num_apply_group=2)
+
+    class Halving(tf.train.Optimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return tf.group(*[tf.assign_sub(v, self.half(g)) for g, v in grads_and_vars])
+
+        @staticmethod
+        def half(gradient):
+            step = tf.cond(tf.reduce_sum(gradient) > 2, lambda: gradient, lambda: 2 * gradient)
+            return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, x / 2), [0, step])[1]
+
+    values = [tf.get_variable(name, [3], initializer=tf.ones_initializer()) for name in ("a", "b")]
+    train_op = Halving(False, "Halving").minimize(tf.reduce_sum(values[0]) + 0.5 * tf.reduce_sum(values[1]))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        assert [list(value) for value in sess.run(values)] == [[0.75] * 3, [0.75] * 3]
+    assert [len(one.barriers) for one in Graph.get().plan.apply_orders] == [1]
+
+
 def test_gradients_that_were_float16_are_restored_group_by_group(init):
     init(2, optimizer__num_apply_group=2, communication__fp16=True)
     Tables("momentum")
@@ -266,6 +287,29 @@ def test_a_variable_in_no_group_is_named(init, caplog):
     with caplog.at_level(logging.WARNING, "epl"):
         rewrite_graph()
     assert "1 variable(s) are in no group" in caplog.text and "forgotten" in caplog.text
+
+
+def test_variables_that_are_updated_in_branches_of_their_own_are_named(init, caplog):
+    init(1, optimizer__num_apply_group=2)
+
+    class Careful(tf.train.Optimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            def update(gradient, variable):
+                return lambda: tf.assign_sub(variable, gradient)
+
+            return tf.group(
+                *[tf.cond(tf.reduce_all(tf.is_finite(g)), update(g, v), lambda v=v: v + 0) for g, v in grads_and_vars]
+            )
+
+    values = [tf.get_variable(name, [3], initializer=tf.ones_initializer()) for name in ("a", "b")]
+    train_op = Careful(False, "Careful").minimize(tf.add_n([tf.reduce_sum(value) for value in values]))
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewrite_graph()
+    assert "2 variable(s) are in no group" in caplog.text and "alone in its stage or branch: b, a" in caplog.text
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        assert [list(value) for value in sess.run(values)] == [[0] * 3] * 2
 
 
 def test_gradients_without_an_optimizer_have_no_groups_and_a_warning_says_so(init, caplog):

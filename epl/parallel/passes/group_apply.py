@@ -69,7 +69,7 @@ def run(rewrite: Rewrite) -> None:
         logger.warning("optimizer.num_apply_group is %d, and no optimizer applies gradients: it has no effect.", count)
         return
     ordering = _Ordering(rewrite, GraphView(rewrite.tf_graph))
-    for chain in ordering.chains():
+    for chain in ordering.chains(count):
         ordering.order(chain, count)
 
 
@@ -80,27 +80,30 @@ class _Ordering(object):
         self._rewrite = rewrite
         self._view = view
 
-    def chains(self) -> List[Chain]:
-        """The updates of each call, those of each stage and branch by themselves; the graph is not changed."""
-        calls = self._rewrite.graph.apply_calls
-        gradients = [self._gradients_of(call) for call in calls]
+    def chains(self, count: int) -> List[Chain]:
+        """The updates of each call, to be put into `count` groups; those of each stage and branch by themselves."""
+        gradients = [self._gradients_of(call) for call in self._rewrite.graph.apply_calls]
         everything: Set[int] = set().union(*gradients)
         result: List[Chain] = []
+        left_out: List[int] = []
         for number, own in enumerate(gradients):
             found = apply_groups.find_updates(self._view, own, everything - set(own), self._is_own)
-            if found.left_out:
-                logger.warning(
-                    "optimizer.num_apply_group: %d variable(s) are in no group, as what updates them was not found, or "
-                    "updates several: %s.",
-                    len(found.left_out),
-                    self._names(found.left_out),
-                )
+            left_out += found.left_out
             chains: Dict[Tuple[int, int], Chain] = {}
             for update in reversed(found.of_call):
                 stage, context = self._stage(update), self._context(update.writes[0])
                 scope = "apply{}/order{}".format(number, len(chains))
                 chains.setdefault((stage, id(context)), Chain(scope, stage, context, [])).updates.append(update)
-            result += chains.values()
+            result += [chain for chain in chains.values() if len(chain.updates) > 1]
+            left_out += [chain.updates[0].variable for chain in chains.values() if len(chain.updates) == 1]
+        if left_out:
+            logger.warning(
+                "optimizer.num_apply_group is %d; %d variable(s) are in no group, as what updates them was not found, "
+                "updates several, or is alone in its stage or branch: %s.",
+                count,
+                len(left_out),
+                self._names(left_out),
+            )
         return result
 
     def order(self, chain: Chain, count: int) -> None:
@@ -108,15 +111,13 @@ class _Ordering(object):
         indices = apply_groups.balanced_groups([update.bytes for update in chain.updates], count)
         groups = [[chain.updates[i] for i in group] for group in indices]
         logger.info(
-            "%s: %d variables of stage %d are updated in %d group(s) of %s bytes",
+            "%s: %d variables of stage %d are updated in %d groups of %s bytes",
             chain.scope,
             len(chain.updates),
             chain.stage,
             len(groups),
             ", ".join(str(sum(update.bytes or 0 for update in group)) for group in groups),
         )
-        if len(groups) == 1:
-            return
         writes = [self._writes(group, chain.context) for group in groups]
         barriers = self._barriers(chain, writes[:-1])
         upstream: Set[int] = set()
