@@ -76,6 +76,7 @@ class Rewrite(object):
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
         later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
         apply_orders: the updates that run in groups.
+        recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
         gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
         view: the graph after everything was added to replica 0 and before it is cloned.
         cloned: indices in `view` of the ops that every local replica has a copy of.
@@ -115,6 +116,7 @@ class Rewrite(object):
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
         self.apply_orders: List[ApplyOrder] = []
+        self.recomputed: Dict[str, List[str]] = {}
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()

@@ -1,5 +1,6 @@
-"""`gradient_checkpoint.check_gradients`: the first training step of a session is checked, the others cost nothing.
+"""What `gradient_checkpoint` asks of a run: that it feeds nothing that is recomputed; and the check of gradients.
 
+With `gradient_checkpoint.check_gradients` the first training step of a session is checked, the others cost nothing.
 The comparisons stand in the graph (`epl/parallel/passes/compare_gradients.py`). Here they are fetched together with
 what the user fetches, in the same run, as another run would have other data.
 """
@@ -10,8 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
-from epl.parallel.rewrite import GradientCheck
-from epl.utils.errors import PlanError
+from epl.parallel.rewrite import GradientCheck, Rewrite
+from epl.utils.errors import FeedError, PlanError
 
 TOLERANCE = 1e-5  # of the largest value of a gradient
 
@@ -41,8 +42,13 @@ def run(
 
     Raises:
       PlanError: a gradient differs from the plain one.
+      FeedError: a tensor is fed that the backward pass computes again, from something else.
     """
-    checks = _due(session, targets, fetches)
+    graph = Graph.of(session.graph)
+    if graph is None or graph.plan is None or not graph.plan.recomputed:
+        return run_step(fetches, feeds)
+    _refuse_feeds(graph.plan, targets, fetches, feeds)
+    checks = _due(graph.plan, _done(session), targets, fetches)
     if not checks:
         return run_step(fetches, feeds)
     tensor = session.graph.get_tensor_by_name
@@ -67,12 +73,27 @@ def run(
     return values[: len(fetches)]
 
 
-def _due(session: tf.Session, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> List[GradientCheck]:
+def _refuse_feeds(
+    rewrite: Rewrite, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor], feeds: Dict[tf.Tensor, Any]
+) -> None:
+    fed = [tensor for tensor in feeds if tensor.op.name in rewrite.recomputed]
+    if not fed:
+        return
+    needed = _ancestors(list(targets) + [tensor.op for tensor in fetches])
+    for tensor in fed:
+        if not needed.isdisjoint(rewrite.recomputed[tensor.op.name]):
+            raise FeedError(
+                "{!r} was fed in a step that computes it again (gradient_checkpoint.type is {!r}), from other values. "
+                "Keep it: tf.add_to_collection('checkpoints', tensor) with type 'collection', or make it a "
+                "placeholder.".format(tensor.name, rewrite.config.gradient_checkpoint.type)
+            )
+
+
+def _due(
+    rewrite: Rewrite, done: Set[str], targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]
+) -> List[GradientCheck]:
     """The comparisons of gradients that this run computes, and that the session has not made before."""
-    graph = Graph.of(session.graph)
-    checks = [] if graph is None or graph.plan is None else graph.plan.gradient_checks
-    done = _done(session)
-    waiting = [check for check in checks if check.gradient not in done]
+    waiting = [check for check in rewrite.gradient_checks if check.gradient not in done]
     if not waiting:
         return []
     needed = _ancestors(list(targets) + [tensor.op for tensor in fetches])

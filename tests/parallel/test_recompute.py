@@ -224,6 +224,18 @@ def test_stages_up_to_end_taskgraph_are_recomputed(init, end):
     assert any(name.startswith("s1") for name in names()) == (end == -1)
 
 
+def test_what_is_recomputed_cannot_be_fed_in_a_training_step(collect):
+    collect()
+    model = Layers()
+    hidden = {"l0/Tanh:0": np.ones([8, 4], "f"), "l1/Tanh:0": np.ones([8, 4], "f")}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        assert sess.run(model.loss, dict(hidden)) > 0
+        sess.run(model.train_op, {model.x: model.feed()[model.x], "l1/Tanh:0": hidden["l1/Tanh:0"]})  # a checkpoint
+        text = error_text(sess.run, model.train_op, {model.x: model.feed()[model.x], "l0/Tanh:0": hidden["l0/Tanh:0"]})
+    assert text.startswith("FeedError: 'l0/Tanh:0' was fed in a step that computes it again")
+
+
 # ---- traced steps
 
 

@@ -78,6 +78,8 @@ def _recompute(rewrite: Rewrite, scope: str, call: GradientCall) -> None:
     copies = {
         node: prefix + view.nodes[node].name for segment, prefix in zip(segments, prefixes) for node in segment.nodes
     }
+    for node, copy in copies.items():
+        rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
     gradients = _gradients(rewrite, view, sweep, ends, depths)
     late = late_reads(view, sweep, segments, waits, gradients, recompute.shown_variables(view))
     for gradient, readers in sorted(late.items()):
