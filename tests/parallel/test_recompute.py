@@ -133,6 +133,20 @@ def test_a_loop_is_kept_as_a_whole(collect):
     assert not any("while" in name for name in names())
 
 
+def test_a_branch_is_kept_as_a_whole(collect):
+    def between(hidden, index):
+        return tf.cond(tf.reduce_sum(hidden) > 0, lambda: tf.tanh(tf.square(hidden)), lambda: tf.exp(hidden))
+
+    collect()
+    model = Layers(between=between)
+    rewritten()
+    assert "l1/Tanh" in names()
+    assert not {"cond/Tanh", "cond/Square", "cond/Exp", "cond/Merge", "cond/Square/Switch"} & names()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.train_op, model.feed())
+
+
 def test_a_value_from_which_a_variable_is_written_before_is_kept(collect):
     def between(hidden, index):
         state = tf.get_variable("state%d" % index, [4], initializer=tf.zeros_initializer(), trainable=False)
