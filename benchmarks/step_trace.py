@@ -61,7 +61,7 @@ def actions(rewrite: Rewrite) -> Dict[str, Action]:
 
     Ops of no action are left out: variables, what only depends on them, placeholders and data sources with what they
     are computed from, what the gradients do not need (the loss itself) or what comes after them, and what the plan
-    added. So are the preparations of the backward pass (shapes, counters of loops), for which either action will do, and
+    added. So are preparations of the backward pass (shapes, counters of loops), for which either action will do, and
     what TensorFlow moves to the device of its input when it runs a graph: ops that lead into a branch or out of a loop.
     """
     nodes = {node.name: node for node in rewrite.tf_graph.as_graph_def().node}  # the user's graph

@@ -140,7 +140,7 @@ class Graph(object):
         return tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
 
     def close_taskgraph(self, mark: Optional[tf.AttrValue]) -> None:
-        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again, or else stay in the last one."""
+        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again, or else to the last one."""
         self._drop_empty_taskgraph()
         if mark is None and self.taskgraphs:
             mark = tf.AttrValue(i=self.taskgraphs[-1].index)

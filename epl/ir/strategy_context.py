@@ -67,7 +67,7 @@ class StrategyContext(object):
         self._marks = [(graph, graph.open_taskgraph(strategy))]
 
     def exit(self) -> None:
-        """Closes the explicit scope: ops belong to the default strategy again or, without one, to the last TaskGraph."""
+        """Closes the explicit scope: ops belong to the default strategy again, or else to the last TaskGraph."""
         marks, self._marks = self._marks, []
         self._scope = None
         for graph, mark in reversed(marks):

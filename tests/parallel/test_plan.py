@@ -1,4 +1,5 @@
 """The plan as a value: text form, hash, comparison."""
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,10 +11,18 @@ SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tup
 REDUCTIONS = st.builds(Reduction, NAMES, st.sampled_from(["float32", "float16"]), SHAPES, st.booleans())
 TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple))
 GROUPS = st.builds(
-    GradientGroup, NAMES, st.integers(0, 3), st.lists(REDUCTIONS, max_size=3).map(tuple), st.lists(TRANSFERS, max_size=3).map(tuple)
+    GradientGroup,
+    NAMES,
+    st.integers(0, 3),
+    st.lists(REDUCTIONS, max_size=3).map(tuple),
+    st.lists(TRANSFERS, max_size=3).map(tuple),
 )
-STAGES = st.builds(Stage, st.lists(st.integers(0, 9), max_size=2).map(tuple), NAMES, st.lists(NAMES, max_size=2).map(tuple))
-OUTPUTS = st.builds(Output, NAMES, st.integers(0, 3), st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES)
+STAGES = st.builds(
+    Stage, st.lists(st.integers(0, 9), max_size=2).map(tuple), NAMES, st.lists(NAMES, max_size=2).map(tuple)
+)
+OUTPUTS = st.builds(
+    Output, NAMES, st.integers(0, 3), st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES
+)
 PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
     st.lists(st.integers(0, 3), max_size=3).map(tuple), st.integers(1, 4), NAMES,
@@ -25,7 +34,10 @@ PLANS = st.builds(
 def example(**changes):
     """A plan with one gradient and one output."""
     group = GradientGroup(
-        "apply0", 0, (Reduction("w", "float32", (3, None), False),), (Transfer("g/apply0/0", "apply0/gradients0", (0,)),)
+        "apply0",
+        0,
+        (Reduction("w", "float32", (3, None), False),),
+        (Transfer("g/apply0/0", "apply0/gradients0", (0,)),),
     )
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
@@ -75,6 +87,11 @@ def test_a_missing_gradient_is_told_with_the_numbers():
 
 def test_a_description_has_the_devices_and_the_gradients():
     text = plans.describe(example(fp16_scale=128))
-    for words in ("2 worker(s) = 1 replica(s) of 1 stage(s) on CPU", "float16 x 128", "1 gradients", "loss:0: local mean"):
+    for words in (
+        "2 worker(s) = 1 replica(s) of 1 stage(s) on CPU",
+        "float16 x 128",
+        "1 gradients",
+        "loss:0: local mean",
+    ):
         assert words in text
     assert plans.world_size(example()) == 1

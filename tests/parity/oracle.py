@@ -3,8 +3,8 @@
 Equal means: the largest difference in a tensor is at most ``TOLERANCE`` of its largest value (float32). Where gradients
 cancel out, plain TensorFlow comes that close to itself only: with AVX-512, the Adam slot of a bias differs by 0.9e-6
 between one batch and the mean of its two halves. So a value that misses is measured by that difference, and may be
-``NOISE`` times as far off as plain TensorFlow is from itself, ``NOISY_TOLERANCE`` at most. Replicas, local ones and those
-of other processes, must hold the same variables as each other to the last bit.
+``NOISE`` times as far off as plain TensorFlow is from itself, ``NOISY_TOLERANCE`` at most. Replicas, local ones and
+those of other processes, must hold the same variables as each other to the last bit.
 """
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
