@@ -79,6 +79,7 @@ class _Ordering(object):
     def __init__(self, rewrite: Rewrite, view: GraphView) -> None:
         self._rewrite = rewrite
         self._view = view
+        self._phases: Dict[bytes, bytes] = {}  # attributes -> phase: most nodes share theirs
 
     def chains(self, count: int) -> List[Chain]:
         """The updates of each call, to be put into `count` groups; those of each stage and branch by themselves."""
@@ -164,8 +165,12 @@ class _Ordering(object):
     def _is_own(self, node: int) -> bool:
         """Whether a node was built by apply_gradients, or by the plan in front of it, behind the collectives."""
         proto = self._view.nodes[node]
-        if PHASE_ATTR in proto.attr:
-            return bool(proto.attr[PHASE_ATTR].s == Phase.APPLY.encode())
+        attrs = proto.serialized_attrs
+        if attrs not in self._phases:
+            self._phases[attrs] = proto.attr[PHASE_ATTR].s
+        phase = self._phases[attrs]
+        if phase:
+            return phase == Phase.APPLY.encode()
         return proto.name in self._rewrite.built and self._view.types[node] not in COLLECTIVE_OP_TYPES
 
     def _gradients_of(self, call: ApplyCall) -> Dict[int, int]:
