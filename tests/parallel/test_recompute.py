@@ -238,6 +238,45 @@ def test_stages_up_to_end_taskgraph_are_recomputed(init, end):
     assert any(name.startswith("s1") for name in names()) == (end == -1)
 
 
+def test_gradients_that_are_only_looked_at_are_computed_as_before(collect):
+    collect()
+    model = Layers()
+    tf.gradients(model.loss, tf.trainable_variables())
+    rewritten()
+    assert inputs("gradients/l0/Tanh_grad/TanhGrad")[0] == COPY + "l0/Tanh"
+    assert inputs("gradients_1/l0/Tanh_grad/TanhGrad")[0] == "l0/Tanh"
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_two_optimizers_of_one_loss_get_a_warning(collect, caplog, resource):
+    collect()
+    model = Layers(resource=resource)
+    tf.train.AdamOptimizer().minimize(model.loss)
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewritten()
+    assert ("loss:0 is differentiated by two calls of tf.gradients" in caplog.text) == (not resource)
+    assert inputs("gradients_1/l0/Tanh_grad/TanhGrad")[0] == "EPL_RECOMPUTE_1/stage0_segment0/l0/Tanh"
+
+
+@pytest.mark.parametrize("kind", ["collection", "auto"])
+def test_dropout_and_statistics_give_the_same_bits(init, kind):
+    def between(hidden, index):
+        hidden = tf.layers.batch_normalization(hidden, training=True, name="n%d" % index)
+        return tf.nn.dropout(hidden, rate=0.5, seed=index)
+
+    values = []
+    for case in ("", kind):
+        init(1, gradient_checkpoint__type=case)
+        model = Layers(8, kept=(1, 3, 5), between=between)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            losses = [sess.run([model.loss, model.train_op], model.feed(seed=step))[0] for step in range(4)]
+            values.append(losses + sess.run(tf.global_variables()))
+    assert names()
+    for one, other in zip(*values):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_what_is_recomputed_cannot_be_fed_in_a_training_step(collect):
     collect()
     model = Layers()

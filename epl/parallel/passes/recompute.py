@@ -16,14 +16,16 @@ from typing import Dict, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.control_flow import depths_of
-from epl.ir.graph import GradientCall
+from epl.ir.graph import GradientCall, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import recompute
 from epl.parallel.costs import node_costs
 from epl.parallel.costs_shapes import output_types
+from epl.parallel.gradient_groups import find_trainings
 from epl.parallel.micro_batches import tensors_of
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import compare_gradients
@@ -42,12 +44,41 @@ SCOPE = "EPL_RECOMPUTE"
 
 
 def run(rewrite: Rewrite) -> None:
-    """Recomputes in the backward pass of each call of tf.gradients, as `gradient_checkpoint` says."""
+    """Recomputes in the backward pass of each call of tf.gradients that trains, as `gradient_checkpoint` says.
+
+    Gradients that are only looked at may be computed beside an update, which what is computed late would see.
+    """
     if not rewrite.config.gradient_checkpoint.type:
         return
-    for number, call in enumerate(rewrite.graph.gradient_calls):
-        if call.boundaries and call.seeds:
-            _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, call)
+    trained = {
+        first_tensor(gradient).op.name
+        for training in find_trainings(rewrite.graph)
+        for _, gradient in training.boundaries
+    }
+    calls = [
+        call
+        for call in rewrite.graph.gradient_calls
+        if call.seeds and any(first_tensor(gradient).op.name in trained for _, gradient in call.boundaries)
+    ]
+    _warn_of_shared_objectives(rewrite, calls)
+    for number, call in enumerate(calls):
+        _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, call)
+
+
+def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) -> None:
+    """Two optimizers of one objective run together, and each would see variables that the other has written."""
+    seen: Set[str] = set()
+    for call in calls:
+        own = {y.name for y in call.ys}
+        references = [v for v, _ in call.boundaries if rewrite.operation(v).type in op_types.REF_VARIABLES]
+        if references and not seen.isdisjoint(own):
+            logger.warning(
+                "%s is differentiated by two calls of tf.gradients. Their recomputed activations may be those of "
+                "variables that the optimizer of the other call has updated already, if both run together: compute "
+                "all gradients in one call (one compute_gradients), or use resource variables.",
+                ", ".join(sorted(seen & own)),
+            )
+        seen |= own
 
 
 def _recompute(rewrite: Rewrite, scope: str, call: GradientCall) -> None:
