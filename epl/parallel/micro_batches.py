@@ -89,11 +89,15 @@ def find_micro_batch_ops(
     after = _data_descendants(view, boundaries, set())
     gradients = {producer for node in boundaries for producer in view.producers[node]}
     states = _own_state(tf_graph, view)
-    trained = view.ancestors(gradients, writes.__contains__)
-    batch = states - (set(view.of_types(op_types.PLACEHOLDERS)) - trained)
     loops = loops_of(view)
-    micro_writes = _micro_batch_writes(view, writes - after, batch, boundaries, loops)
-    varying = _varying(view, states | _readers(view, micro_writes), boundaries, loops)
+    varying = _varying(view, states, boundaries, loops)
+    micro_writes = _among(writes - after, varying, loops)
+    if micro_writes:
+        trained = view.ancestors(gradients, writes.__contains__)
+        batch = states - (set(view.of_types(op_types.PLACEHOLDERS)) - trained)
+        computed = varying if batch == states else _varying(view, batch, boundaries, loops)
+        micro_writes = _micro_batch_writes(view, writes - after, computed, boundaries, loops)
+        varying |= _varying(view, _readers(view, micro_writes), boundaries, loops)
     once = after | (writes - micro_writes)
     roots = gradients | micro_writes | set(outputs)
     depths = depths_of(view) if micro_writes else []
@@ -107,7 +111,7 @@ def find_micro_batch_ops(
 
 
 def _micro_batch_writes(
-    view: GraphView, writes: Set[int], batch: Set[int], boundaries: Set[int], loops: Dict[int, int]
+    view: GraphView, writes: Set[int], computed: Set[int], boundaries: Set[int], loops: Dict[int, int]
 ) -> Set[int]:
     """The writes that happen once per micro batch.
 
@@ -117,19 +121,19 @@ def _micro_batch_writes(
     Args:
       view: of the graph.
       writes: those to choose from.
-      batch: where data comes from. A placeholder that no gradient needs is none: what it is written to is set by hand.
+      computed: what is computed from a batch. A placeholder that no gradient needs gives none: it sets things by hand.
       boundaries: where gradients are accumulated.
       loops: see `loops_of`.
     """
-    waiting = view.descendants(boundaries)
-    found = _among(writes, _varying(view, batch, boundaries, loops), loops)
-    while found:
-        passed_on = _varying(view, batch | _readers(view, found), boundaries, loops)
-        more = found | (_among(writes, passed_on, loops) - waiting)
-        if more == found:
-            break
-        found = more
-    return found
+    found = _among(writes, computed, loops)
+    while True:
+        passed_on = _varying(view, _readers(view, found), boundaries, loops)
+        more = _among(writes, passed_on, loops) - found
+        if more:
+            more -= view.descendants(boundaries)
+        if not more:
+            return found
+        found |= more
 
 
 def _among(writes: Set[int], varying: Set[int], loops: Dict[int, int]) -> Set[int]:
