@@ -13,9 +13,6 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.parallel.partition_chain import cut_chain
 
-# What reads a variable and does nothing else.
-READS = frozenset(["Identity", "ReadVariableOp"])
-
 Update = NamedTuple(
     "Update",
     [("variable", int), ("writes", Tuple[int, ...]), ("ops", FrozenSet[int]), ("bytes", Optional[int])],
@@ -125,7 +122,7 @@ def _region(view: GraphView, writes: Sequence[int], is_own: Callable[[int], bool
 
 def is_read(view: GraphView, node: int) -> bool:
     """Whether a node gives the value of a variable as it is."""
-    return view.types[node] in READS and bool(view.variable_inputs(node))
+    return view.types[node] in op_types.READS and bool(view.variable_inputs(node))
 
 
 def variable_bytes(view: GraphView, variable: int) -> Optional[int]:

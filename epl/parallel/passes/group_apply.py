@@ -30,6 +30,7 @@ from epl.parallel import apply_groups
 from epl.parallel.apply_groups import Update
 from epl.parallel.micro_batches import tensors_of
 from epl.parallel.pass_manager import Pass
+from epl.parallel.passes.barriers import build_barrier
 from epl.parallel.rewrite import ApplyOrder, Rewrite
 from epl.parallel.stages import stage_of_op
 from epl.utils import tf_compat
@@ -122,25 +123,20 @@ class _Ordering(object):
         writes = [self._writes(group, chain.context) for group in groups]
         barriers = self._barriers(chain, writes[:-1])
         upstream: Set[int] = set()
-        for before, group, barrier in zip(writes, groups[1:], barriers):
+        for before, group, (_, barrier) in zip(writes, groups[1:], barriers):
             upstream |= self._view.ancestors(before, upstream.__contains__)
             for node in self._starts(group, upstream, chain.context):
                 self._rewrite.remember(self._operation(node))._add_control_input(barrier)
                 self._view.producers[node].extend(before)  # the barrier is not in the view: as if there were none
         names = frozenset(self._view.nodes[write].name for update in chain.updates for write in update.writes)
-        self._rewrite.apply_orders.append(ApplyOrder(tuple(barrier.inputs[0].name for barrier in barriers), names))
+        self._rewrite.apply_orders.append(ApplyOrder(tuple(name for name, _ in barriers), names))
 
-    def _barriers(self, chain: Chain, writes: Sequence[Sequence[int]]) -> List[tf.Operation]:
-        """Behind each group but the last, the op for which the next one waits."""
+    def _barriers(self, chain: Chain, writes: Sequence[Sequence[int]]) -> List[Tuple[str, tf.Operation]]:
+        """Behind each group but the last, the barrier at which the next one waits."""
         rewrite = self._rewrite
-        barriers = []
         with rewrite.building(chain.scope, chain.stage):
             with tf_compat.control_flow_context(rewrite.tf_graph, chain.context):
-                for group in writes:
-                    barrier = tf.placeholder_with_default(tf.constant(True), [], name="barrier")
-                    barrier.op._add_control_inputs([self._operation(write) for write in group])
-                    barriers.append(tf.raw_ops.Assert(condition=barrier, data=[barrier], name="passed"))
-        return barriers
+                return [build_barrier([self._operation(write) for write in group]) for group in writes]
 
     def _starts(self, group: Sequence[Update], upstream: Set[int], context: Any) -> List[int]:
         """The first ops of the updates of a group, but for those that earlier groups need (`upstream`)."""

@@ -19,6 +19,7 @@ from epl.ir.control_flow import data_order, depths_of, ends_of, loops_of
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.micro_batches import MicroBatchOps
+from epl.parallel.passes.barriers import build_barrier
 from epl.parallel.rewrite import Rewrite
 from epl.utils.errors import PlanError
 
@@ -204,10 +205,8 @@ def _wait_for_all_writes(
 
 
 def _barrier(rewrite: Rewrite, writes: List[tf.Operation], stage: int) -> tf.Operation:
-    """What waits for the writes, unless the placeholder in front of it is fed; see `schedule_actions`."""
+    """What waits for the writes, in runs that do not feed it."""
     with rewrite.building("micro_batches/writes", stage):
-        with tf.control_dependencies(writes):
-            done = tf.placeholder_with_default(True, [])
-        rewrite.later_writes.append(done.name)
-        passed = tf.raw_ops.Merge(inputs=[done]).output
-        return tf.raw_ops.Assert(condition=passed, data=[passed])
+        name, barrier = build_barrier(writes)
+    rewrite.later_writes.append(name)
+    return barrier
