@@ -4,7 +4,7 @@ Asking TensorFlow op by op (`node_def`, `inputs`, `consumers`) costs 6-25 us a q
 and answers all of them.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +12,7 @@ from epl.ir import op_types, wire
 from epl.utils import tf_compat
 
 _RESOURCE = tf.resource.as_datatype_enum
+_T = TypeVar("_T")
 
 
 class GraphView(object):
@@ -80,6 +81,14 @@ class GraphView(object):
         """The nodes of the given op types, in creation order."""
         by_type = self._by_type
         return sorted(i for op_type in set(types) if op_type in by_type for i in by_type[op_type])
+
+    def of_attrs(self, read: Callable[[wire.Attributes], _T]) -> List[_T]:
+        """What `read` makes of the attributes of each node; it is called once for all nodes with the same ones."""
+        known: Dict[bytes, _T] = {}
+        for node in self.nodes:
+            if node.serialized_attrs not in known:
+                known[node.serialized_attrs] = read(node.attr)
+        return [known[node.serialized_attrs] for node in self.nodes]
 
     def writes(self) -> List[int]:
         """The nodes that write variables, themselves or in the body of a function that they call."""

@@ -6,7 +6,7 @@
 TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
 """
 
-from typing import Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -15,12 +15,13 @@ from epl.ir import op_types
 from epl.ir.colocation import taskgraph_index
 from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
-from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.update_stages import stages_of_updates
 from epl.utils.errors import PlanError
 
+_APPLY = Phase.APPLY.encode()
 # Ops that make a handle of what lives on their device alone.
 _LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
 
@@ -104,29 +105,25 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     optimizer makes besides is in the stage of the variable that it updates.
     """
     stage_of = stage_of_taskgraph(stages)
+    places = view.of_attrs(lambda attrs: _place(attrs, stage_of))
+    applying = {node for node, place in enumerate(places) if place.applies}
     updates: Dict[int, int] = {}
-    result, free = _stages_held(view, stage_of, updates)
+    result, free = _stages_held(view, places, updates)
     while True:  # what updates the variables, slots among it; then what updates those
-        more = stages_of_updates(view, result, free, updates)
+        more = stages_of_updates(view, result, free, applying, updates)
         if more == updates:
             return result
         updates = more
-        result, free = _stages_held(view, stage_of, updates)
+        result, free = _stages_held(view, places, updates)
 
 
-def _stages_held(
-    view: GraphView, stage_of: Mapping[int, int], updates: Mapping[int, int]
-) -> Tuple[List[int], Set[int]]:
+def _stages_held(view: GraphView, places: Sequence["_Place"], updates: Mapping[int, int]) -> Tuple[List[int], Set[int]]:
     """The stage of every node; and the nodes that are kept with no other: where annotated, or as `updates` says."""
     result = [-1] * len(view)
     free: Set[int] = set()
     holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
-    places: Dict[bytes, Tuple[int, str]] = {}  # attributes -> annotated stage, anchor: most nodes share theirs
     for node in data_order(view):
-        attrs = view.nodes[node].serialized_attrs
-        if attrs not in places:
-            places[attrs] = _place(view.nodes[node].attr, stage_of)
-        stage, group = places[attrs]
+        stage, group, _ = places[node]
         anchor = view.index.get(group, -1)
         held = [holders[p] for p in view.producers[node] if p in holders]
         if held:
@@ -153,9 +150,19 @@ def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping
     ]  # fmt: skip
 
 
-def _place(attrs: Mapping[str, tf.AttrValue], stage_of: Mapping[int, int]) -> Tuple[int, str]:
-    """The stage of the annotation, and the name of the op with which TensorFlow keeps the op together, or none."""
-    return stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0, _group(attrs)
+_Place = NamedTuple("_Place", [("stage", int), ("group", str), ("applies", bool)])
+_Place.__doc__ = """What the attributes of an op say.
+
+Attributes:
+  stage: of its annotation.
+  group: name of the op with which TensorFlow keeps it together, or "".
+  applies: whether apply_gradients made it.
+"""
+
+
+def _place(attrs: Mapping[str, tf.AttrValue], stage_of: Mapping[int, int]) -> _Place:
+    stage = stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0
+    return _Place(stage, _group(attrs), PHASE_ATTR in attrs and attrs[PHASE_ATTR].s == _APPLY)
 
 
 def _group(attrs: Mapping[str, tf.AttrValue]) -> str:

@@ -8,14 +8,11 @@ rate (all variables) --'                           the rate where it was
 from typing import Dict, List, Mapping, Sequence, Set
 
 from epl.ir import op_types
-from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
-
-_IS_APPLYING = Phase.APPLY.encode()
 
 
 def stages_of_updates(
-    view: GraphView, stages: Sequence[int], free: Set[int], known: Mapping[int, int]
+    view: GraphView, stages: Sequence[int], free: Set[int], applying: Set[int], known: Mapping[int, int]
 ) -> Dict[int, int]:
     """The stages of ops made by apply_gradients, variables among them, from which updates of one stage are computed.
 
@@ -23,36 +20,32 @@ def stages_of_updates(
       view: the graph.
       stages: of its nodes, as far as they are known.
       free: the nodes that TensorFlow keeps with no other.
+      applying: the nodes made by apply_gradients.
       known: nodes and their stages, from a call before; what updates the variables among them is followed now.
     """
-    made = {node for node in free if _is_applying(view, node)}
+    made = free & applying
     unknown = made.difference(known)
     starts: Dict[int, List[int]] = {}
     for node in view.of_types(op_types.WRITES):
-        if made and _is_applying(view, node) and unknown.isdisjoint(view.variable_inputs(node)):
+        if made and node in applying and unknown.isdisjoint(view.variable_inputs(node)):
             starts.setdefault(stages[node], []).append(node)
     found: Dict[int, Set[int]] = {}
     for stage, writes in starts.items():
-        for node in _computed_from(view, writes) & made:
+        for node in _computed_from(view, writes, applying) & made:
             found.setdefault(node, set()).add(stage)
     result = {node: of.pop() for node, of in found.items() if len(of) == 1}
     result.update(known)
     return result
 
 
-def _computed_from(view: GraphView, writes: List[int]) -> Set[int]:
-    """The writes and what apply_gradients made that they take, directly or not; control edges left out."""
+def _computed_from(view: GraphView, writes: List[int], applying: Set[int]) -> Set[int]:
+    """The writes and those of `applying` that they take, directly or not; control edges left out."""
     seen = set(writes)
     stack = list(writes)
     while stack:
         node = stack.pop()
         for name, producer in zip(view.nodes[node].input, view.producers[node]):
-            if name[0] != "^" and producer not in seen and _is_applying(view, producer):
+            if name[0] != "^" and producer not in seen and producer in applying:
                 seen.add(producer)
                 stack.append(producer)
     return seen
-
-
-def _is_applying(view: GraphView, node: int) -> bool:
-    attrs = view.nodes[node].attr
-    return PHASE_ATTR in attrs and attrs[PHASE_ATTR].s == _IS_APPLYING
