@@ -139,14 +139,18 @@ def user_written(ctx: Context) -> None:
 
 
 def user_written_clipped(ctx: Context) -> None:
-    """The same as BERT does it: tf.gradients, clip, own apply_gradients, and an assignment of the step of its own."""
+    """The same as BERT does it: tf.gradients, clip, own apply_gradients, and an assignment of the step of its own.
+
+    Only that assignment counts steps: next to an increment in apply_gradients, which nothing orders with it, plain
+    TensorFlow loses steps, too.
+    """
     ctx.init(communication__clip_after_allreduce=True)
     inputs = Inputs()
     loss = MODELS['plain_variables'](*inputs.tensors())
     step = tf.train.get_or_create_global_step()
     variables = tf.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.5)
-    train_op = DecayedAdam(0.01, 0.1).apply_gradients(zip(gradients, variables), global_step=step)
+    train_op = DecayedAdam(0.01, 0.1).apply_gradients(zip(gradients, variables))
     train_op = tf.group(train_op, [step.assign(step + 1)])
     _loop(ctx, inputs, loss, lambda _: [train_op])
 
