@@ -77,7 +77,7 @@ class Graph(object):
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
-        self.taskgraphs: List[TaskGraph] = []
+        self._taskgraphs: List[TaskGraph] = []
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
         self.accumulations: List[Accumulation] = []
@@ -123,34 +123,45 @@ class Graph(object):
 
     # ---- TaskGraphs
 
-    def open_taskgraph(self, strategy: Any) -> Optional[tf.AttrValue]:
-        """Ops created from now on belong to the TaskGraph of `strategy`. Returns the mark in effect before.
+    @property
+    def taskgraphs(self) -> List[TaskGraph]:
+        """The TaskGraphs, in the order of annotation. One that was opened behind others and got no op is none yet."""
+        return self._taskgraphs[: -1 if len(self._taskgraphs) > 1 and self._is_last_empty() else None]
+
+    def replace_taskgraphs(self, strategies: Sequence[Any]) -> None:
+        """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""
+        self._taskgraphs = [TaskGraph(index, strategy) for index, strategy in enumerate(strategies)]
+        self._ids_at_creation.clear()
+        tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=len(strategies) - 1))
+
+    def open_taskgraph(self, strategy: Any) -> None:
+        """Ops created from now on belong to the TaskGraph of `strategy`.
 
         The same strategy object continues its TaskGraph. One that got no op is dropped when the next is opened.
         """
         self._drop_empty_taskgraph()
-        for taskgraph in self.taskgraphs:
+        for taskgraph in self._taskgraphs:
             if taskgraph.strategy is strategy:
                 index = taskgraph.index
                 break
         else:
-            index = len(self.taskgraphs)
-            self.taskgraphs.append(TaskGraph(index, strategy))
+            index = len(self._taskgraphs)
+            self._taskgraphs.append(TaskGraph(index, strategy))
             self._ids_at_creation[index] = tf_compat.last_op_id(self.tf_graph)
-        return tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
+        tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
 
-    def close_taskgraph(self, mark: Optional[tf.AttrValue]) -> None:
-        """Ends what `open_taskgraph` began: ops belong to the TaskGraph of `mark` again, or else to the last one."""
+    def close_taskgraph(self) -> None:
+        """Ends what `open_taskgraph` began: ops belong to the last TaskGraph that has any."""
         self._drop_empty_taskgraph()
-        if mark is None and self.taskgraphs:
-            mark = tf.AttrValue(i=self.taskgraphs[-1].index)
+        mark = tf.AttrValue(i=self._taskgraphs[-1].index) if self._taskgraphs else None
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
 
     def _drop_empty_taskgraph(self) -> None:
-        if not self.taskgraphs:
-            return
-        if self._ids_at_creation.get(self.taskgraphs[-1].index) == tf_compat.last_op_id(self.tf_graph):
-            self.taskgraphs.pop()
+        if self._taskgraphs and self._is_last_empty():
+            self._taskgraphs.pop()
+
+    def _is_last_empty(self) -> bool:
+        return self._ids_at_creation.get(self._taskgraphs[-1].index) == tf_compat.last_op_id(self.tf_graph)
 
     @contextlib.contextmanager
     def phase(self, phase: str) -> Iterator[None]:

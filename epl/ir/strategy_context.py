@@ -1,6 +1,6 @@
 """The stack of strategies in effect: the default one below, at most one explicit scope above it."""
 
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +19,7 @@ class StrategyContext(object):
     def __init__(self) -> None:
         self._default: Optional[ParallelStrategy] = None
         self._scope: Optional[ParallelStrategy] = None
-        self._marks: List[Tuple[Graph, Any]] = []  # graphs in which the open scope is in effect
+        self._graphs: List[Graph] = []  # in which the open scope is in effect
         self._count = 0
 
     @property
@@ -64,14 +64,18 @@ class StrategyContext(object):
         graph = Graph.get(may_create=True)  # before the scope is in effect: a graph made now must not open it as well
         assert graph is not None
         self._scope = strategy
-        self._marks = [(graph, graph.open_taskgraph(strategy))]
+        graph.open_taskgraph(strategy)
+        self._graphs = [graph]
 
     def exit(self) -> None:
         """Closes the explicit scope: ops belong to the default strategy again, or else to the last TaskGraph."""
-        marks, self._marks = self._marks, []
+        graphs, self._graphs = self._graphs, []
         self._scope = None
-        for graph, mark in reversed(marks):
-            graph.close_taskgraph(None if self._default is None else mark)
+        for graph in graphs:
+            if self._default is None:
+                graph.close_taskgraph()
+            else:
+                graph.open_taskgraph(self._default)
 
     def annotate(self, tf_graph: tf.Graph) -> None:
         """A new tf.Graph begins with the strategies in effect (an Estimator builds in a graph of its own)."""
@@ -82,4 +86,5 @@ class StrategyContext(object):
         if self._scope is not None:
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
-            self._marks.append((graph, graph.open_taskgraph(self._scope)))
+            graph.open_taskgraph(self._scope)
+            self._graphs.append(graph)

@@ -10,12 +10,11 @@ from typing import Any, Collection, Dict, List, Optional, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
-from epl.ir.taskgraph import TASKGRAPH_ATTR, TaskGraph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import partition_units
 from epl.parallel.partition import Partition, describe, partition
 from epl.strategies.replicate import Replicate
-from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -68,9 +67,7 @@ def _refuse_annotations(graph: Graph) -> None:
 def _replace_taskgraphs(graph: Graph, num_stages: int) -> None:
     """The user's own strategy, if any, continues as that of the last stage."""
     last = graph.taskgraphs[0].strategy if graph.taskgraphs else Replicate(1)
-    strategies = [Replicate(1) for _ in range(num_stages - 1)] + [last]
-    graph.taskgraphs[:] = [TaskGraph(stage, strategy) for stage, strategy in enumerate(strategies)]
-    tf_compat.set_attr_scope(graph.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=num_stages - 1))
+    graph.replace_taskgraphs([Replicate(1) for _ in range(num_stages - 1)] + [last])
 
 
 def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:

@@ -33,6 +33,24 @@ def test_the_default_strategy_continues_after_a_scope(init):
     assert taskgraph(before, inside, after) == [0, 1, 0]
 
 
+def test_a_default_strategy_without_ops_begins_after_a_scope(init):
+    init()
+    with epl.split(1):
+        inside = tf.constant(1)
+    after = tf.constant(1)
+    with epl.split(1):
+        other = tf.constant(1)
+    assert taskgraph(inside, after, other, tf.constant(1)) == [0, 1, 2, 1]
+    assert [taskgraph.strategy.name_of_kind for taskgraph in Graph.get().taskgraphs] == ["split", "replicate", "split"]
+
+
+def test_a_default_strategy_without_ops_is_no_taskgraph(init):
+    init()
+    with epl.replicate(1):
+        tf.constant(1)
+    assert len(Graph.get().taskgraphs) == 1
+
+
 def test_entering_the_same_strategy_again_continues_its_taskgraph(init):
     init(annotate=False)
     strategy = epl.replicate(1)
