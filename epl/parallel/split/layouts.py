@@ -1,0 +1,73 @@
+"""How a tensor of a split TaskGraph lies on the ranks of its group, and what its gradient then is.
+
+| layout | on each rank | gradient with respect to it, on each rank |
+| --- | --- | --- |
+| FULL | the whole tensor, the same everywhere | the whole gradient, the same everywhere |
+| shard(d) | a part along dimension d | that part of the gradient |
+| PARTIAL | an addend; the tensor is the sum over ranks | the whole gradient, the same everywhere |
+
+A sharded op that takes a FULL tensor has a part of its gradient only. Such an op takes the tensor through
+`Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
+"""
+
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+_FULL = "full"
+_SHARD = "shard"
+_PARTIAL = "partial"
+
+
+class Layout(NamedTuple):
+    """One of FULL, PARTIAL and what `shard` makes.
+
+    Attributes:
+      kind: "full", "shard" or "partial".
+      dim: the dimension that is cut, -1 if none is.
+      sizes: of the parts, by rank; None: rows of a batch, of which each rank knows its own number alone.
+    """
+
+    kind: str
+    dim: int = -1
+    sizes: Optional[Tuple[int, ...]] = None
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether each rank has a part."""
+        return self.kind == _SHARD
+
+    def __str__(self) -> str:
+        if not self.is_shard:
+            return self.kind
+        return "shard({}{})".format(self.dim, "" if self.sizes is None else ": " + "+".join(map(str, self.sizes)))
+
+
+FULL = Layout(_FULL)
+PARTIAL = Layout(_PARTIAL)
+
+
+def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Layout:
+    """The layout of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
+    return Layout(_SHARD, dim, None if sizes is None else tuple(sizes))
+
+
+def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tuple[int, ...]]:
+    """Sizes of parts that differ by `granularity` at most, the larger ones first.
+
+    Args:
+      size: of the dimension.
+      ranks: the number of parts.
+      granularity: every part is a multiple of it.
+
+    Returns:
+      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
+    """
+    units, rest = divmod(size, granularity)
+    if rest or units < ranks:
+        return None
+    least, larger = divmod(units, ranks)
+    return tuple((least + (rank < larger)) * granularity for rank in range(ranks))
+
+
+def offsets(sizes: Sequence[int]) -> Tuple[int, ...]:
+    """Where each part begins."""
+    return tuple(sum(sizes[:rank]) for rank in range(len(sizes)))
