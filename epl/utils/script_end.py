@@ -1,14 +1,15 @@
 """How the script of this process ends, as far as Python tells before it leaves: in good order, or with which failure.
 
 `atexit` alone cannot tell: its functions run after a normal end and after an exception alike. Here the exception that
-ends the script and the argument of `sys.exit` are noted; who has something to say to other processes at exit asks
-`failure`. What ends the process without Python (a signal, `os._exit`) others notice by themselves.
+ends the script is noted; who has something to say to other processes at exit asks `failure`. What ends the process
+without Python (a signal, `os._exit`) others notice by themselves.
 """
 
+import ctypes
+import gc
 import sys
-import threading
 from types import TracebackType
-from typing import Any, NoReturn, Optional, Type
+from typing import Any, Callable, NoReturn, Optional, Type
 
 _LONGEST = 2000  # characters of a cause
 
@@ -33,15 +34,38 @@ class ScriptEnd(object):
             cls._failure = "{}: {}".format(kind.__name__, text)[:_LONGEST]
             excepthook(kind, error, trace)
 
-        def noting_exit(status: Any = None) -> NoReturn:
-            # In another thread it ends that thread alone.
-            if threading.current_thread() is threading.main_thread():
-                cls._failure = None if status is None or status == 0 else "sys.exit({!r})".format(status)[:_LONGEST]
-            leave(status)
+        def note_status(status: Any) -> None:
+            cls._failure = None if status is None or status == 0 else "sys.exit({!r})".format(status)[:_LONGEST]
 
-        sys.excepthook, sys.exit = noting_excepthook, noting_exit
+        def leave_by_exception(status: Any = None) -> NoReturn:
+            try:
+                leave(status)
+            except SystemExit:  # an object only now: until it is caught, it is a status without the attribute `code`
+                raise
+
+        sys.excepthook, sys.exit = noting_excepthook, leave_by_exception
+        _tell_status_at_exit(note_status)
 
     @classmethod
     def failure(cls) -> Optional[str]:
         """The exception or the `sys.exit` with which the script ends; None if it ends in good order."""
         return cls._failure
+
+
+def _tell_status_at_exit(tell: Callable[[Any], None]) -> None:
+    """Has `tell` called with the status of the SystemExit that ends this process, whoever raised it and how.
+
+    Python tells nobody about it; but it reads the attribute `code` of the exception then, and it alone does so while
+    no Python function runs. So a property takes the place of the attribute, which gives and takes the same values.
+    """
+    code = SystemExit.__dict__["code"]
+
+    def read(error: SystemExit) -> Any:
+        status = code.__get__(error)
+        if sys._getframe().f_back is None:
+            tell(status)
+        return status
+
+    (attributes,) = gc.get_referents(SystemExit.__dict__)  # what the read-only view shows
+    attributes["code"] = property(read, code.__set__, code.__delete__, code.__doc__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))

@@ -14,6 +14,7 @@ LEFT_SCRIPT = r"PlanError: A model of this script spans processes, and worker\(s
 FAULTS = {
     "raises": ([1, 1, 1, 1], r"worker 2: ValueError: something in the script"),
     "stops with code": ([1, 1, 7, 1], r"worker 2: sys\.exit\(7\)"),
+    "raises SystemExit": ([1, 1, 7, 1], r"worker 2: sys\.exit\(7\)"),
     "killed": ([1, 1, -9, 1], r"worker 2 .*died"),
     "server killed": ([1, 1, 1, -9], r"worker 3 .*died"),
     "killed in a run": ([1, 1, 1, -9], r"worker 3 .*died"),
@@ -48,10 +49,3 @@ def test_a_data_parallel_model_is_refused_when_workers_have_left_the_script(nurs
     for worker in workers:
         assert re.search(LEFT_SCRIPT, worker.output), outputs(workers)
     assert "trained" not in workers[1].output and "trained" in workers[0].output
-
-
-@pytest.mark.long
-def test_system_exit_that_is_raised_by_hand_is_noticed_when_the_others_wait(nursery: Nursery, tmp_path: Any) -> None:
-    workers = nursery.run("spanning_faults.py", ["raises SystemExit", str(tmp_path)], tmp_path)
-    assert codes(workers) == [1, 1, 7, 1], outputs(workers)
-    assert "worker 2" in workers[0].output and "has left the job" in workers[0].output, outputs(workers)
