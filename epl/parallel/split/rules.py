@@ -21,11 +21,14 @@ class TensorInfo(NamedTuple):
       shape: static; None entries where a size is not known, None if not even the rank is.
       dtype: without reference.
       constant: its value if that is known when the graph is built and it is small.
+      batch: the dimension that holds the rows of the batches of all ranks; None if none does, or it is not known which.
+        It is cut as shard(batch, None), all others in parts whose sizes are known.
     """
 
     shape: Optional[Shape]
     dtype: tf.DType
     constant: Optional[np.ndarray] = None
+    batch: Optional[int] = None
 
 
 class OpInfo(NamedTuple):
@@ -66,6 +69,10 @@ class Emission(object):
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
         raise NotImplementedError
 
+    def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """The size of a dimension that holds the batches of all ranks -> how much of that is this rank's; an integer."""
+        raise NotImplementedError
+
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """FULL, for use by an op that computes a part."""
         raise NotImplementedError
@@ -100,7 +107,7 @@ class Choice(NamedTuple):
 
     Attributes:
       inputs: the layouts in which it takes its inputs.
-      outputs: those of its outputs; at least one is not FULL, or `emit` communicates.
+      outputs: those of its outputs.
       emit: builds it; None: the same op on the local tensors.
       moved: bytes that a rank sends inside `emit`, forward and backward.
     """
