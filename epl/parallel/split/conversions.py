@@ -1,0 +1,327 @@
+"""Conversions of a tensor between layouts, for one rank of a split group, with the gradients that layouts.py asks for.
+
+| from -> to | forward | backward |
+| --- | --- | --- |
+| shard -> FULL | all-gather | cut |
+| shard -> FULL, entered | all-gather | reduce-scatter |
+| FULL -> FULL, entered | nothing | all-reduce |
+| FULL -> shard | cut | all-gather |
+| PARTIAL -> FULL | all-reduce | nothing |
+| PARTIAL -> FULL, entered | all-reduce | all-reduce |
+| PARTIAL -> shard | reduce-scatter | all-gather |
+| shard(a) -> shard(b) | all-to-all | all-to-all |
+
+"Entered" is a FULL tensor in the hands of an op that computes a part: each rank has an addend of its gradient.
+
+The native collectives move rows (dimension 0); other dimensions are transposed to the front and back. What differs
+between ranks is made by `own` alone, and is invisible to static shapes: a dimension whose size differs between ranks is
+unknown, so that neither TensorFlow nor its gradient functions write one rank's size into a constant.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ops.communicator import Communicator
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.split.layouts import Layout, balanced_sizes, offsets
+from epl.utils import tf_compat
+
+_GRADIENT = "EplSplitConversion"
+_FUNCTIONS = ("epl_split_gradients",)  # a collection with a key that is no string is not exported
+
+Gradient = Callable[[Any], Any]
+
+Owned = NamedTuple("Owned", [("values", Tuple[np.ndarray, ...]), ("dtype", tf.DType)])
+Owned.__doc__ = """A constant that differs between ranks.
+
+Attributes:
+  values: by rank.
+  dtype: of the constant.
+"""
+
+
+class Exchange(object):
+    """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
+
+    Every rank builds the same in the same order; each collective waits for the one before.
+
+    Attributes:
+      owned: name of a constant op that differs between ranks -> its values.
+      collectives: ops that were built for the way forward, in the order in which they run.
+    """
+
+    def __init__(self, communicator: Communicator, rank: int, key: str) -> None:
+        """Starts with no collective.
+
+        Args:
+          communicator: of the group.
+          rank: the local rank that this builds for.
+          key: unique within the communicator; begins the keys of the collectives.
+        """
+        self._communicator = communicator
+        self.rank = rank
+        self.ranks = communicator.world_size
+        self._key = key
+        self._number = 0
+        self.owned: Dict[str, Owned] = {}
+        self.collectives: List[tf.Operation] = []
+
+    # ---- What differs between ranks.
+
+    def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
+        """A constant that differs between ranks: `values` by rank; its value does not show in static shapes."""
+        arrays = tuple(np.asarray(value, dtype.as_numpy_dtype) for value in values)
+        constant = tf.constant(arrays[self.rank], dtype, name="own")
+        if all(array.shape == arrays[0].shape and (array == arrays[0]).all() for array in arrays):
+            return constant
+        self.owned[constant.op.name] = Owned(arrays, dtype)
+        shape = tf.TensorShape(arrays[0].shape)
+        for array in arrays:
+            shape = shape.most_specific_compatible_shape(tf.TensorShape(array.shape))
+        return tf.placeholder_with_default(constant, shape)
+
+    def hide_size(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
+        if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
+            return tensor
+        return _with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad)
+
+    # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
+
+    def enter(self, tensor: tf.Tensor) -> tf.Tensor:
+        """FULL, for use by an op that computes a part."""
+        return _with_gradient(tensor, tensor, self.sum_partial)
+
+    def sum_partial(self, tensor: Any) -> Any:
+        """PARTIAL -> FULL; IndexedSlices stay so."""
+        if isinstance(tensor, tf.IndexedSlices):
+            return self._reduce(tensor, "sum")
+        return _with_gradient(tensor, self._reduce(tensor, "sum"), self.enter)
+
+    def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A shard -> FULL."""
+        full, rows = self._gather(tensor, layout, "gather")
+        return _with_gradient(tensor, full, lambda grad: self.cut(grad, layout, rows))
+
+    def gather_entered(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A shard -> FULL, for use by an op that computes a part."""
+        full, rows = self._gather(tensor, layout, "gather")
+        return _with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, layout, rows))
+
+    def cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """FULL -> this rank's part.
+
+        Args:
+          tensor: FULL.
+          layout: what to make.
+          rows: int64, how much of the dimension each rank gets; needed if the layout has no sizes.
+        """
+        return _with_gradient(tensor, self._cut(tensor, layout, rows), lambda grad: self.gather(grad, layout))
+
+    def reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """PARTIAL -> shard; arguments as those of `cut`."""
+        part = self._reduce_scatter(tensor, layout, rows)
+        return _with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
+
+    def move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """shard(a) -> shard(b).
+
+        Args:
+          tensor: the local part in the layout `source`.
+          source: where it comes from.
+          target: where it goes; along another dimension.
+          rows: int64, how much of its dimension each rank has; needed if one of the layouts has no sizes.
+        """
+        moved = self._move(tensor, source, target, rows)
+        return _with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows))
+
+    def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The largest of all ranks, element by element; no gradient."""
+        return self._reduce(tf.stop_gradient(tensor), "max", "max")
+
+    def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The smallest of all ranks, element by element; no gradient."""
+        return self._reduce(tf.stop_gradient(tensor), "min", "min")
+
+    def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
+        own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
+        return self._run(lambda key: self._communicator.all_gather(own, self.rank, key, equal_rows=True), "rows")
+
+    # ---- The collectives themselves, without gradients.
+
+    def _reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
+        return self._run(lambda own: self._communicator.all_reduce(value, self.rank, own, reduce_op), key)
+
+    def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
+        """The whole tensor, and how many rows came from each rank."""
+        front = _to_front(tensor, layout.dim)
+        equal = not is_uneven(layout)
+        full, rows = self._run(lambda own: self._communicator.all_gather_with_rows(front, self.rank, own, equal), key)
+        full = _from_front(full, layout.dim)
+        full.set_shape(_with_size(tensor.shape, layout.dim, None if layout.sizes is None else sum(layout.sizes)))
+        return full, rows
+
+    def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        begin, size = self._own_range(layout, rows)
+        before, after = layout.dim, tensor.shape.ndims - layout.dim - 1
+        part = tf.slice(tensor, [0] * before + [begin] + [0] * after, [-1] * before + [size] + [-1] * after)
+        part.set_shape(_with_size(tensor.shape, layout.dim, _equal_size(layout)))
+        return part
+
+    def _own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Where this rank's part begins, and its size."""
+        if layout.sizes is not None:
+            begin = self.own(offsets(layout.sizes), tf.int32)
+            return begin, self.own(layout.sizes, tf.int32)
+        counts = tf.cast(_required(rows), tf.int32)
+        own = self.own(range(self.ranks), tf.int32)
+        return tf.cumsum(counts, exclusive=True)[own], counts[own]
+
+    def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        front = _to_front(tensor, layout.dim)
+        if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
+            part = self._run(lambda own: self._communicator.reduce_scatter(front, self.rank, own), "scatter")
+            part = _hidden(part, 0) if is_uneven(layout) else part
+        else:
+            # Every rank sends as many rows as this rank keeps.
+            parts = self._send(front, _splits(layout, rows), "scatter")
+            own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
+            part = tf.reduce_sum(tf.reshape(parts, own), axis=0)
+        part.set_shape(_with_size(front.shape, 0, _equal_size(layout)))
+        return _from_front(part, layout.dim)
+
+    def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
+        """Part r of the rows goes to rank r; the rows that come."""
+        if splits is None:
+            return self._run(lambda own: self._communicator.all_to_all(tensor, self.rank, own), key)
+        return self._run(lambda own: self._communicator.all_to_all(tensor, self.rank, own, splits), key)[0]
+
+    def _move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
+        a, b = source.dim, target.dim
+        order = [a, b] + [dim for dim in range(tensor.shape.ndims) if dim not in (a, b)]
+        outer = _transposed(tensor, order)
+        if not is_uneven(target):
+            moved = self._move_equal_target(outer, source)
+        elif not is_uneven(source):
+            moved = self._move_equal_source(outer, target, rows)
+        else:
+            moved = self._move_pieces(outer, source, target, rows)
+        moved = _transposed(moved, [order.index(dim) for dim in range(len(order))])
+        shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
+        moved.set_shape(_with_size(shape, b, _equal_size(target)))
+        return moved
+
+    def _move_equal_target(self, tensor: tf.Tensor, source: Layout) -> tf.Tensor:
+        """[a/n, b, ...] -> [a, b/n, ...]: the parts of b stand in rows [n, a/n], each of b/n and the rest."""
+        shape = tf.shape(tensor)
+        part = shape[1] // self.ranks
+        cut = tf.reshape(tensor, tf.concat([shape[:1], [self.ranks, part], shape[2:]], axis=0))
+        swapped = tf.transpose(cut, [1, 0] + list(range(2, tensor.shape.ndims + 1)))
+        lines = tf.reshape(swapped, tf.concat([[-1, part], shape[2:]], axis=0))
+        splits = tf.fill([self.ranks], tf.cast(shape[0], tf.int64)) if is_uneven(source) else None
+        return self._send(lines, splits, "move")
+
+    def _move_equal_source(self, tensor: tf.Tensor, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """[a/n, b, ...] -> [a, b/n, ...]: rows of b, each of a/n and the rest; from each rank the same rows of b."""
+        swapped = tf.transpose(tensor, [1, 0] + list(range(2, tensor.shape.ndims)))
+        received = self._send(swapped, _splits(target, rows), "move")
+        shape = tf.shape(tensor)
+        parts = tf.reshape(received, tf.concat([[self.ranks, -1, shape[0]], shape[2:]], axis=0))
+        parts = tf.transpose(parts, [0, 2, 1] + list(range(3, tensor.shape.ndims + 1)))
+        part = tf.shape(parts)[2]
+        return tf.reshape(parts, tf.concat([[self.ranks * shape[0], part], shape[2:]], axis=0))
+
+    def _move_pieces(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """[a_r, b, ...] -> [a, b_r, ...] with parts of different sizes on both sides: element by element."""
+        sizes = _splits(target, rows)
+        shape = tf.shape(tensor)
+        pieces = tf.split(tensor, sizes, axis=1, num=self.ranks)
+        flat = tf.concat([tf.reshape(piece, [-1]) for piece in pieces], axis=0)
+        rest = tf.reduce_prod(tf.cast(shape[2:], tf.int64))
+        received = self._send(flat, sizes * tf.cast(shape[0], tf.int64) * rest, "move")
+        _, part = self._own_range(target, rows)
+        full = -1 if source.sizes is None else sum(source.sizes)
+        return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
+
+    def _run(self, build: Callable[[str], Any], key: str) -> Any:
+        """Builds a collective under a key of its own, after the one before."""
+        own = "{}/{}/{}".format(self._key, self._number, key)
+        self._number += 1
+        graph = tf.get_default_graph()
+        last = tf_compat.last_op_id(graph)
+        with tf.control_dependencies(self.collectives[-1:]):
+            result = build(own)
+        self.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
+        return result
+
+
+def is_uneven(layout: Layout) -> bool:
+    """Whether the sizes of the parts differ between ranks, or may."""
+    return layout.is_shard and (layout.sizes is None or len(set(layout.sizes)) > 1)
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _conversion_grad(op: tf.Operation, *grads: Any) -> List[Any]:
+    function = op.graph.get_collection_ref(_FUNCTIONS)[0][op.name]
+    grad = grads[0]
+    if not isinstance(grad, tf.IndexedSlices) or len(op.inputs) > 1:  # what is entered is not converted
+        grad = tf.convert_to_tensor(grad)
+        grad.set_shape(op.outputs[0].shape)
+    with tf.device(op.device):
+        return [None] * (len(op.inputs) - 1) + [function(grad)]
+
+
+def _with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> tf.Tensor:
+    """`result`, as a function of `tensor` with the given gradient."""
+    if not tensor.dtype.is_floating and not tensor.dtype.is_complex:
+        return result
+    graph = tf.get_default_graph()
+    tensors = [tensor] if result is tensor else [result, tensor]
+    with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+        output = tf.identity_n(tensors)[0]
+    functions = graph.get_collection_ref(_FUNCTIONS)
+    if not functions:
+        functions.append({})
+    functions[0][output.op.name] = gradient
+    return output
+
+
+def _hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    return tf.placeholder_with_default(tensor, _with_size(tensor.shape, dim, None))
+
+
+def _to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    return _transposed(tensor, [dim] + [other for other in range(tensor.shape.ndims) if other != dim])
+
+
+def _from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, tensor.shape.ndims)))
+
+
+def _transposed(tensor: tf.Tensor, order: List[int]) -> tf.Tensor:
+    return tensor if order == sorted(order) else tf.transpose(tensor, order)
+
+
+def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.TensorShape:
+    sizes = shape.as_list()
+    sizes[dim] = size
+    return tf.TensorShape(sizes)
+
+
+def _equal_size(layout: Layout) -> Optional[int]:
+    """The size of each part; None if they differ."""
+    return None if layout.sizes is None or is_uneven(layout) else layout.sizes[0]
+
+
+def _splits(layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    return tf.constant(layout.sizes, tf.int64) if layout.sizes is not None else _required(rows)
+
+
+def _required(rows: Optional[tf.Tensor]) -> tf.Tensor:
+    if rows is None:
+        raise ValueError("A batch is cut by how many rows each rank has, which is not given.")
+    return rows
