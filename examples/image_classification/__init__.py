@@ -1,0 +1,1 @@
+"""Image classification: ResNet on folders of images or TFRecord files."""

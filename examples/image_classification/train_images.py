@@ -1,0 +1,99 @@
+"""Trains a ResNet with EPL.
+
+    epl-launch --num_workers 1 --gpu_per_worker 4 examples/image_classification/train_images.py \
+        --records records --output my_model
+
+An ordinary training script of TensorFlow 1.x for one device; what is EPL's are two lines in `main`, and the share of
+the images that a process reads.
+"""
+
+import argparse
+from typing import Any, Tuple
+
+import image_records
+import resnet
+import tensorflow.compat.v1 as tf
+
+import epl
+
+_SAMPLES_OF_RATE = 256.0  # the learning rate is given for steps of so many images
+
+
+def build(options: argparse.Namespace, dataset: image_records.Dataset, steps: int) -> Tuple[tf.Tensor, tf.Operation]:
+    """Returns the loss and the op of a training step."""
+    cluster = epl.Env.get().cluster
+    share = image_records.Share(cluster.worker_num, cluster.worker_index)
+    distortion = image_records.Distortion(options.least_area, not options.no_flip)
+    images, labels = image_records.training_batches(
+        dataset, options.batch_size, options.image_size, distortion, share, options.seed
+    )
+    features = resnet.features(images, options.depth, options.width, training=True)
+    loss = resnet.loss(labels, resnet.logits(features, len(dataset.classes)))
+    step = tf.train.get_or_create_global_step()
+    rate = learning_rate(step, steps, options.learning_rate * step_size(options) / _SAMPLES_OF_RATE, options.warm_up)
+    optimizer = tf.train.MomentumOptimizer(rate, 0.9, use_nesterov=True)
+    kernels = [v for v in tf.trainable_variables() if v.op.name.endswith("/kernel")]
+    decay = options.weight_decay * tf.add_n([tf.nn.l2_loss(v) for v in kernels])
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        return loss, optimizer.minimize(loss + decay, step)
+
+
+def learning_rate(step: tf.Variable, steps: int, peak: float, warm_up: float) -> tf.Tensor:
+    """Rises to its peak in a share of the steps, and falls from there as half a cosine."""
+    rising = max(1, int(steps * warm_up))
+    now = tf.cast(step, tf.float32)
+    falling = tf.train.cosine_decay(peak, tf.maximum(now - rising, 0.0), max(1, steps - rising))
+    return tf.where(now < rising, peak * (now + 1) / rising, falling)
+
+
+def step_size(options: argparse.Namespace) -> int:
+    """Returns the number of images of a step, all devices together."""
+    return options.batch_size * max(1, epl.Env.get().cluster.total_gpu_num)
+
+
+def parse(arguments: Any) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--records", required=True, help="folder of prepare_images.py")
+    parser.add_argument("--output", required=True, help="folder of the checkpoints")
+    parser.add_argument("--depth", type=int, default=50, help="of the ResNet (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="channels of its first group (default: %(default)s)")
+    parser.add_argument("--image_size", type=int, default=224, help="height and width (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="images of one device (default: %(default)s)")
+    parser.add_argument("--epochs", type=float, default=90.0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--learning_rate", type=float, default=0.1, help="its peak, for steps of 256 images (default: %(default)s)"
+    )
+    parser.add_argument("--warm_up", type=float, default=5 / 90.0, help="share of the steps (default: 5 of 90)")
+    parser.add_argument("--weight_decay", type=float, default=1e-4, help="of kernels (default: %(default)s)")
+    parser.add_argument("--least_area", type=float, default=0.08, help="of an image, looked at (default: %(default)s)")
+    parser.add_argument("--no_flip", action="store_true", help="left and right are not exchanged")
+    parser.add_argument("--log_steps", type=int, default=100, help="per line of progress (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="makes runs repeat: order of the images, initial weights")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Any = None) -> None:
+    """Trains."""
+    options = parse(arguments)
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.set_random_seed(options.seed)
+    epl.init()
+    epl.set_default_strategy(epl.replicate(1))
+    dataset = image_records.read_dataset(options.records)
+    steps = max(1, int(options.epochs * dataset.images["train"] / step_size(options)))
+    loss, train_op = build(options, dataset, steps)
+    hooks = [
+        tf.train.StopAtStepHook(last_step=steps),
+        tf.train.LoggingTensorHook({"loss": loss, "step": tf.train.get_global_step()}, options.log_steps, at_end=True),
+        tf.train.StepCounterHook(options.log_steps, output_dir=options.output),
+    ]
+    with tf.train.MonitoredTrainingSession(
+        checkpoint_dir=options.output, hooks=hooks, save_summaries_steps=None, log_step_count_steps=None
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+
+if __name__ == "__main__":
+    main()
