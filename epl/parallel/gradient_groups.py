@@ -26,11 +26,15 @@ Attributes:
   boundaries: (variable, identity in front of which it is done).
 """
 
-Training = NamedTuple("Training", [("boundaries", Tuple[Boundary, ...]), ("seeds", Tuple[tf.Tensor, ...])])
+Training = NamedTuple(
+    "Training",
+    [("boundaries", Tuple[Boundary, ...]), ("ys", Tuple[tf.Tensor, ...]), ("seeds", Tuple[tf.Tensor, ...])],
+)
 Training.__doc__ = """The backward pass behind one call of apply_gradients.
 
 Attributes:
   boundaries: of tf.gradients, before the user's own changes to the gradients.
+  ys: what is differentiated.
   seeds: where the backward pass begins.
 """
 
@@ -75,16 +79,20 @@ def find_trainings(graph: Graph) -> List[Training]:
         taken.update(earliest)
         trainings.append(("", list(earliest.values())))
     trainings.append(("", _written_without_optimizer(graph, by_identity, taken)))
-    return [Training(tuple(boundaries), _seeds(graph, boundaries)) for _, boundaries in _without_repetition(trainings)]
+    return [_training(graph, boundaries) for _, boundaries in _without_repetition(trainings)]
 
 
-def _seeds(graph: Graph, boundaries: Sequence[Boundary]) -> Tuple[tf.Tensor, ...]:
+def _training(graph: Graph, boundaries: Sequence[Boundary]) -> Training:
     names = {first_tensor(gradient).name for _, gradient in boundaries}
-    return tuple(
-        seed
+    calls = [
+        call
         for call in graph.gradient_calls
         if any(first_tensor(gradient).name in names for _, gradient in call.boundaries)
-        for seed in call.seeds
+    ]
+    return Training(
+        tuple(boundaries),
+        tuple(y for call in calls for y in call.ys),
+        tuple(seed for call in calls for seed in call.seeds),
     )
 
 

@@ -29,6 +29,13 @@ from epl.utils.errors import PlanError
 
 _BACKWARD_PHASE = Phase.BACKWARD.encode()
 
+_IN_ORDER = "Annotate the ops in the order in which data flows through the model."
+_SECOND_GRADIENTS = (
+    "The objective is computed from gradients (a gradient penalty, for example), which go back and forth over the "
+    "stages. Let the inner tf.gradients go no further back than to what the last stage takes, or annotate the model "
+    "as one stage."
+)
+
 # (stage, FORWARD or BACKWARD) -> nodes
 Actions = Dict[Tuple[int, str], Set[int]]
 
@@ -182,7 +189,7 @@ def find_actions(
         for node in (needed & ops.cloned) - ops.inputs:
             kind = BACKWARD if node in backward else FORWARD
             actions.setdefault((stages[node], kind), set()).add(node)
-        _check_direction(view, actions, stages)
+        _check_direction(view, training, actions, stages)
         result.append(actions)
     return result
 
@@ -224,7 +231,7 @@ def _behind_later_stages(
     return view.descendants(late, boundaries.__contains__)
 
 
-def _check_direction(view: GraphView, actions: Actions, stages: Sequence[int]) -> None:
+def _check_direction(view: GraphView, training: Training, actions: Actions, stages: Sequence[int]) -> None:
     """Forward data flows from earlier to later stages, gradients the other way; the order of a schedule needs it."""
     for (stage, kind), nodes in actions.items():
         for node in nodes:
@@ -234,14 +241,21 @@ def _check_direction(view: GraphView, actions: Actions, stages: Sequence[int]) -
                 if back and producer in actions.get((other, kind), ()):
                     raise PlanError(
                         "{!r} of stage {} takes {!r} of stage {}: the {} pass of a pipeline goes from {} stages to {} "
-                        "ones. Annotate the ops in the order in which data flows through the model.".format(
+                        "ones. {}".format(
                             view.nodes[node].name,
                             stage,
                             view.nodes[producer].name,
                             other,
                             *(("forward", "earlier", "later") if kind == FORWARD else ("backward", "later", "earlier")),
+                            _SECOND_GRADIENTS if _is_of_gradients(view, training) else _IN_ORDER,
                         )
                     )
+
+
+def _is_of_gradients(view: GraphView, training: Training) -> bool:
+    """Whether gradients are differentiated."""
+    nodes = view.ancestors(view.index[y.op.name] for y in training.ys)
+    return any(view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE for node in nodes)
 
 
 def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:

@@ -163,8 +163,9 @@ def _refuse_aggregated(view: GraphView, ops: MicroBatchOps, boundaries: Set[int]
         if any(producer in ops.once for producer in view.producers[node]):
             raise PlanError(
                 "The gradient {!r} is computed from gradients that an optimizer applies: those are accumulated over "
-                "the micro batches, and so have no value in each of them. Differentiate before: take the gradients of "
-                "another call of tf.gradients, which no optimizer gets.".format(view.nodes[node].name)
+                "the micro batches, and so have no value in each of them. Take the gradients of another call of "
+                "tf.gradients, which no optimizer gets, and go no further back than to what the last stage takes; or "
+                "annotate the model as one stage.".format(view.nodes[node].name)
             )
 
 
