@@ -121,15 +121,23 @@ def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
 
 
 def _refuse_planned(graph: Graph, steps: int) -> None:
-    groups = Env.get().config.optimizer.num_apply_group
-    if graph.plan is None or (graph.plan.is_plain and steps == groups == 1):
+    """Raises PlanError for a training step that the plan, made before, has no part in."""
+    if graph.plan is None:
         return
-    without = "without accumulation" if steps > 1 else "without groups of updates"
-    raise PlanError(
-        "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
-        "adds would train {}. Build the whole training step before the first run, or build it in a new "
-        "tf.Graph.".format(graph.plan.world_size, without if graph.plan.is_plain else "replica 0 alone")
-    )
+    config = Env.get().config
+    missing = [
+        (not graph.plan.is_plain, "replica 0 alone"),
+        (steps > 1, "without accumulation"),
+        (config.optimizer.num_apply_group > 1, "without groups of updates"),
+        (bool(config.gradient_checkpoint.type), "without recomputation"),
+    ]
+    without = [words for is_missing, words in missing if is_missing]
+    if without:
+        raise PlanError(
+            "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
+            "adds would train {}. Build the whole training step before the first run, or build it in a new "
+            "tf.Graph.".format(graph.plan.world_size, without[0])
+        )
 
 
 def record_optimizer(optimizer: Any) -> None:

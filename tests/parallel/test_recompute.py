@@ -10,6 +10,7 @@ import epl
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.micro_batches import find_actions
+from epl.profiler import memory, step_stats
 from epl.utils import tf_compat
 from tests.parallel.in_process import error_text, rewritten
 
@@ -297,12 +298,9 @@ def traced_step(train_op, feed):
     with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, feed)
-        metadata = tf.RunMetadata()
-        sess.run(train_op, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
-    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
-    records = [r for node in nodes for memory in node.memory for r in memory.allocation_records]
-    alive = np.cumsum([r.alloc_bytes for r in sorted(records, key=lambda r: (r.alloc_micros, r.alloc_bytes))])
-    return int(alive.max()), {node.node_name for node in nodes}
+        metadata = step_stats.run(sess, train_op, feed)[1]
+    (timeline,) = memory.timelines(metadata)
+    return timeline.peak - timeline.persistent, {execution.op for execution in step_stats.executions(metadata)}
 
 
 @pytest.mark.parametrize("kind", ["collection", "auto"])
@@ -370,3 +368,11 @@ def test_what_comes_through_a_loop_is_not_compared_and_named(collect, caplog):
             sess.run(model.train_op, model.feed())
     assert "does not compare" in caplog.text and "l0/kernel" in caplog.text
     assert transformation.transform() is None
+
+
+def test_a_training_step_that_is_added_after_the_first_run_is_refused(init):
+    init(1, gradient_checkpoint__type="auto")
+    model = Layers()
+    rewritten()
+    text = error_text(tf.train.AdamOptimizer().minimize, model.loss)
+    assert text.startswith("PlanError") and "without recomputation" in text
