@@ -22,6 +22,7 @@ LAYERS = (
     ("epl.strategies",),
     ("epl.parallel",),
     ("epl.runtime",),
+    ("epl.profiler",),
     ("epl.api", "epl"),
 )
 

@@ -135,19 +135,10 @@ def _feed(sizes: Sizes, x: tf.Tensor, y: tf.Tensor, micro_batches: int) -> Dict[
 
 def _memory(session: tf.Session, train: tf.Operation, feed: Dict[tf.Tensor, np.ndarray]) -> control.Message:
     """Returns the peak of what the ops of each device have allocated and not given back yet."""
-    metadata = tf.RunMetadata()
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-    session.run(train, feed, options=options, run_metadata=metadata)
-    peaks = {}
-    for device in metadata.step_stats.dev_stats:
-        records = [(record.alloc_micros, record.alloc_bytes) for stats in device.node_stats for memory in stats.memory
-                   for record in memory.allocation_records]
-        now = peak = 0
-        for _, change in sorted(records):  # of one microsecond: what is given back first
-            now += change
-            peak = max(peak, now)
-        if records:
-            peaks[device.device.rpartition('device:')[2]] = peak
+    from epl.profiler import memory, step_stats
+    _, metadata = step_stats.run(session, train, feed)
+    peaks = {timeline.device.rpartition('device:')[2]: timeline.peak - timeline.persistent
+             for timeline in memory.timelines(metadata)}
     return {'peak_bytes': peaks}
 
 

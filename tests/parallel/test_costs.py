@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.view import GraphView
 from epl.parallel.costs import node_costs
 from epl.parallel.costs_shapes import UNKNOWN_DIMENSION
+from epl.profiler import step_stats
 from tests.parallel.partition_models import Cut, cnn, lstm, transformer
 
 
@@ -214,18 +215,15 @@ def measured_seconds(loss, runs=12):
     config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
     best = {}
     with tf.Session(config=config) as session:
         session.run(tf.global_variables_initializer())
         for _ in range(runs):
-            metadata = tf.RunMetadata()
-            session.run(loss, feed, options=options, run_metadata=metadata)
+            metadata = step_stats.run(session, loss, feed)[1]
             sums = {}
-            for device in metadata.step_stats.dev_stats:
-                for node in device.node_stats:
-                    nanoseconds = node.op_end_rel_nanos - node.op_start_rel_nanos
-                    sums[node.node_name] = sums.get(node.node_name, 0.0) + nanoseconds * 1e-9
+            for _, stats in step_stats.node_stats(metadata):
+                nanoseconds = stats.op_end_rel_nanos - stats.op_start_rel_nanos
+                sums[stats.node_name] = sums.get(stats.node_name, 0.0) + nanoseconds * 1e-9
             for name, seconds in sums.items():
                 best[name] = min(seconds, best.get(name, seconds))
     return best

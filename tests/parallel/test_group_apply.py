@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks import step_trace
 from epl.ir.graph import Graph
+from epl.profiler import step_stats
 from tests.parallel.in_process import error_text, replicas_equal
 from tests.parallel.in_process import rewritten as rewrite_graph
 from tests.parallel.pipelines import begin, dense, rows, stage
@@ -90,7 +90,7 @@ def in_order(trace, groups, prefix=""):
 def traced(model, runs=1):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        return [step_trace.run(sess, model.train_op, model.feed(seed=run)) for run in range(runs)]
+        return [step_stats.trace(sess, model.train_op, model.feed(seed=run)) for run in range(runs)]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -156,7 +156,7 @@ def test_each_stage_has_groups_of_its_own(init):
     assert sorted(map(sorted, layers)) == [["d0", "d1"], ["d2", "d3"]]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        trace = step_trace.run(sess, train_op, {x: rows(8, 8)})
+        trace = step_stats.trace(sess, train_op, {x: rows(8, 8)})
     for late, early in (("d0", "d1"), ("d2", "d3")):
         spans = [order(trace, {e.op for e in trace if "update_" + name in e.op}) for name in (early, late)]
         assert spans[0][1] <= spans[1][0]

@@ -5,10 +5,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from benchmarks import step_trace
 from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.schedule import from_text
+from epl.profiler import actions, step_stats
 from tests.parallel.pipelines import Chain, begin, dense, rewritten, rows, stage
 
 STRATEGIES = ["PreferForward", "PreferBackward", "PreferBackwardOptimizer"]
@@ -16,19 +16,28 @@ STRATEGIES = ["PreferForward", "PreferBackward", "PreferBackwardOptimizer"]
 
 def check_order(rewrite, fetches, feed, steps=2):
     """Asserts that each device of each replica did the actions of the schedule one after the other, in order."""
-    action_of = step_trace.actions(rewrite)
+    action_of = actions.of_ops(rewrite)
     schedule = from_text(rewrite.plan.schedule)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for _ in range(steps):
-            found = step_trace.spans(step_trace.run(sess, fetches, feed), action_of)
+            found = actions.spans(step_stats.trace(sess, fetches, feed), action_of)
             for replica in range(rewrite.local_replicas):
                 for device, expected in enumerate(schedule.actions):
                     name = rewrite.device(schedule.device_of_stage.index(device), replica)
                     (spans,) = [spans for full, spans in found.items() if full.endswith(name)]
-                    assert step_trace.names_of_actions(spans) == [str(action) for action in expected]
-                    assert step_trace.overlaps(spans) == []
+                    assert [str(span.action) for span in spans] == [str(action) for action in expected]
+                    assert overlaps(spans) == []
     return found
+
+
+def overlaps(spans):
+    """The neighbours of which the second began before the first was done, in words."""
+    return [
+        "{} ends at {:.1f} us, {} begins at {:.1f} us".format(one.action, one.end_us, other.action, other.start_us)
+        for one, other in zip(spans, spans[1:])
+        if other.start_us < one.end_us
+    ]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -122,11 +131,11 @@ def test_data_is_read_ahead_of_the_first_action_in_order(init):
     reads = [rewrite.micro_prefix(copy) + x.op.name for copy in range(4)]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        trace = step_trace.run(sess, train_op)
+        trace = step_stats.trace(sess, train_op)
     order = [execution for execution in trace if execution.op in reads]
     assert [execution.op for execution in order] == reads
     assert all(one.end_ns <= other.start_ns for one, other in zip(order, order[1:]))
-    first = [span for spans in step_trace.spans(trace, step_trace.actions(rewrite)).values() for span in spans]
+    first = [span for spans in actions.spans(trace, actions.of_ops(rewrite)).values() for span in spans]
     assert len(first) == 16
 
 
@@ -181,7 +190,7 @@ def test_barriers_are_fed_in_runs_of_no_training(init):
     assert len(rewrite.barriers) == 1 and len(rewrite.barriers[0]) == 6  # two devices, four actions each
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        trace = step_trace.run(sess, model.loss, model.feed(5))
+        trace = step_stats.trace(sess, model.loss, model.feed(5))
         ran = {execution.op for execution in trace}
         assert not ran & {name.partition(":")[0] for name in rewrite.barriers[0]}
         assert not [op for op in ran if op.startswith("EPL_MICRO_BATCH")]

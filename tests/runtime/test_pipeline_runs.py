@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from benchmarks import step_trace
+from epl.profiler import step_stats
 from tests.parallel.pipelines import Chain, begin, dense, rewritten, rows, stage
 
 
@@ -35,7 +35,7 @@ def test_inference_takes_any_number_of_rows_at_any_time(trained):
 def test_inference_runs_no_other_micro_batch_and_no_barrier(trained):
     model, sess = trained
     sess.run(model.train_op, model.feed(8))
-    names = {execution.op for execution in step_trace.run(sess, [model.out, model.loss], model.feed(5))}
+    names = {execution.op for execution in step_stats.trace(sess, [model.out, model.loss], model.feed(5))}
     assert "d0/Tanh" in names or "d0/BiasAdd" in names
     assert not [name for name in names if name.startswith("EPL_")]
 

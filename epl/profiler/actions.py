@@ -1,15 +1,13 @@
-"""What ran when in one traced step: the order of ops on each device, and the spans of the actions of a pipeline.
+"""The forward and backward passes of a pipeline in a traced step: which op belongs to which, and when each ran.
 
-    with tf.Session() as session:
-        trace = step_trace.run(session, train_op, feed)
-        for device in step_trace.spans(trace, step_trace.actions(rewrite)):
-            print(device)      # [0F0 12..40, 0F1 41..70, 0B0 90..120, ...], microseconds since the first op
+    for device in actions.spans(step_stats.trace(session, train_op, feed), actions.of_ops(rewrite)).values():
+        print(device)      # [0F0 12..40, 0F1 41..70, 0B0 90..120, ...], microseconds since the first op
 
 To which action an op belongs follows from what the user built and from what TensorFlow recorded while differentiating,
 not from what the rewriting made of it: a test can hold the two against each other.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -19,9 +17,7 @@ from epl.parallel.micro_batches import tensors_of
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.schedule import BACKWARD, FORWARD, Action
 from epl.parallel.stages import stage_of_taskgraph
-
-Execution = NamedTuple("Execution", [("op", str), ("device", str), ("start_ns", int), ("end_ns", int)])
-Execution.__doc__ = """One execution of an op. An op of a loop has one for each iteration; a dead branch has none."""
+from epl.profiler.step_stats import Execution
 
 Span = NamedTuple("Span", [("action", Action), ("start_us", float), ("end_us", float), ("ops", int)])
 Span.__doc__ = """From the start of the first op of an action to the end of its last one.
@@ -33,30 +29,7 @@ Attributes:
 """
 
 
-def run(session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> List[Execution]:
-    """Runs one step with a full trace.
-
-    Args:
-      session: an open session.
-      fetches, feed_dict: as for `Session.run`; the values are dropped.
-
-    Returns:
-      What ran, by start; transfers between devices have names of TensorFlow's own.
-    """
-    metadata = tf.RunMetadata()
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-    session.run(fetches, feed_dict, options=options, run_metadata=metadata)
-    found = []
-    for device in metadata.step_stats.dev_stats:
-        for stats in device.node_stats:
-            start = stats.all_start_nanos
-            if start:  # the profiler lists ops a second time, under "/host:CPU" and without times
-                op = stats.node_name.partition(":")[0]
-                found.append(Execution(op, device.device, start, start + stats.all_end_rel_nanos))
-    return sorted(found, key=lambda execution: (execution.start_ns, execution.end_ns))
-
-
-def actions(rewrite: Rewrite) -> Dict[str, Action]:
+def of_ops(rewrite: Rewrite) -> Dict[str, Action]:
     """Which action each op of every replica and micro batch belongs to, by name.
 
     Ops of no action are left out: variables, what only depends on them, placeholders and data sources with what they
@@ -70,11 +43,11 @@ def actions(rewrite: Rewrite) -> Dict[str, Action]:
     prepared = _of_backward_phase(nodes) - backward
     moved = {name for name, node in nodes.items() if node.op in op_types.SWITCHES | op_types.EXITS}
     sources = {name for name, node in nodes.items() if node.op in op_types.DATA_SOURCES | op_types.PLACEHOLDERS}
-    inputs = _reached(sources, lambda name: [producer_of(text) for text in nodes[name].input])
+    inputs = _reached(sources, lambda name: [_producer_of(text) for text in nodes[name].input])
     ends = {
         tensor.op.name for training in rewrite.trainings for _, g in training.boundaries for tensor in tensors_of(g)
     }
-    needed = _reached(ends, lambda name: [producer_of(text) for text in nodes[name].input])
+    needed = _reached(ends, lambda name: [_producer_of(text) for text in nodes[name].input])
     left_out = inputs | prepared | moved
     result = {}
     for name in rewrite.micro_batched:
@@ -89,7 +62,7 @@ def actions(rewrite: Rewrite) -> Dict[str, Action]:
     return result
 
 
-def producer_of(text: str) -> str:
+def _producer_of(text: str) -> str:
     """The op that an input of a NodeDef names."""
     return text.lstrip("^").partition(":")[0]
 
@@ -99,7 +72,7 @@ def _backward(nodes: Dict[str, tf.NodeDef], seeds: Set[str]) -> Set[str]:
     consumers: Dict[str, List[str]] = {}
     for name in _of_backward_phase(nodes):
         for text in nodes[name].input:
-            consumers.setdefault(producer_of(text), []).append(name)
+            consumers.setdefault(_producer_of(text), []).append(name)
     return _reached(seeds, lambda name: consumers.get(name, []))
 
 
@@ -121,12 +94,12 @@ def _reached(start: Set[str], following: Callable[[str], List[str]]) -> Set[str]
     return seen
 
 
-def spans(trace: List[Execution], action_of: Dict[str, Action]) -> Dict[str, List[Span]]:
+def spans(trace: Sequence[Execution], action_of: Dict[str, Action]) -> Dict[str, List[Span]]:
     """Per device, the actions that ran there, by start.
 
     Args:
-      trace: what `run` gave.
-      action_of: what `actions` gave.
+      trace: what ran.
+      action_of: what `of_ops` gave.
     """
     first = min(execution.start_ns for execution in trace)
     by_device: Dict[str, Dict[Action, List[Execution]]] = {}
@@ -149,17 +122,3 @@ def spans(trace: List[Execution], action_of: Dict[str, Action]) -> Dict[str, Lis
         )
         for device, found in by_device.items()
     }
-
-
-def names_of_actions(found: List[Span]) -> List[str]:
-    """The text form of the actions: `["0F0", "0F1", "0B0"]`."""
-    return [str(span.action) for span in found]
-
-
-def overlaps(found: List[Span]) -> List[str]:
-    """The neighbours of which the second began before the first was done, in words."""
-    return [
-        "{} ends at {:.1f} us, {} begins at {:.1f} us".format(one.action, one.end_us, other.action, other.start_us)
-        for one, other in zip(found, found[1:])
-        if other.start_us < one.end_us
-    ]

@@ -1,0 +1,223 @@
+"""A traced step as a file for chrome://tracing or https://ui.perfetto.dev, in the Trace Event Format (JSON).
+
+    process   a device, with the replica and the stages that the plan puts there
+    thread    its actions (0F0 0F1 0B0 ...), then for each stage and micro batch the ops of the forward and of the
+              backward pass, then updates, one thread for each communicator, transfers, the plan's own ops
+    counter   the bytes that the device holds
+
+Events of a thread must not overlap unless one contains the other: where ops of a lane run at the same time, the lane
+has several threads.
+"""
+
+import json
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.schedule import BACKWARD, Action
+from epl.profiler import actions, memory, output_files, step_stats
+from epl.profiler.roles import Kind, Role, Roles
+from epl.profiler.step_stats import Execution
+
+Event = Dict[str, Any]
+
+# Lanes of a device, top to bottom.
+_ACTIONS = "actions"
+_ORDER = {
+    kind: place
+    for place, kind in enumerate(
+        (_ACTIONS, Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE, Kind.COLLECTIVE, Kind.TRANSFER, Kind.PLAN, Kind.OTHER)
+    )
+}
+_STREAM = "stream"
+
+_Lane = NamedTuple("_Lane", [("order", Tuple[int, int, int, str]), ("title", str)])
+_Slice = NamedTuple(
+    "_Slice", [("lane", _Lane), ("name", str), ("kind", str), ("start_ns", int), ("end_ns", int), ("args", Dict)]
+)
+
+
+def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
+    """The events of a traced step.
+
+    Args:
+      metadata: of the step.
+      tf_graph: the graph of the session.
+
+    Raises:
+      ValueError: the run was not traced.
+    """
+    ran = step_stats.executions(metadata)
+    if not ran:
+        raise ValueError(
+            "The tf.RunMetadata has no step_stats: pass options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) "
+            "and run_metadata to Session.run."
+        )
+    roles = Roles(tf_graph)
+    action_of = _actions_of(roles)
+    by_device: Dict[str, List[Execution]] = {}
+    for execution in ran:
+        by_device.setdefault(execution.device, []).append(execution)
+    live = {timeline.device: timeline for timeline in memory.timelines(metadata, tf_graph)}
+    events: List[Event] = []
+    for number, device in enumerate(sorted(by_device)):
+        pid = 1000 * output_files.worker_of_device(device) + number + 1
+        events += _process(pid, _title(device, roles))
+        slices = [_slice(execution, roles) for execution in by_device[device]]
+        slices += _spans(by_device[device], action_of)
+        events += _threads(pid, slices)
+        if device in live:
+            events += _counters(pid, live[device])
+    return events
+
+
+def write(metadata: tf.RunMetadata, tf_graph: tf.Graph, path: str) -> str:
+    """Writes the trace of a step to a file; returns its path.
+
+    Raises:
+      ValueError: the run was not traced.
+    """
+    with open(path, "w") as target:
+        json.dump({"traceEvents": trace_events(metadata, tf_graph), "displayTimeUnit": "ms"}, target)
+    return path
+
+
+def merge(paths: Iterable[str], path: str) -> str:
+    """Puts the traces that several workers wrote of one step into one file; returns its path."""
+    events: List[Event] = []
+    for one in paths:
+        with open(one) as source:
+            events += json.load(source)["traceEvents"]
+    with open(path, "w") as target:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, target)
+    return path
+
+
+def _title(device: str, roles: Roles) -> str:
+    title = output_files.title_of_device(device)
+    place = roles.place(device)
+    rewrite = roles.rewrite
+    if place is None or rewrite is None:
+        return title
+    words = [title, "replica {}".format(rewrite.base_rank + place[0])]
+    if len(rewrite.plan.stages) > 1:
+        words.append("stage " + ", ".join(map(str, place[1])))
+    return ", ".join(words)
+
+
+def _actions_of(roles: Roles) -> Dict[str, Action]:
+    """The action of each op of a pipeline, recomputed ones included."""
+    rewrite = roles.rewrite
+    if rewrite is None or len(rewrite.plan.stages) == 1:
+        return {}
+    found = actions.of_ops(rewrite)
+    copies = {copy for copies in rewrite.recomputed.values() for copy in copies} & rewrite.micro_batched
+    for name in copies:
+        for micro_batch in range(rewrite.plan.num_micro_batch):
+            for replica in range(rewrite.local_replicas):
+                in_replica = rewrite.micro_prefix(micro_batch) + name
+                action = Action(rewrite.stage_of[in_replica], BACKWARD, micro_batch)
+                found[rewrite.prefix(replica) + in_replica] = action
+    return found
+
+
+def _spans(ran: Sequence[Execution], action_of: Dict[str, Action]) -> List[_Slice]:
+    """The actions of one device as slices."""
+    first = min(execution.start_ns for execution in ran)
+    lane = _Lane((_ORDER[_ACTIONS], 0, 0, ""), _ACTIONS)
+    return [
+        _Slice(
+            lane,
+            str(span.action),
+            Kind.BACKWARD if span.action.kind == BACKWARD else Kind.FORWARD,
+            first + int(span.start_us * 1e3),
+            first + int(span.end_us * 1e3),
+            {"stage": span.action.stage, "micro batch": span.action.micro_batch, "ops": span.ops},
+        )
+        for spans in actions.spans(ran, action_of).values()
+        for span in spans
+    ]
+
+
+def _slice(execution: Execution, roles: Roles) -> _Slice:
+    role = roles.of(execution.op, execution.device, execution.op_type)
+    args: Dict[str, Any] = {"op": execution.op, "type": execution.op_type}
+    for key, value in (("stage", role.stage), ("micro batch", role.micro_batch)):
+        if value is not None:
+            args[key] = value
+    if role.communicator:
+        args["communicator"] = role.communicator
+    lane = _lane(role) if not execution.stream else _Lane((len(_ORDER), 0, 0, execution.stream), execution.stream)
+    kind = _STREAM if execution.stream else role.kind
+    return _Slice(lane, execution.op, kind, execution.start_ns, execution.end_ns, args)
+
+
+def _lane(role: Role) -> _Lane:
+    """Passes have a lane for each stage and micro batch, collectives for each communicator."""
+    kind = Kind.BACKWARD if role.kind == Kind.RECOMPUTE else role.kind
+    if kind == Kind.COLLECTIVE:
+        return _Lane((_ORDER[kind], 0, 0, role.communicator), "communicator " + role.communicator)
+    if kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE):
+        return _Lane((_ORDER[kind], 0, 0, ""), kind)
+    words = [] if role.stage is None else ["stage {}".format(role.stage)]
+    words += [] if role.micro_batch is None else ["micro batch {}".format(role.micro_batch)]
+    copy = -1 if role.micro_batch is None else role.micro_batch
+    return _Lane((_ORDER[kind], role.stage or 0, copy, ""), ", ".join(words + [kind]))
+
+
+def _process(pid: int, title: str) -> List[Event]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": title}},
+        {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
+    ]
+
+
+def _threads(pid: int, slices: Sequence[_Slice]) -> List[Event]:
+    """The lanes of a device, each split into as many threads as run at the same time."""
+    events: List[Event] = []
+    by_lane: Dict[_Lane, List[_Slice]] = {}
+    for one in slices:
+        by_lane.setdefault(one.lane, []).append(one)
+    tid = 0
+    for lane in sorted(by_lane):
+        for number, row in enumerate(_rows(by_lane[lane])):
+            tid += 1
+            title = lane.title if not number else "{} ({})".format(lane.title, number + 1)
+            for key, args in (("thread_name", {"name": title}), ("thread_sort_index", {"sort_index": tid})):
+                events.append({"ph": "M", "name": key, "pid": pid, "tid": tid, "args": args})
+            events += [_complete(pid, tid, one) for one in row]
+    return events
+
+
+def _rows(slices: Iterable[_Slice]) -> List[List[_Slice]]:
+    """Shares slices out so that none overlaps another in its row."""
+    rows: List[List[_Slice]] = []
+    for one in sorted(slices, key=lambda one: (one.start_ns, one.end_ns)):
+        free: Optional[List[_Slice]] = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)
+        if free is None:
+            rows.append([one])
+        else:
+            free.append(one)
+    return rows
+
+
+def _complete(pid: int, tid: int, one: _Slice) -> Event:
+    return {
+        "ph": "X",
+        "name": one.name,
+        "cat": one.kind,
+        "ts": one.start_ns / 1e3,
+        "dur": (one.end_ns - one.start_ns) / 1e3,
+        "pid": pid,
+        "tid": tid,
+        "args": one.args,
+    }
+
+
+def _counters(pid: int, timeline: memory.Timeline) -> List[Event]:
+    """Bytes held, at each microsecond in which they change."""
+    last = {change.time_us: change.live for change in timeline.changes}
+    return [
+        {"ph": "C", "name": "live bytes", "pid": pid, "ts": time_us, "args": {"bytes": live}}
+        for time_us, live in last.items()
+    ]

@@ -1,0 +1,100 @@
+"""The bytes that each device holds over a traced step.
+
+What a step allocates is in its records. What lives longer, variables and constants, is not allocated in the step: its
+size is that which TensorFlow notes beside the op, and that of the graph for variables behind a handle. The allocator of
+a GPU counts all of its bytes itself.
+"""
+
+import re
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.costs_shapes import TensorType, num_bytes
+from epl.profiler import step_stats
+
+_HANDLE = "VarHandleOp"
+
+Change = NamedTuple("Change", [("time_us", int), ("op", str), ("bytes", int), ("live", int)])
+Change.__doc__ = """Memory that was taken or given back.
+
+Attributes:
+  time_us: since the epoch.
+  op: the op that took it.
+  bytes: negative when it was given back.
+  live: bytes that the device holds from then on, the persistent ones included.
+"""
+
+Timeline = NamedTuple(
+    "Timeline", [("device", str), ("persistent", int), ("peak", int), ("changes", Tuple[Change, ...])]
+)
+Timeline.__doc__ = """The memory of one device in one step.
+
+Attributes:
+  device: as the session names it; with "/host" behind it, what the ops of a GPU took on the host.
+  persistent: bytes of the variables and constants that the step uses.
+  peak: most bytes at once, the persistent ones included.
+  changes: in order.
+"""
+
+
+def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> List[Timeline]:
+    """The memory of each device in a traced step.
+
+    Args:
+      metadata: of the step.
+      tf_graph: tells the sizes of resource variables; without it they count as nothing.
+
+    Returns:
+      One timeline for each device that held anything, by name.
+    """
+    persistent = _persistent(metadata, tf_graph)
+    counted: Dict[str, int] = {}
+    for device, stats in step_stats.node_stats(metadata):
+        for memory in stats.memory:
+            place = _place(device, memory.allocator_name)
+            counted[place] = max(counted.get(place, 0), memory.allocator_bytes_in_use)
+    allocations: Dict[str, List[step_stats.Allocation]] = {}
+    for allocation in step_stats.allocations(metadata):
+        allocations.setdefault(_place(allocation.device, allocation.allocator), []).append(allocation)
+    found = []
+    for device in sorted(set(persistent) | set(allocations)):
+        live = peak = persistent.get(device, 0)
+        changes = []
+        for allocation in allocations.get(device, []):
+            live += allocation.bytes
+            peak = max(peak, live)
+            changes.append(Change(allocation.time_us, allocation.op, allocation.bytes, live))
+        peak = max(peak, counted.get(device, 0))
+        if peak:
+            found.append(Timeline(device, persistent.get(device, 0), peak, tuple(changes)))
+    return found
+
+
+def _place(device: str, allocator: str) -> str:
+    """Whose memory an allocator hands out. An op on a GPU takes pinned memory of the host, too."""
+    on_host = re.search(r"gpu", device, re.IGNORECASE) and re.search(r"cpu|host", allocator, re.IGNORECASE)
+    return device + "/host" if on_host else device
+
+
+def _persistent(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph]) -> Dict[str, int]:
+    """Bytes by device that were there before the step and stay."""
+    sizes: Dict[Tuple[str, str], int] = {}
+    for device, stats in step_stats.node_stats(metadata):
+        size = stats.memory_stats.persistent_memory_size
+        name = stats.node_name
+        if " = {}(".format(_HANDLE) in stats.timeline_label and tf_graph is not None:
+            name, size = _variable(tf_graph.get_operation_by_name(name))
+        if size:
+            sizes[device, name] = max(size, sizes.get((device, name), 0))
+    result: Dict[str, int] = {}
+    for (device, _), size in sizes.items():
+        result[device] = result.get(device, 0) + size
+    return result
+
+
+def _variable(op: tf.Operation) -> Tuple[str, int]:
+    """What tells a resource variable from others on its device, and its bytes; 0 if its shape is not known."""
+    shape = tf.TensorShape(op.get_attr("shape"))
+    known = TensorType(tuple(shape.as_list()), op.get_attr("dtype")) if shape.is_fully_defined() else None
+    return op.get_attr("shared_name").decode() or op.name, 0 if known is None else num_bytes(known)

@@ -1,0 +1,143 @@
+"""What an op of a traced step is for: replica, stage, micro batch, pass, communicator.
+
+It follows from the marks that the op carries in its NodeDef, and from the prefixes that the rewriting gave to the
+copies. Ops that TensorFlow itself makes when it optimizes a graph have no marks; their prefix still tells the replica
+and the micro batch. A graph without a plan has one replica; its passes are told apart where EPL recorded them.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stage_of_taskgraph
+
+
+class Kind(object):
+    """What an op does in a step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"  # an activation that the backward pass computes a second time
+    UPDATE = "update"
+    COLLECTIVE = "collective"
+    PLAN = "plan"  # what the rewriting added besides: sums of gradients, barriers of the schedule
+    TRANSFER = "transfer"  # between processes
+    OTHER = "other"  # made by TensorFlow, or in a graph of which EPL recorded nothing
+
+
+Role = NamedTuple(
+    "Role",
+    [
+        ("kind", str),
+        ("replica", int),
+        ("stage", Optional[int]),
+        ("micro_batch", Optional[int]),
+        ("communicator", str),
+    ],
+)
+Role.__doc__ = """What an op is for.
+
+Attributes:
+  kind: a constant of Kind.
+  replica: counted among those of this process; 0 is the user's own graph.
+  stage: None in a model of one stage, and where it cannot be told.
+  micro_batch: None for what runs once per step.
+  communicator: of a collective, else "".
+"""
+
+_PHASES = {Phase.BACKWARD.encode(): Kind.BACKWARD, Phase.APPLY.encode(): Kind.UPDATE}
+
+
+class Roles(object):
+    """The roles of the ops of one graph."""
+
+    def __init__(self, tf_graph: tf.Graph) -> None:
+        """Reads the graph as it is now, rewritten or not."""
+        graph = Graph.of(tf_graph)
+        self.rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+        self._recorded = graph is not None and bool(graph.gradient_calls)
+        self._view = GraphView(tf_graph)
+        self._known: Dict[Tuple[str, str], Role] = {}
+        self._recomputed = set()
+        self._replicas: List[Tuple[str, int]] = []
+        self._micro_batches: List[Tuple[str, int]] = []
+        self._places: Dict[str, Tuple[int, List[int]]] = {}
+        rewrite = self.rewrite
+        if rewrite is not None:
+            self._recomputed = {copy for copies in rewrite.recomputed.values() for copy in copies}
+            self._replicas = [(rewrite.prefix(i), i) for i in range(1, rewrite.local_replicas)]
+            self._micro_batches = [(rewrite.micro_prefix(m), m) for m in range(1, rewrite.plan.num_micro_batch)]
+            self._stage_of_taskgraph = stage_of_taskgraph(rewrite.plan.stages)
+            for replica in range(rewrite.local_replicas):
+                for stage in range(len(rewrite.plan.stages)):
+                    self._places.setdefault(rewrite.device(stage, replica), (replica, []))[1].append(stage)
+
+    def of(self, op: str, device: str, op_type: str = "") -> Role:
+        """The role of an op.
+
+        Args:
+          op: its name, as in a trace.
+          device: the device on which it ran.
+          op_type: its type, where a trace tells it.
+        """
+        key = (op, device)
+        if key not in self._known:
+            self._known[key] = self._find(op, device, op_type)
+        return self._known[key]
+
+    def place(self, device: str) -> Optional[Tuple[int, List[int]]]:
+        """The replica and the stages of which a device is the plan's; None if it is none of them."""
+        for name, place in self._places.items():
+            if device.endswith(name):
+                return place
+        return None
+
+    def _find(self, op: str, device: str, op_type: str) -> Role:
+        replica, in_replica = _without_prefix(op, self._replicas)
+        copy, name = _without_prefix(in_replica, self._micro_batches)
+        stage = self._stage(in_replica, device)
+        if op_type == "RecvTensor":
+            return Role(Kind.TRANSFER, replica, stage, None, "")
+        node = self._view.nodes[self._view.index[op]] if op in self._view.index else None
+        communicator = ""
+        if node is not None and node.op in COLLECTIVE_OP_TYPES:
+            communicator = node.attr["communicator"].s.decode()
+        varies = self.rewrite is not None and (name in self.rewrite.micro_batched or copy > 0)
+        kind = Kind.COLLECTIVE if communicator else self._kind(op, name)
+        return Role(kind, replica, stage, copy if varies else None, communicator)
+
+    def _kind(self, op: str, name: str) -> str:
+        if name in self._recomputed:
+            return Kind.RECOMPUTE
+        if self.rewrite is not None and name in self.rewrite.added:
+            return Kind.PLAN
+        if op not in self._view.index or not self._recorded:
+            return Kind.OTHER
+        attrs = self._view.nodes[self._view.index[op]].attr
+        return _PHASES.get(attrs[PHASE_ATTR].s, Kind.FORWARD) if PHASE_ATTR in attrs else Kind.FORWARD
+
+    def _stage(self, in_replica: str, device: str) -> Optional[int]:
+        rewrite = self.rewrite
+        if rewrite is None or len(rewrite.plan.stages) == 1:
+            return None
+        if in_replica in rewrite.stage_of:
+            return rewrite.stage_of[in_replica]
+        if in_replica in self._view.index:
+            attrs = self._view.nodes[self._view.index[in_replica]].attr
+            if TASKGRAPH_ATTR in attrs:
+                return self._stage_of_taskgraph.get(attrs[TASKGRAPH_ATTR].i)
+        place = self.place(device)
+        return place[1][0] if place is not None and len(place[1]) == 1 else None
+
+
+def _without_prefix(name: str, prefixes: List[Tuple[str, int]]) -> Tuple[int, str]:
+    """The copy that a name belongs to, 0 for the original, and the name there."""
+    for prefix, copy in prefixes:
+        if name.startswith(prefix):
+            return copy, name[len(prefix) :]
+    return 0, name
