@@ -29,6 +29,7 @@ from epl.utils.errors import PlanError
 
 _BACKWARD_PHASE = Phase.BACKWARD.encode()
 
+_FIRST_NAMES = 5  # of variables in a message
 _IN_ORDER = "Annotate the ops in the order in which data flows through the model."
 _SECOND_GRADIENTS = (
     "The objective is computed from gradients (a gradient penalty, for example), which go back and forth over the "
@@ -172,13 +173,14 @@ def find_actions(
     """Per training, the nodes of each action of micro batch 0; those of no training are in none.
 
     Raises:
-      PlanError: the forward pass goes back to an earlier stage.
+      PlanError: the forward pass goes back to an earlier stage, or the backward pass is not known.
     """
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     boundaries = boundary_nodes(view, trainings)
     loops = loops_of(view)
     result: List[Actions] = []
     for training in trainings:
+        _refuse_tape(view, training)
         backward = view.descendants(_first_of_backward_pass(view, training), boundaries.__contains__)
         backward |= _beside_gradients(view, backward, loops)
         backward |= _behind_later_stages(view, ops, backward, stages, boundaries)
@@ -192,6 +194,20 @@ def find_actions(
         _check_direction(view, training, actions, stages)
         result.append(actions)
     return result
+
+
+def _refuse_tape(view: GraphView, training: Training) -> None:
+    """Gradients of a tape are all in the TaskGraph in which it was asked for them, and begin nobody knows where."""
+    if training.seeds:
+        return
+    for node in view.ancestors(boundary_nodes(view, [training])):
+        if view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE:
+            raise PlanError(
+                "The gradients of {} come from a tf.GradientTape, which a pipeline cannot divide into stages. Use "
+                "tf.gradients, or minimize with a tensor as loss.".format(
+                    ", ".join(variable for variable, _ in training.boundaries[:_FIRST_NAMES])
+                )
+            )
 
 
 def _first_of_backward_pass(view: GraphView, training: Training) -> Set[int]:

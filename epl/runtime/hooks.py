@@ -5,6 +5,7 @@
 | Graph.__init__ | a new graph begins with the default strategy (an Estimator builds in its own) |
 | gradients_util._GradientsHelper | calls of tf.gradients are recorded |
 | gradients_util._DefaultGradYs | it is known where the backward pass begins |
+| GradientTape.gradient | gradients that are not recorded get a warning |
 | gradients_util._maybe_colocate_with | backward ops carry their forward op's TaskGraph |
 | ControlFlowState.AddWhileContext | so do those of loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
@@ -59,6 +60,7 @@ def install() -> None:
     _wrap(tf.Graph, "__init__", _graph_init)
     _wrap(gradients_util, "_GradientsHelper", recorder.recorded_gradients)
     _wrap(gradients_util, "_DefaultGradYs", recorder.recorded_seeds)
+    _wrap(tf.GradientTape, "gradient", recorder.recorded_tape)
     _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
     _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
     for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):

@@ -56,16 +56,33 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
 def recorded_seeds(original: Callable[..., List[Any]], *args: Any, **kwargs: Any) -> List[Any]:
     """TensorFlow's making of the gradients of the objective itself, recorded."""
     made = original(*args, **kwargs)
-    for seed in made:
-        if seed is not None:
-            getattr(_inside, "seeds", []).append(first_tensor(seed))
+    seeds = getattr(_inside, "seeds", None)
+    if seeds is not None:
+        seeds += [first_tensor(seed) for seed in made if seed is not None]
     return made
+
+
+def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
+    """`tf.GradientTape.gradient`: of its gradients it is known that they are some, not what they are gradients of."""
+    within_gradients = getattr(_inside, "seeds", None) is not None  # of a custom gradient, for example
+    graph = None if within_gradients else _annotated_graph()
+    if graph is None or graph.plan is not None:
+        return original(tape, *args, **kwargs)
+    if "tape" not in graph.parallel_information:
+        graph.parallel_information["tape"] = True
+        logger.warning(
+            "tf.GradientTape differentiates the model. If an optimizer gets these gradients: a loss that is fetched is "
+            "that of one replica, what changes gradients before apply_gradients does so in each run and replica by "
+            "itself, nothing is recomputed, and a pipeline is refused. Use tf.gradients, or minimize with a tensor."
+        )
+    with graph.phase(Phase.BACKWARD):
+        return original(tape, *args, **kwargs)
 
 
 @contextlib.contextmanager
 def _seeds_of_call() -> Iterator[List[tf.Tensor]]:
     """The seeds that this thread makes inside; calls of tf.gradients may nest, in custom gradients."""
-    outer, _inside.seeds = getattr(_inside, "seeds", []), []
+    outer, _inside.seeds = getattr(_inside, "seeds", None), []
     try:
         yield _inside.seeds
     finally:

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.utils.errors import PlanError
-from tests.parallel.pipelines import Chain, begin, dense, equals_plain, no_stage, rows, stage
+from tests.parallel.pipelines import Chain, begin, dense, equals_plain, no_stage, rewritten, rows, stage
 
 
 class Model:
@@ -223,6 +223,16 @@ def test_gradients_in_the_loss_that_go_back_over_stages_are_refused(init):
 
     with pytest.raises(PlanError, match="pass of a pipeline goes from .* computed from gradients.* as one stage"):
         check(init, build)
+
+
+def test_gradients_of_a_tape_are_refused(init):
+    begin(init, 2, 2)
+    with tf.GradientTape() as tape:
+        model = Chain(2, resource=True)
+    variables = tf.trainable_variables()
+    model.optimizer.apply_gradients(zip(tape.gradient(model.loss, variables), variables))
+    with pytest.raises(PlanError, match="gradients of d0/kernel, d0/bias, .* come from a tf.GradientTape"):
+        rewritten()
 
 
 def test_ids_made_in_a_later_stage_for_an_embedding_of_an_earlier_one_are_refused(init):

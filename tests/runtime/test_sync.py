@@ -146,7 +146,7 @@ def test_a_second_training_op_after_the_first_step(init):
     assert text or replicas_equal(sess, "w")
 
 
-def test_gradients_of_a_tape(init):
+def test_gradients_of_a_tape_get_a_warning(init, caplog):
     init()
     x = tf.placeholder(tf.float32, [None, 3], "x")
     w = tf.get_variable("w", [3, 1], use_resource=True)
@@ -157,6 +157,7 @@ def test_gradients_of_a_tape(init):
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, {x: np.ones([4, 3])})
         assert any("EPL_REPLICA_1" in name for name in tf_compat.op_names(tf.get_default_graph()))
+    assert "tf.GradientTape differentiates the model" in caplog.text
 
 
 def test_per_example_gradients_in_a_loop(init):
