@@ -107,7 +107,7 @@ def accumulated_apply(
         return tf.group(*[value for value in tf.nest.flatten(result) if value is not None])
 
     before = len(train_ops)
-    with tf.name_scope("epl_accumulation"), _control_flow_v1():
+    with tf.name_scope("epl_accumulation"), control_flow_v1():
         early = _early(graph, pairs, changed)
         accumulation = _find_or_make(graph, early, steps)
         accumulation = _hold(graph, accumulation, early, steps)
@@ -222,12 +222,12 @@ def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Acc
 def _early(graph: Graph, pairs: Sequence[Pair], changed: bool) -> Dict[str, Boundary]:
     """The boundaries of tf.gradients that must be added up, not the gradients that are applied."""
     returned = returned_gradients(graph)
-    upstream = _upstream(returned, [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None])
+    found = upstream(returned, [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None])
     held = {name for accumulation in graph.accumulations for name in accumulation.held}
-    return upstream if changed or held & set(upstream) else {}
+    return found if changed or held & set(found) else {}
 
 
-def _upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
+def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
     """Those of `returned` that `ops` are computed from."""
     first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
     found = {}
@@ -312,7 +312,7 @@ def _late(graph: Graph, pairs: Sequence[Pair], early: Dict[str, Boundary]) -> Li
     returned = returned_gradients(graph)
     found = []
     for place, (gradient, variable) in enumerate(pairs):
-        if gradient is None or (early and _upstream(early, [first_tensor(gradient).op])):
+        if gradient is None or (early and upstream(early, [first_tensor(gradient).op])):
             continue
         direct = first_tensor(gradient).op.name in returned
         source = boundary(source_of(gradient) if direct else gradient)
@@ -419,7 +419,7 @@ def _refuse_loop(op: tf.Operation) -> None:
 
 
 @contextlib.contextmanager
-def _control_flow_v1() -> Iterator[None]:
+def control_flow_v1() -> Iterator[None]:
     """tf.cond makes ops of the graph itself, in which gradients can be given another source."""
     enabled = tf.control_flow_v2_enabled()
     tf.disable_control_flow_v2()
