@@ -150,6 +150,15 @@ class Exchange(object):
         own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
         return self._run(lambda key: self._communicator.all_gather(own, self.rank, key, equal_rows=True), "rows")
 
+    def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
+        counts = tf.cast(rows, size.dtype)
+        return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(tf.reduce_sum(counts), 1)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What rank 0 has, on every rank; no gradient."""
+        return self._run(lambda own: self._communicator.broadcast(tf.stop_gradient(tensor), self.rank, own), "first")
+
     # ---- The collectives themselves, without gradients.
 
     def _reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:

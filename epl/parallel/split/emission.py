@@ -1,6 +1,6 @@
 """The Emission that rules build with: copies of ops on other tensors, and the conversions of one rank."""
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -15,15 +15,17 @@ _NOT_COPIED = ("_class", "_output_shapes")
 class RankEmission(Emission):
     """Builds what stands for one op of the unsplit program, for one rank, into the default graph."""
 
-    def __init__(self, op: tf.Operation, exchange: Exchange) -> None:
+    def __init__(self, op: tf.Operation, exchange: Exchange, rows: Optional[Callable[[], tf.Tensor]] = None) -> None:
         """Builds nothing yet.
 
         Args:
           op: of the unsplit program.
           exchange: of the rank.
+          rows: gives how many rows of the batch each rank has, as an int64 vector; needed if the op has a batch.
         """
         self._op = op
         self._exchange = exchange
+        self._rows = rows
         self.rank = exchange.rank
         self.ranks = exchange.ranks
 
@@ -34,6 +36,12 @@ class RankEmission(Emission):
     def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
         return self._exchange.own(values, dtype)
+
+    def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """The size of a dimension that holds the batches of all ranks -> how much of that is this rank's; an integer."""
+        if self._rows is None:
+            raise ValueError("{}: how many rows of a batch each rank has is not known.".format(self._op.name))
+        return self._exchange.own_share(rows, self._rows())
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """FULL, for use by an op that computes a part."""
