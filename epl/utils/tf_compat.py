@@ -16,7 +16,12 @@ from tensorflow.python.framework import (
     function,
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
-from tensorflow.python.ops import control_flow_state, gradients_util
+from tensorflow.python.ops import (
+    control_flow_state,
+    gradients_util,
+    resource_variable_ops,  # the classes of variables
+    variables,
+)
 from tensorflow.python.training import monitored_session, training
 from tensorflow.python.util import nest as tf_nest
 
@@ -24,6 +29,8 @@ BaseSession = session_module.BaseSession
 gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 KerasOptimizer = optimizer_v2.OptimizerV2
+# Of graph mode; what wraps another variable is none of them.
+VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 # The modules under which users find tf.train.MonitoredTrainingSession.
 TRAIN_MODULES: Tuple[Any, ...] = (
     tf.train,

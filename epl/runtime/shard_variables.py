@@ -1,0 +1,316 @@
+"""Variables of a split: the user's variable object becomes the shard that this rank holds.
+
+    before   v: "fc/kernel" [10, 8]                  every op and list of the user holds v
+    after    v: "EPL_SPLIT/fc/kernel" [10, 4]        the same object, `v.name` is still "fc/kernel:0"
+
+A graph cannot forget an op nor rename one, so the shard is an op of another name, and what TensorFlow reads off the
+op's name (a slot's scope, a key of a checkpoint) is put right by `SaveSliceInfo`: whatever is saved is saved as a slice
+of the full variable, under its own name.
+
+Here: the new variable, the object, and the ops that used the old one. Where the initial value comes from is in
+`shard_initial.py`, slots are in `shard_slots.py`, checkpoints in `shard_savers.py`. The lowering reads the shard, and
+gives a meaning to what is listed in `Shard.reads` and `Shard.users`.
+"""
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.layouts import Layout
+from epl.runtime import shard_initial
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+SCOPE = "EPL_SPLIT"  # where shards stand in the graph; for people
+
+_INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
+_SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
+    ["AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"]
+)
+
+Shard = NamedTuple(
+    "Shard",
+    [
+        ("name", str),
+        ("variable", Any),
+        ("layout", Layout),
+        ("full_shape", Tuple[int, ...]),
+        ("old", tf.Tensor),
+        ("reads", Tuple[Tuple[tf.Tensor, tf.Tensor], ...]),
+        ("users", Tuple[tf.Operation, ...]),
+        ("replaced", Dict[tf.Operation, tf.Operation]),
+        ("shapes", Dict[str, Tuple[Tuple[int, ...], ...]]),
+        ("seeds", Dict[str, Tuple[int, ...]]),
+    ],
+)
+Shard.__doc__ = """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
+
+Attributes:
+  name: of the full variable's op, which is its name in checkpoints.
+  variable: the user's object, which is the shard now.
+  layout: the shard, with sizes.
+  full_shape: of the full variable.
+  old: the reference or handle of the full variable. Nothing may read it any more.
+  reads: (value of the full variable, value of the shard) for each op that read it.
+  users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
+  replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
+  shapes: name of a variable op -> its attribute `shape` by rank.
+  seeds: name of a random op -> its second seed by rank.
+"""
+
+
+class _ShardObject(object):
+    """What a variable object of the user can do besides when it has become a shard."""
+
+    _epl_full: Tuple[str, Tuple[int, ...], Layout, Exchange]
+
+    @property
+    def name(self) -> str:
+        """The name of the full variable."""
+        return self._epl_full[0] + ":0"
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign_add(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Refused: it would write the shard of one rank alone."""
+        raise PlanError(
+            "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
+            "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
+            "it with the full value.".format(self._epl_full[0], self._epl_full[3].ranks, list(self._epl_full[1]))
+        )
+
+    def _part(self, value: Any) -> tf.Tensor:
+        _, full_shape, layout, exchange = self._epl_full
+        tensor = tf.convert_to_tensor(value, self.dtype.base_dtype)  # type: ignore[attr-defined]
+        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == full_shape:
+            return shard_initial.cut(tensor, full_shape, layout, exchange)
+        return tensor
+
+
+def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+    """Makes `variable` the shard of this rank.
+
+    Args:
+      variable: a tf.Variable of the default graph, of either kind; the object keeps its identity.
+      layout: a shard with sizes.
+      exchange: of this rank; it keeps what differs between ranks.
+      seed: where the ranks of the group lie in several processes, a number that all of them have: an initial value
+        that is drawn without a seed would differ between them.
+
+    Returns:
+      What has changed, and what is left to the caller.
+
+    Raises:
+      PlanError: the variable, or something that was built from it, cannot do with a part.
+    """
+    full_shape = _checked_shape(variable, layout)
+    old, name = variable.op.outputs[0], variable.op.name
+    initializer = variable.initializer
+    initializer = initializer.op if isinstance(initializer, tf.Tensor) else initializer
+    read = variable.value() if old.dtype._is_ref_dtype else None
+    if seed is not None:
+        shard_initial.share_seed(variable.initial_value, seed)
+    with _beside(variable.op):
+        new, seeds = _shard(variable, full_shape, layout, exchange)
+        new._epl_full = (name, full_shape, layout, exchange)
+    offset = shard_initial.local_offset(full_shape, layout, exchange.rank)
+    new._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), new.shape.as_list()))
+    users = _Users(old, new, full_shape, layout, exchange)
+    if read is not None:
+        users.reads.append((read, new.value()))
+    users.replace(initializer, new.initializer)
+    users.redirect({initializer} | ({read.op} if read is not None else set()))
+    for same in _objects_of(variable):
+        _rebind(same, new)
+    ranks = range(exchange.ranks)
+    return Shard(
+        name=name,
+        variable=variable,
+        layout=layout,
+        full_shape=full_shape,
+        old=old,
+        reads=tuple(users.reads),
+        users=tuple(users.others),
+        replaced=users.replaced,
+        shapes={variable.op.name: tuple(shard_initial.local_shape(full_shape, layout, rank) for rank in ranks)},
+        seeds=seeds,
+    )
+
+
+def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
+    """The shape of the full variable; refuses what cannot be split."""
+    if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
+        raise PlanError(
+            "{!r} is a {}, which EPL cannot split. Make it with tf.get_variable or tf.Variable.".format(
+                variable.name, type(variable).__name__
+            )
+        )
+    if isinstance(variable, _ShardObject):
+        raise PlanError("{!r} is split already: one tf.gradients call has lowered it.".format(variable.name))
+    if variable._get_save_slice_info() is not None:
+        raise PlanError(
+            "{!r} is a part of a variable that a partitioner has cut, and epl.split would cut it again. Remove the "
+            "partitioner from its variable scope.".format(variable.name)
+        )
+    if variable.constraint is not None:
+        raise PlanError(
+            "{!r} has a constraint, a function of the whole variable, and the variable is split. Remove the "
+            "constraint, or keep the layer out of epl.split.".format(variable.name)
+        )
+    if not variable.shape.is_fully_defined():
+        raise PlanError(
+            "{!r} has the shape {}: only a variable of known shape can be split.".format(variable.name, variable.shape)
+        )
+    shape = tuple(variable.shape.as_list())
+    assert layout.is_shard and layout.sizes is not None and sum(layout.sizes) == shape[layout.dim], (layout, shape)
+    return shape
+
+
+@contextlib.contextmanager
+def _beside(op: tf.Operation) -> Iterator[None]:
+    """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
+    attrs = op.node_def.attr
+    mark = attrs[TASKGRAPH_ATTR] if TASKGRAPH_ATTR in attrs else None
+    before = tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, mark)
+    try:
+        with tf.control_dependencies(None), tf.name_scope("{}/{}/".format(SCOPE, op.name)):
+            yield
+    finally:
+        tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, before)
+
+
+def _shard(
+    variable: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+    """A variable of the shape of the part; and the seeds of what draws its initial value."""
+    name = variable.op.name
+    with tf.name_scope("Initializer"):
+        part, seeds = shard_initial.initial_part(variable.initial_value, full_shape, layout, exchange, name)
+    own: Any = type(variable)
+    metaclass: Any = type(own)
+    with tf.name_scope(None):
+        new = own(
+            initial_value=part,
+            trainable=False,  # or it would be put into a collection; the user's object stands where it was put
+            collections=[],
+            caching_device=getattr(variable, "_caching_device", None),
+            name=SCOPE + "/" + name,
+            dtype=variable.dtype.base_dtype,
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+        )
+    new._trainable = variable.trainable
+    new.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
+    return new, seeds
+
+
+def _objects_of(variable: Any) -> List[Any]:
+    """The Python objects of a variable: the user's own, and others for the same op, as an imported graph has."""
+    found = [variable]
+    graph = variable.graph
+    for key in graph.get_all_collection_keys():
+        for member in graph.get_collection_ref(key):
+            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is variable.op:
+                if not any(member is other for other in found):
+                    found.append(member)
+    return found
+
+
+def _rebind(same: Any, new: Any) -> None:
+    """The object `same` becomes the variable `new`; what others have noted on it stays."""
+    same.__class__ = new.__class__
+    same.__dict__.update(new.__dict__)
+
+
+class _Users(object):
+    """Gives the ops that take the old variable the new one."""
+
+    def __init__(
+        self, old: tf.Tensor, new: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+    ) -> None:
+        self._old = old
+        self._new = new
+        self._target = new.op.outputs[0]
+        self._cut = (full_shape, layout, exchange)
+        self.reads: List[Tuple[tf.Tensor, tf.Tensor]] = []
+        self.others: List[tf.Operation] = []
+        self.replaced: Dict[tf.Operation, tf.Operation] = {}
+
+    def redirect(self, done: Any) -> None:
+        """Goes through the users but for those that are done already; writes first, as reads may wait for them."""
+        users = [op for op in self._old.consumers() if op not in done]
+        reads = [op for op in users if op.type in op_types.READS]
+        for op in users:
+            if op.type in _INITIALIZED:
+                self._use(op, self._copied(op, []))
+            elif op.type in op_types.WRITES:
+                self._write(op)
+            elif op.type == "VariableShape":
+                self._use(op, tf.constant(self._cut[0], op.outputs[0].dtype).op)
+            elif op not in reads and op.type != "SaveV2":
+                self.others.append(op)
+        for op in reads:
+            if not _is_saved(op.outputs[0]):
+                self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
+
+    def replace(self, before: tf.Operation, after: tf.Operation) -> None:
+        """Whoever waits for `before` waits for `after`."""
+        self.replaced[before] = after
+        for waiting in before._control_outputs:
+            controls = waiting.control_inputs
+            waiting._remove_all_control_inputs()
+            waiting._add_control_inputs([after if op is before else op for op in controls])
+
+    def _use(self, before: tf.Operation, after: tf.Operation) -> None:
+        """Replaces an op whose output has the same shape."""
+        for consumer in before.outputs[0].consumers():
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is before.outputs[0]:
+                    consumer._update_input(index, after.outputs[0])
+        self.replace(before, after)
+
+    def _write(self, op: tf.Operation) -> None:
+        if op.type not in _SIMPLE_WRITES:
+            raise PlanError(
+                "{!r} ({}) was built before tf.gradients and writes into {!r}, which is split over {} devices. Build "
+                "it after tf.gradients or minimize, or keep the variable out of epl.split.".format(
+                    op.name, op.type, self._old.op.name, self._cut[2].ranks
+                )
+            )
+        value = op.inputs[1]
+        with _beside(op):
+            part = shard_initial.restored_part(value, *self._cut)
+            part = shard_initial.cut(value, *self._cut) if part is None else part
+            after = self._copied(op, [part])
+        self.replace(op, after)
+        if op.outputs and op.outputs[0].consumers():
+            self.reads.append((op.outputs[0], after.outputs[0]))
+
+    def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
+        """The op on the new variable, and on other inputs; it waits for what the old one waited for."""
+        attrs = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
+        with _beside(op), tf.device(op.device):
+            with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
+                return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
+
+
+def _is_saved(value: tf.Tensor) -> bool:
+    """Whether a value goes into checkpoints and nowhere else; `shard_savers.py` sees to these."""
+    consumers = value.consumers()
+    return bool(consumers) and all(
+        op.type == "SaveV2" or (op.type == "Identity" and _is_saved(op.outputs[0])) for op in consumers
+    )
