@@ -3,11 +3,12 @@
 With K = local replicas x micro batches of the step, a placeholder of unknown first dimension is cut into K parts; one
 of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are; scalars go to all. A
 placeholder that only ops after the gradients take (a learning rate) has one part per replica. Micro batches are equal:
-their rows are a multiple of K.
+their rows are a multiple of K. Rows for all are no matter to a run that does not need the placeholder.
 """
 
 import logging
-from typing import Any, Dict, List, Set, Tuple
+import threading
+from typing import Any, Container, Dict, List, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -26,7 +27,9 @@ class FeedSharing(object):
         view = rewrite.view
         assert view is not None
         self._rewrite = rewrite
+        self._view = view
         self._cloned = {view.nodes[node].name for node in rewrite.cloned}
+        self._of_thread = threading.local()  # `.cut`: what replica 0 alone takes and was cut ahead, name -> rows
         self._warned: Set[str] = set()
         self._sparse: Dict[str, tf.SparseTensor] = {}  # by the name of the indices
 
@@ -37,6 +40,7 @@ class FeedSharing(object):
         tensors are noted, to be cut together by `share`.
         """
         feeds = {}
+        self._of_thread.cut = {}
         for key in feed_dict:
             if isinstance(key, tf.SparseTensor):
                 self._sparse[key.indices.name] = key
@@ -46,11 +50,14 @@ class FeedSharing(object):
             except (KeyError, TypeError, ValueError):
                 feeds[key] = value  # TensorFlow says what is wrong with it
                 continue
-            if self._is_cut_ahead(tensor, value):
-                copies = self._copies(tensor)
-                feeds.update(zip(copies, np.split(np.asarray(value), len(copies))))
-            else:
+            copies = self._copies(tensor)
+            parts = self._parts_ahead(tensor, value, len(copies))
+            if parts == 1:
                 feeds[key] = value
+                continue
+            feeds.update(zip(copies, np.split(np.asarray(value), parts)))
+            if parts > len(copies):
+                self._of_thread.cut[tensor.name] = len(value)
         return feeds
 
     def share(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
@@ -88,20 +95,25 @@ class FeedSharing(object):
             shared[weight] = np.asarray(size, np.float64)
         return shared
 
-    def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any]) -> None:
-        """Raises FeedError if a value was cut ahead for copies that take no part in the run."""
+    def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str], is_shared: bool) -> None:
+        """Raises FeedError if a value was cut ahead for copies that take no part in the run, which needs the value.
+
+        Args:
+          feeds: what `cut_ahead` gave.
+          unneeded: names of tensors that the run does not need.
+          is_shared: whether the feeds are shared out.
+        """
         fed = {tensor.name for tensor in feeds}
+        cut = dict(getattr(self._of_thread, "cut", {}))
+        if not is_shared:
+            copies = [(tensor, self._copies(tensor)) for tensor in feeds]
+            cut.update((t.name, len(of) * _first_dimension(t)) for t, of in copies if of[1:] and of[-1].name in fed)
         for tensor in feeds:
-            if tensor.op.name not in self._cloned:
-                continue
-            copies = self._copies(tensor)
-            if copies[-1] is not tensor and copies[-1].name in fed:
+            if tensor.name in cut and tensor.name not in unneeded:
                 size = _first_dimension(tensor)
                 raise FeedError(
-                    "{} has a first dimension of {} and was fed {} rows, a batch for each of {}, in a run that "
-                    "replica 0 does alone (nothing is trained or merged). Feed it {} rows.".format(
-                        tensor.name, size, size * len(copies), self._sharers(len(copies)), size
-                    )
+                    "{} has a first dimension of {} and was fed {} rows, in a run in which replica 0 alone takes it. "
+                    "Feed it {} rows.".format(tensor.name, size, cut[tensor.name], size)
                 )
 
     def _share_sparse(self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any]) -> None:
@@ -145,25 +157,26 @@ class FeedSharing(object):
             return "{} local replicas".format(replicas)
         return "{} local replica(s) x {} micro batches".format(replicas, copies // replicas)
 
-    def _is_cut_ahead(self, tensor: tf.Tensor, value: Any) -> bool:
-        """Whether `value` holds the rows of every copy of a placeholder that TensorFlow lets take those of one.
+    def _parts_ahead(self, tensor: tf.Tensor, value: Any, copies: int) -> int:
+        """Into how many parts the rows are cut that TensorFlow would not let a placeholder take; 1 for none.
 
         Raises:
           FeedError: rows that are neither one batch nor one for each copy.
         """
         size = _first_dimension(tensor)
-        if size is None or np.ndim(value) != tensor.shape.ndims:
-            return False
-        copies = len(self._copies(tensor))
-        if copies == 1:
-            return False
+        if size is None or np.ndim(value) != tensor.shape.ndims or tensor.op.name not in self._view.index:
+            return 1
         fed = np.shape(value)[0]
+        if copies == 1:  # no training step takes it, but it may be in the feeds of one
+            replicas = self._rewrite.local_replicas
+            sharers = {replicas, replicas * self._rewrite.plan.num_micro_batch}
+            return fed // size if size and fed in {size * count for count in sharers} else 1
         if fed not in (size, copies * size):
             raise FeedError(
                 "{} has a first dimension of {} and was fed {} rows. With {} it takes {} rows, {} for each, or {} that "
                 "all of them get.".format(tensor.name, size, fed, self._sharers(copies), copies * size, size, size)
             )
-        return fed != size
+        return fed // size if size else 1
 
     def _parts(self, tensor: tf.Tensor, value: Any, copies: int) -> Tuple[List[Any], Tuple[int, ...]]:
         """The value of each copy, and their rows if the value was cut."""

@@ -55,10 +55,9 @@ class GraphRunner(object):
         """What the user asked for, on all replicas that it concerns."""
         step = self._steps.find(fetches, targets, feeds)
         state = self._state(session)
+        self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
             feeds = self.feeds.share(feeds)
-        else:
-            self.feeds.refuse_unused_parts(feeds)
         if step.barriers:
             feeds = dict(feeds)
             feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))

@@ -30,6 +30,7 @@ Step = NamedTuple(
         ("only_stages", bool),
         ("shares_feeds", bool),
         ("barriers", Tuple[tf.Tensor, ...]),
+        ("unneeded", FrozenSet[str]),
     ],
 )
 Step.__doc__ = """A Session.run as it is really run.
@@ -43,6 +44,7 @@ Attributes:
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
+  unneeded: names of the fed tensors that nothing in the run takes.
 """
 
 
@@ -73,13 +75,13 @@ class StepFinder(object):
             for training in rewrite.trainings
         ]
         self._all_boundaries: Set[int] = set().union(*self._boundaries)
-        self._barriers = [{view.index[name.partition(":")[0]] for name in names} for names in rewrite.barriers]
+        self._barriers = [{view.index[_op_name(name)] for name in names} for names in rewrite.barriers]
         self._apply_orders = [
-            ({view.index[name.partition(":")[0]] for name in order.barriers}, {view.index[w] for w in order.writes})
+            ({view.index[_op_name(name)] for name in order.barriers}, {view.index[w] for w in order.writes})
             for order in rewrite.apply_orders
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
-        self._later_writes = {view.index[name.partition(":")[0]] for name in rewrite.later_writes}
+        self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
     def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
@@ -137,6 +139,7 @@ class StepFinder(object):
             or is_collective
             or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries)),
             barriers=self._barrier_tensors(idle),
+            unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
         )
 
     def _idle_barriers(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Set[int]:
@@ -179,10 +182,10 @@ class StepFinder(object):
         stack = list(ops)
         while stack:
             op = stack.pop()
-            if op in seen or self._is_fed(op, fed):
+            index = view.index.get(op.name)
+            if op in seen or (self._is_fed(op, fed) and not (index is not None and op.type in op_types.PLACEHOLDERS)):
                 continue
             seen.add(op)
-            index = view.index.get(op.name)
             if index is not None:
                 known.add(index)
                 continue
@@ -190,7 +193,7 @@ class StepFinder(object):
                 foreign = True
             stack.extend(t.op for t in op.inputs)
             stack.extend(op.control_inputs)
-        stop = {view.index[name.partition(":")[0]] for name in fed if name.partition(":")[0] in view.index}
+        stop = {view.index[_op_name(name)] for name in fed if _op_name(name) in view.index}
         needed = view.ancestors(known, (stop | idle).__contains__)
         return needed, foreign or bool(needed & self._foreign)
 
@@ -233,3 +236,7 @@ class StepFinder(object):
             for node in sorted(nodes)
             if node in rewrite.cloned
         ]
+
+
+def _op_name(tensor_name: str) -> str:
+    return tensor_name.partition(":")[0]

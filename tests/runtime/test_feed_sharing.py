@@ -135,6 +135,34 @@ def test_what_the_training_step_does_not_need_is_fed_as_it_is(init):
     assert feeds.share({other: value}) == {other: value}
 
 
+@pytest.mark.parametrize("shape", [[2], [None]])
+def test_what_a_run_does_not_need_is_fed_for_all_replicas(init, shape):
+    init()
+    model = Linear()
+    other = tf.placeholder(tf.float32, shape, "other")
+    double = 2 * other
+    model.minimize()
+    rewritten()
+    triple = 3 * other
+    value = np.arange(4, dtype="f")
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.train_op, {**model.feed(), other: value})
+        for needs_it in (double, triple):
+            if shape == [None]:
+                assert len(sess.run(needs_it, {other: value})) == 4
+            else:
+                with pytest.raises(FeedError, match="other:0 .* of 2 and was fed 4 rows.*replica 0 alone.*Feed it 2"):
+                    sess.run([needs_it, model.train_op], {**model.feed(), other: value})
+
+
+def test_rows_of_a_training_step_in_a_run_that_does_not_need_them(init):
+    init()
+    p, _ = sharing([2])
+    with tf.Session() as sess:
+        assert sess.run(tf.constant(1), {p: np.arange(4)}) == 1
+
+
 def test_string_values_are_cut(init):
     init()
     model = Linear()
