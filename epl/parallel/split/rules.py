@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.layouts import Layout
+from epl.parallel.split.layouts import Layout, balanced_sizes
 
 Shape = Tuple[Optional[int], ...]
 
@@ -70,7 +70,7 @@ class Emission(object):
         raise NotImplementedError
 
     def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """The size of a dimension that holds the batches of all ranks -> how much of that is this rank's; an integer."""
+        """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's."""
         raise NotImplementedError
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -133,6 +133,12 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
+    """The ways to cut a dimension of a known size: in balanced parts, by each granularity that its size has."""
+    cuts = [balanced_sizes(size, op.ranks, granularity) for granularity in op.granularities.get(size, (1,))]
+    return [cut for place, cut in enumerate(cuts) if cut is not None and cut not in cuts[:place]]
 
 
 def choices_of(op: OpInfo) -> List[Choice]:
