@@ -94,7 +94,7 @@ def find_micro_batch_ops(
     """
     boundaries = boundary_nodes(view, trainings)
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
-    after = _data_descendants(view, boundaries, set())
+    after = data_descendants(view, boundaries, set())
     gradients = {producer for node in boundaries for producer in view.producers[node]}
     states = _own_state(tf_graph, view)
     loops = loops_of(view)
@@ -153,7 +153,7 @@ def _among(writes: Set[int], varying: Set[int], loops: Dict[int, int]) -> Set[in
 def _varying(view: GraphView, roots: Set[int], boundaries: Set[int], loops: Dict[int, int]) -> Set[int]:
     """What is computed from the roots. The frame of a loop is one thing: with anything in it, its counter is."""
     while True:
-        found = _data_descendants(view, roots, boundaries)
+        found = data_descendants(view, roots, boundaries)
         entered = {loops[node] for node in found if node in loops}
         enters = {node for node in view.of_types(op_types.ENTERS) if loops[node] in entered}
         if enters <= roots:
@@ -303,7 +303,7 @@ def _readers(view: GraphView, writes: Set[int]) -> Set[int]:
     return readers_of(view, {variable for node in writes for variable in view.variable_inputs(node)})
 
 
-def _data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
+def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
     """The roots and what is computed from them, control edges left out; not looking beyond `stop`."""
     consumers = view.consumers()
     seen = set(roots)

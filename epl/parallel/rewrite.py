@@ -86,6 +86,7 @@ class Rewrite(object):
         collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
         merged: tensor name -> what is fetched in its place.
         summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
+        plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
         syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
         built: names of the ops that passes created on replica 0.
         user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
@@ -127,6 +128,7 @@ class Rewrite(object):
         self.gradient_collectives: List[Set[str]] = []
         self.merged: Dict[str, Sibling] = {}
         self.summarized: Dict[int, str] = {}
+        self.plain_summaries: Dict[str, str] = {}
         self.syncs: List[VariableSync] = []
         self.broadcasts: List[str] = []
         self.built: Set[str] = set()

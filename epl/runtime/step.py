@@ -118,7 +118,9 @@ class StepFinder(object):
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
         local_merges = any(not sibling.op for sibling in shown.union(merged.values()))
         together = self._collectives | self._global_writes | self._staging
-        if not shown and not touched & together and self._is_fed_inference(needed, fed):
+        if not touched & together and self._is_fed_inference(needed, fed) and self._can_show_plain(asked, fed, idle):
+            fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
+            targets = [self._plain_summary(op) for op in targets]
             touched = set()
             merged = {}
             later = set()
@@ -221,6 +223,17 @@ class StepFinder(object):
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
         types = self._view.types
         return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
+
+    def _can_show_plain(self, asked: Sequence[tf.Operation], fed: FrozenSet[str], idle: Set[int]) -> bool:
+        """Whether no summary of merged values is needed once those that are asked for show replica 0's."""
+        if not self._rewrite.summarized:
+            return True
+        needed, _ = self._needed([self._plain_summary(op) for op in asked], fed, idle)
+        return needed.isdisjoint(self._rewrite.summarized)
+
+    def _plain_summary(self, op: tf.Operation) -> tf.Operation:
+        plain = self._rewrite.plain_summaries.get(op.name)
+        return op if plain is None else self._rewrite.operation(plain)
 
     def _last_of(self, nodes: Set[int]) -> Set[int]:
         """Those of `nodes` that no other of them needs: running these runs all."""

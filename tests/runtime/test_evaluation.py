@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.utils.errors import FeedError
 from tests.parallel.in_process import Linear, rewritten
+from tests.parallel.pipelines import Chain, begin
 
 
 def summary_value(serialized):
@@ -28,6 +29,27 @@ def test_a_summary_of_a_merged_tensor_can_be_fetched_alone(init, key):
         sess.run(tf.global_variables_initializer())
         expected = np.mean(np.square(feed[model.x].sum(axis=1, keepdims=True) - feed[model.y]))
         assert summary_value(sess.run(summary, feed)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("build", ["data parallel", "pipeline"])
+def test_a_fed_evaluation_with_a_summary_of_the_loss_takes_any_number_of_rows(init, build, rows):
+    if build == "pipeline":
+        begin(init, 4, 4)
+    else:
+        init(3)
+    model = Chain() if build == "pipeline" else Linear()
+    summaries = [tf.summary.scalar("loss", model.loss), tf.summary.histogram("out", model.out)]
+    own, both = summaries[0], tf.summary.merge(summaries)
+    model.minimize()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        expected, parts = sess.run([model.loss, both], model.feed(rows))
+        assert summary_value(parts) == summary_value(sess.run(own, model.feed(rows))) == pytest.approx(expected)
+        late = tf.summary.merge([own])
+        assert summary_value(sess.run(late, model.feed(24))) == pytest.approx(sess.run(model.loss, model.feed(24)))
+        loss, trained, _ = sess.run([model.loss, own, model.train_op], model.feed(24))
+        assert summary_value(trained) == loss
 
 
 def test_rows_for_every_replica_in_a_run_of_replica_0_are_refused(init):

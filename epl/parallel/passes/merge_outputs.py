@@ -10,10 +10,12 @@ from typing import Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.clone import SAME, clone_nodes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.micro_batches import data_descendants
 from epl.parallel.pass_manager import Pass
 from epl.parallel.plan import Output
-from epl.parallel.rewrite import Rewrite, Sibling
+from epl.parallel.rewrite import PLAN_SCOPE, Rewrite, Sibling
 
 
 def run_global(rewrite: Rewrite) -> None:
@@ -91,17 +93,28 @@ def _collective_of(tensor: tf.Tensor) -> tf.Operation:
 
 
 def _update_summaries(rewrite: Rewrite) -> None:
-    """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay."""
+    """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay.
+
+    A fed evaluation merges nothing. So what shows locally merged values gets a copy that shows those of replica 0.
+    """
     view = rewrite.view
     assert view is not None
-    for node in view.of_types(op_types.SUMMARIES):
-        for index, name in enumerate(view.nodes[node].input):
-            tensor = name if ":" in name else name + ":0"
-            merged = rewrite.merged.get(tensor)
-            if merged is not None and name[0] != "^":
-                rewrite.summarized[node] = tensor
-                op = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
-                rewrite.remember(op)._update_input(index, merged.tensor)
+    inputs = [
+        (node, position, name if ":" in name else name + ":0")
+        for node in view.of_types(op_types.SUMMARIES)
+        for position, name in enumerate(view.nodes[node].input)
+        if name[0] != "^"
+    ]
+    rewrite.summarized = {node: tensor for node, _, tensor in inputs if tensor in rewrite.merged}
+    local = [node for node, tensor in rewrite.summarized.items() if not rewrite.merged[tensor].op]
+    plain = data_descendants(view, local, set()) if local else set()
+    prefix = "{}/plain/".format(PLAN_SCOPE)
+    clone_nodes(rewrite.tf_graph, view, plain, [prefix], lambda copy, node: SAME)
+    rewrite.plain_summaries = {view.nodes[node].name: prefix + view.nodes[node].name for node in plain}
+    for node, position, tensor in inputs:
+        if tensor in rewrite.merged:
+            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
+            op._update_input(position, rewrite.merged[tensor].tensor)
 
 
 GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)
