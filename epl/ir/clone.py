@@ -9,7 +9,7 @@ points outside is shared with the original.
 """
 
 import functools
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -46,7 +46,7 @@ def clone_nodes(
     prefixes: Sequence[str],
     edit: Callable[[int, int], Edit],
     extra: Sequence[tf.NodeDef] = (),
-) -> None:
+) -> Iterator[wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
     Args:
@@ -56,6 +56,9 @@ def clone_nodes(
       prefixes: name prefix of each copy, ending in "/".
       edit: called with (index of the copy from 0, index of the original); says what differs in the copy.
       extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
+
+    Returns:
+      The copies, as they stand in the graph now; made when they are asked for.
     """
     ordered = sorted(nodes)
     inside = {view.nodes[i].name for i in ordered}
@@ -90,6 +93,11 @@ def clone_nodes(
         [(name, output, operation(name).outputs[output]) for name, output in sorted(outside.data)],
         [(name, operation(name)) for name in sorted(outside.control)],
     )
+    return (
+        template.node(prefix, edit(copy, original))
+        for copy, prefix in enumerate(prefixes)
+        for template, original in templates
+    )
 
 
 class _Outside(object):
@@ -121,17 +129,16 @@ class _Template(object):
     __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for")
 
     def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside) -> None:
-        self._name = node.name.encode()
-        self._op = _op_field(node.op)
-        self._inputs: List[Tuple[bytes, Optional[bytes]]] = []
+        self._name = node.name
+        self._op = node.op
+        self._inputs: List[Tuple[str, Optional[Tuple[str, str]]]] = []  # as it is; where the prefix goes, if anywhere
         for name in node.input:
-            encoded = name.encode()
-            mark = b"^" if name[0] == "^" else b""
+            mark = "^" if name[0] == "^" else ""
             if name in inside or name[len(mark) :].partition(":")[0] in inside:
-                self._inputs.append((mark, encoded[len(mark) :]))
+                self._inputs.append((name, (mark, name[len(mark) :])))
             else:
                 outside.add(name)
-                self._inputs.append((wire.field(wire.INPUT, encoded), None))
+                self._inputs.append((name, None))
         self._device = node.device
         self._attrs = node.serialized_attrs
         self._own_names = _own_names(node, inside)
@@ -154,21 +161,36 @@ class _Template(object):
 
     def write(self, prefix: bytes, edit: Edit) -> bytes:
         """The NodeDef of the copy with `prefix`."""
-        parts = [wire.field(wire.NAME, prefix + self._name), self._op]
-        for mark, rest in self._inputs:
-            parts.append(mark if rest is None else wire.field(wire.INPUT, mark + prefix + rest))
+        parts = [wire.field(wire.NAME, prefix + self._name.encode()), _op_field(self._op)]
+        for name, own in self._inputs:
+            value = name.encode() if own is None else own[0].encode() + prefix + own[1].encode()
+            parts.append(wire.field(wire.INPUT, value))
         for name in edit.controls:
             parts.append(wire.field(wire.INPUT, b"^" + name.encode()))
         device = self._device if edit.device is None else edit.device
         if device:
             parts.append(_device_field(device))
         parts.append(self._attrs)
-        for key, value in edit.attrs or ():
-            parts.append(wire.attr(key, value.SerializeToString()))
+        parts += self._own_attrs(prefix, edit)
+        return b"".join(parts)
+
+    def node(self, prefix: str, edit: Edit) -> wire.Node:
+        """The copy with `prefix`, to be read."""
+        inputs = [name if own is None else own[0] + prefix + own[1] for name, own in self._inputs]
+        inputs += ["^" + name for name in edit.controls]
+        device = self._device if edit.device is None else edit.device
+        attrs = self._attrs
+        if self._own_names or edit.attrs:
+            attrs = b"".join([attrs] + self._own_attrs(prefix.encode(), edit))
+        return wire.Node(prefix + self._name, self._op, inputs, device, attrs)
+
+    def _own_attrs(self, prefix: bytes, edit: Edit) -> List[bytes]:
+        """The attributes in which a copy differs."""
+        parts = [wire.attr(key, value.SerializeToString()) for key, value in edit.attrs or ()]
         for key, names, is_list in self._own_names:
             named = [name if before is None else before + prefix + name for before, name in names]
             parts.append(wire.attr(key, wire.strings(named) if is_list else wire.string(named[0])))
-        return b"".join(parts)
+        return parts
 
 
 @functools.lru_cache(maxsize=256)

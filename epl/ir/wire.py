@@ -119,6 +119,13 @@ def read_graph(data: bytes) -> Tuple[List[Node], tf.GraphDef]:
     return nodes, tf.GraphDef.FromString(b"".join(rest))
 
 
+def read_node(data: bytes) -> Node:
+    """A serialized NodeDef; a first output is named as in a GraphDef, where it is "x" and not "x:0"."""
+    node = _read_node(data, data.decode("latin-1"), 0, len(data))
+    node.input = [name[:-2] if name.endswith(":0") else name for name in node.input]
+    return node
+
+
 def _read_node(data: bytes, text: str, position: int, stop: int) -> Node:
     """The node that is written from `position` to `stop`. This is the hot loop: 3 us a node."""
     name = op = device = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Sequence, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils import tf_compat
 
@@ -42,10 +43,30 @@ def check_rewrite(rewrite: "Rewrite", pass_name: str, provided: FrozenSet[str]) 
     problems = verify(rewrite.tf_graph, devices if copied else None)
     if copied:
         problems += _missing_copies(rewrite)
+    elif rewrite.view is not None and "selection" in provided:
+        problems += differences(rewrite.view, GraphView(rewrite.tf_graph))
     if problems:
         raise VerificationError(
             "After pass {!r} the graph has {} problem(s):\n  {}".format(pass_name, len(problems), "\n  ".join(problems))
         )
+
+
+def differences(view: GraphView, other: GraphView) -> List[str]:
+    """In what two views of a graph differ, but for the order of nodes: one that was followed, and one read anew."""
+    problems = ["{!r} is in one view alone".format(name) for name in sorted(set(view.index) ^ set(other.index))]
+    for name in set(view.index).intersection(other.index):
+        mine, right = _facts(view, view.index[name]), _facts(other, other.index[name])
+        if mine != right:
+            problems.append("{} is in the view in place of {}".format(mine, right))
+    return problems[:_MOST_PROBLEMS]
+
+
+def _facts(view: GraphView, node: int) -> Tuple[object, ...]:
+    """What a view says of a node. (TensorFlow writes control inputs once each, in the order of their names.)"""
+    own = view.nodes[node]
+    data = [name for name in own.input if name[0] != "^"]
+    producers = {view.nodes[p].name for p in view.producers[node]}
+    return own.name, view.types[node], data, producers, own.device, dict(own.attr)
 
 
 def verify(tf_graph: tf.Graph, devices: Optional[Sequence[str]] = None) -> List[str]:

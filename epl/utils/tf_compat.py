@@ -204,8 +204,7 @@ def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:
 
 def num_nodes(graph: tf.Graph) -> int:
     """Ops in the graph, those without a Python object included."""
-    operations = graph._nodes_by_name
-    return len(operations) + (len(operations.unwrapped) if isinstance(operations, LazyOperations) else 0)
+    return len(graph._nodes_by_name) + len(untouched_names(graph))
 
 
 def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
@@ -235,10 +234,28 @@ def serialized_graph_def(graph: tf.Graph) -> bytes:
         return c_api.TF_GetBuffer(buffer)
 
 
+def serialized_nodes(graph: tf.Graph, names: Iterable[str]) -> Iterator[bytes]:
+    """The NodeDefs of ops, in wire format, without making Python objects for the ops."""
+    for name in names:
+        with c_api_util.tf_buffer() as buffer:
+            c_api.TF_OperationToNodeDef(c_api.TF_GraphOperationByName(graph._c_graph, name), buffer)
+            yield c_api.TF_GetBuffer(buffer)
+
+
+def num_functions(graph: tf.Graph) -> int:
+    """The functions of the graph."""
+    return c_api.TF_GraphNumFunctions(graph._c_graph)
+
+
 def op_names(graph: tf.Graph) -> Set[str]:
     """Names of all ops in the graph, those without a Python object included."""
+    return untouched_names(graph).union(graph._nodes_by_name)
+
+
+def untouched_names(graph: tf.Graph) -> Set[str]:
+    """Names of the ops without a Python object: nobody can have changed them since they were imported."""
     operations = graph._nodes_by_name
-    return set(operations) | (operations.unwrapped if isinstance(operations, LazyOperations) else set())
+    return operations.unwrapped if isinstance(operations, LazyOperations) else set()
 
 
 def outer_graph(graph: Any) -> tf.Graph:

@@ -1,7 +1,9 @@
 """GraphView: who feeds whom."""
 import tensorflow.compat.v1 as tf
 
+from epl.ir.clone import SAME, clone_nodes
 from epl.ir.view import GraphView
+from epl.parallel.verifier import differences
 
 
 def diamond():
@@ -68,3 +70,30 @@ def test_nodes_by_type_and_variable_inputs():
         for node in view.of_types(["AssignAdd", "AssignAddVariableOp"]):
             assert len(view.variable_inputs(node)) == 1
         assert len(ops) == 2 and len(view) == len(view.nodes)
+
+
+def test_a_followed_view_is_that_of_the_graph_now():
+    with tf.Graph().as_default() as graph:
+        view = diamond()
+        view.consumers()
+        copies = clone_nodes(graph, view, view.ancestors([view.index["e"]]), ["A/", "B/"], lambda *unused: SAME)
+        f = tf.identity(graph.get_tensor_by_name("A/b:0"), name="f")
+        graph.get_operation_by_name("d")._update_input(1, f)
+        followed = view.followed(graph, ["d"], copies)
+        assert differences(followed, GraphView(graph)) == []
+        assert names(followed, followed.descendants([followed.index["A/a"]])) == {"A/a", "A/b", "A/e", "f", "d"}
+
+
+def test_a_followed_view_finds_changes_of_copies_at_any_time():
+    with tf.Graph().as_default() as graph:
+        view = diamond()
+        view.followed(graph, [], clone_nodes(graph, view, [view.index["a"]], ["A/"], lambda *unused: SAME))
+        graph.get_operation_by_name("A/a")._add_control_input(graph.get_operation_by_name("c"))
+        assert differences(view.followed(graph, []), GraphView(graph)) == []
+
+
+def test_a_view_that_missed_a_change_differs():
+    with tf.Graph().as_default() as graph:
+        view = diamond()
+        graph.get_operation_by_name("d")._add_control_input(graph.get_operation_by_name("e"))
+        assert len(differences(view.followed(graph, []), GraphView(graph))) == 1

@@ -9,11 +9,11 @@ Micro batch 0 is the user's own graph. Sums are made in the order of the micro b
 no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
 """
 
-from typing import Iterable, Sequence, Set
+from typing import Iterable, Iterator, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types
+from epl.ir import op_types, wire
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
@@ -54,13 +54,14 @@ def run(rewrite: Rewrite) -> None:
     actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages)
     sums = GradientSums(rewrite)
     waits: Waits = {}
-    _clone(rewrite, view, ops, copies, waits, order_actions(rewrite, view, actions, waits) + sums.nodes)
+    cloned = _clone(rewrite, view, ops, copies, waits, order_actions(rewrite, view, actions, waits) + sums.nodes)
     if copies:
         _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
         sums.apply()
     order_reads(rewrite, view, ops, copies)
     order_writes(rewrite, view, ops, boundaries, stages)
+    rewrite.view = view.followed(tf_graph, rewrite.user_nodes, cloned)
 
 
 def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
@@ -94,20 +95,21 @@ def _clone(
     copies: Sequence[int],
     waits: Waits,
     extra: Sequence[tf.NodeDef],
-) -> None:
-    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers."""
+) -> Iterator[wire.Node]:
+    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies."""
     random = [node for node in ops.cloned if "seed2" in view.nodes[node].attr]
     edits = {(copy, node): seed_edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
     for key, names in waits.items():
         edits[key] = edits.get(key, SAME)._replace(controls=names)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]
-    clone_nodes(
+    cloned = clone_nodes(
         rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits.get((copy + 1, node), SAME), extra
     )
     for (copy, node), names in waits.items():
         if copy == 0:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))
             op._add_control_inputs([rewrite.operation(name) for name in names])
+    return cloned
 
 
 def _merge_outputs(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:

@@ -21,7 +21,7 @@ from epl.utils.errors import PlanError
 
 def run(rewrite: Rewrite) -> None:
     """Reads the graph, selects the ops, and gates the writes."""
-    view = rewrite.view = GraphView(rewrite.tf_graph)
+    view = rewrite.view = _current_view(rewrite)
     all_writes = view.writes()
     writes = find_training_writes(
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
@@ -43,6 +43,13 @@ def run(rewrite: Rewrite) -> None:
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
     _gate(rewrite, view, writes)
+
+
+def _current_view(rewrite: Rewrite) -> GraphView:
+    """The view that the cloning of micro batches has left, brought up to date; else one of its own."""
+    if rewrite.view is None:
+        return GraphView(rewrite.tf_graph)
+    return rewrite.view.followed(rewrite.tf_graph, rewrite.user_nodes)
 
 
 def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int]:
