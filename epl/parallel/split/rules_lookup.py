@@ -47,7 +47,7 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
         yield choice._replace(emit=_emit_gather)
     if not batch_dims:
         cut: Labels = [None] * at + ["v"] + [None] * len(after)
-        for choice in labelled(op, [cut, []] + more, [[]], summed="v"):
+        for choice in labelled(op, [cut, []] + more, [[]], summed=["v"]):
             if choice.inputs[0].sizes is not None:
                 yield choice._replace(emit=_emit_masked_gather(choice.inputs[0]))
     if op.type != "ResourceGather":

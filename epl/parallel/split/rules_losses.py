@@ -148,7 +148,7 @@ def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor])
 def _in_top_k(op: OpInfo) -> Iterator[Choice]:
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
     yield from labelled(op, [["n", None], ["n"], *more], [["n"]])
-    for choice in labelled(op, [[None, "c"], [], *more], [[]], summed="c"):
+    for choice in labelled(op, [[None, "c"], [], *more], [[]], summed=["c"]):
         layout = choice.inputs[0]
         if layout.sizes is not None:
             yield Choice(choice.inputs, (FULL,), _emit_in_top_k(layout), _exchanged(op, 3))

@@ -10,7 +10,7 @@ from epl.parallel.split.rules_common import broadcast_labels, known_ranks, label
 def _matmul(op: OpInfo) -> Iterator[Choice]:
     left = ["k", "m"] if op.attrs.get("transpose_a") else ["m", "k"]
     right = ["n", "k"] if op.attrs.get("transpose_b") else ["k", "n"]
-    return labelled(op, [left, right], [["m", "n"]], summed="k")
+    return labelled(op, [left, right], [["m", "n"]], summed=["k"])
 
 
 @rule("BatchMatMul", "BatchMatMulV2")
@@ -22,7 +22,7 @@ def _batch_matmul(op: OpInfo) -> Iterator[Choice]:
     right = ["n", "k"] if op.attrs.get("adj_y") else ["k", "n"]
     outer = [broadcast_labels(TensorInfo((tensor.shape or ())[:-2], tensor.dtype), rank - 2) for tensor in op.inputs]
     inputs = [list(outer[0]) + left, list(outer[1]) + right]
-    return labelled(op, inputs, [list(range(rank - 2)) + ["m", "n"]], summed="k")
+    return labelled(op, inputs, [list(range(rank - 2)) + ["m", "n"]], summed=["k"])
 
 
 @rule("Einsum")

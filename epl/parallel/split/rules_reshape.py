@@ -26,7 +26,7 @@ _PRIME = 2147483647  # stands for an unknown size, so that nothing matches it by
 @rule("Reshape")
 def _reshape(op: OpInfo) -> Iterator[Choice]:
     before, after = op.inputs[0].shape, op.outputs[0].shape
-    if before is not None and after is not None and 0 not in before and 0 not in after:
+    if before is not None and after is not None and _may_match(before, after):
         for pair in _pairs(op, before, after):
             for sizes in _cuts(op, pair, before, after):
                 into, out = (shard(dim, part) for dim, part in zip((pair.before, pair.after), sizes))
@@ -35,10 +35,18 @@ def _reshape(op: OpInfo) -> Iterator[Choice]:
         yield choice._replace(emit=_emit_reshape(choice.outputs[0]))
 
 
+def _may_match(before: _Sizes, after: _Sizes) -> bool:
+    """Whether both have equally many elements, and some."""
+    if 0 in before or 0 in after:
+        return False
+    return None in before or None in after or _product(before) == _product(after)
+
+
 def _cuts(op: OpInfo, pair: _Pair, before: _Sizes, after: _Sizes) -> Iterator[Tuple[Optional[Sequence[int]], ...]]:
     """Sizes of the parts before and after."""
     if op.inputs[0].batch == pair.before:
-        yield None, None
+        if op.outputs[0].batch in (None, pair.after):
+            yield None, None
         return
     if op.outputs[0].batch == pair.after:
         return

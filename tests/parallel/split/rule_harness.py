@@ -1,0 +1,335 @@
+"""Runs every choice that a rule lists for an op on parts, and compares values and gradients with the unsplit op.
+
+All cases of a call are in one graph and run at once: for each rank on a device of its own, with the collectives of a
+job of one process. Inputs are parts by the layouts of the choice, gradients by the convention of layouts.py.
+"""
+
+import itertools
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import epl.parallel.split.all_rules  # noqa: F401
+from epl.ops.communicator import Communicator
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.emission import RankEmission
+from epl.parallel.split.layouts import Layout, offsets
+from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
+from tests.native.ops_harness import local_job, session
+
+_NAMES = itertools.count()
+_ROWS = {2: (3, 2), 3: (2, 1, 3), 4: (2, 1, 3, 1)}  # of each rank's batch
+
+
+class Input(NamedTuple):
+    """A tensor that an op takes.
+
+    Attributes:
+      shape: its sizes; "B", "3B": the batch, or so many times it.
+      make: numbers of a shape from a generator.
+      constant: whether the rule sees its value.
+    """
+
+    shape: Tuple[Any, ...]
+    make: Callable[[np.random.RandomState, Tuple[int, ...]], np.ndarray]
+    constant: bool = False
+
+
+def floats(*shape: Any, dtype: Any = np.float32) -> Input:
+    """Numbers around 0."""
+    return Input(shape, lambda random, sizes: random.uniform(-1, 1, sizes).astype(dtype))
+
+
+def positive(*shape: Any) -> Input:
+    """Numbers between 0.1 and 0.9."""
+    return Input(shape, lambda random, sizes: random.uniform(0.1, 0.9, sizes).astype(np.float32))
+
+
+def tied(*shape: Any) -> Input:
+    """Numbers many of which are equal."""
+    return Input(shape, lambda random, sizes: random.randint(-2, 3, sizes).astype(np.float32))
+
+
+def integers(*shape: Any, low: int = 0, high: int = 8, dtype: Any = np.int32) -> Input:
+    """Integers of a range."""
+    return Input(shape, lambda random, sizes: random.randint(low, high, sizes).astype(dtype))
+
+
+def booleans(*shape: Any) -> Input:
+    """Either value, equally often."""
+    return Input(shape, lambda random, sizes: random.uniform(0, 1, sizes) < 0.5)
+
+
+def constant(value: Any, dtype: Any = None) -> Input:
+    """A constant."""
+    array = np.asarray(value, dtype)
+    array = array.astype({"int64": np.int32, "float64": np.float32}.get(array.dtype.name, array.dtype)) \
+        if dtype is None else array  # fmt: skip
+    return Input(array.shape, lambda random, sizes: array, True)
+
+
+def hidden(value: Any) -> Input:
+    """A value that the rule does not see."""
+    return constant(value)._replace(constant=False)
+
+
+class Case(NamedTuple):
+    """An op to check.
+
+    Attributes:
+      name: for messages.
+      build: the op, or a tensor of it, from its inputs.
+      inputs: what it takes.
+      expected: the choices, as "s0,F>s0": layouts of the inputs and outputs, s<dim>, b<dim> (batch), F or P.
+      outputs: those that are compared; all if not given.
+      granularities: of the OpInfo.
+      batch: the dimension of each output that holds the batch; not given: the one of unknown size.
+      tolerance: of values and gradients.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    inputs: Sequence[Input]
+    expected: str
+    outputs: Optional[Sequence[int]] = None
+    granularities: Any = None
+    batch: Any = None
+    tolerance: float = 2e-5
+
+
+class _Unsplit(object):
+    """The op itself, its values and gradients."""
+
+    def __init__(self, case: Case, ranks: int, seed: int) -> None:
+        random = np.random.RandomState(seed)
+        rows = sum(_ROWS[ranks])
+        self.case = case
+        self.ranks = ranks
+        self.batches = [_batch(spec) for spec in case.inputs]
+        self.arrays = [spec.make(random, tuple(_size(size, rows) for size in spec.shape)) for spec in case.inputs]
+        self.tensors = [self._tensor(spec, array) for spec, array in zip(case.inputs, self.arrays)]
+        built = case.build(*self.tensors)
+        first = built[0] if isinstance(built, (list, tuple)) else built
+        self.op = first if isinstance(first, tf.Operation) else first.op
+        assert list(self.op.inputs) == self.tensors, (case.name, list(self.op.inputs))
+        self.outputs = list(self.op.outputs)
+        compared = range(len(self.outputs)) if case.outputs is None else case.outputs
+        self.compared = list(compared)
+        self.info = self._info()
+
+    def _tensor(self, spec: Input, array: np.ndarray) -> tf.Tensor:
+        if spec.constant:
+            return tf.constant(array)
+        shape = [None if isinstance(size, str) else size for size in spec.shape]
+        return tf.placeholder_with_default(tf.constant(array), shape)
+
+    def _info(self) -> OpInfo:
+        inputs = [
+            TensorInfo(tuple(tensor.shape.as_list()), tensor.dtype, array if spec.constant else None, batch)
+            for tensor, array, spec, batch in zip(self.tensors, self.arrays, self.case.inputs, self.batches)
+        ]
+        outputs = []
+        for index, tensor in enumerate(self.outputs):
+            shape = None if tensor.shape.ndims is None else tuple(tensor.shape.as_list())
+            if self.case.batch is not None:
+                batch = self.case.batch[index]
+            else:
+                batch = shape.index(None) if shape and None in shape else None
+            outputs.append(TensorInfo(shape, tensor.dtype, None, batch))
+        attrs = {name: self.op.get_attr(name) for name in self.op.node_def.attr}
+        return OpInfo(self.op.type, self.op.name, attrs, tuple(inputs), tuple(outputs), self.ranks,
+                      self.case.granularities or {})  # fmt: skip
+
+    def with_gradients(self, cotangents: Sequence[np.ndarray]) -> List[Any]:
+        """Outputs, and the gradients with respect to the inputs."""
+        taken = [self.outputs[index] for index in self.compared]
+        return [taken, gradients(taken, self.tensors, [tf.constant(value) for value in cotangents])]
+
+
+def gradients(outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], given: Sequence[tf.Tensor]) -> List[Any]:
+    """Gradients of floating outputs with respect to floating inputs, None for the others and where there is none."""
+    ys = [(y, grad) for y, grad in zip(outputs, given) if y.dtype.is_floating]
+    xs = [x for x in inputs if x.dtype.is_floating]
+    try:
+        found = iter(tf.gradients([y for y, _ in ys], xs, [grad for _, grad in ys]) if ys and xs else [None] * len(xs))
+    except LookupError:  # the op has no gradient
+        found = iter([None] * len(xs))
+    grads = [next(found) if x.dtype.is_floating else None for x in inputs]
+    return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
+
+
+def _batch(spec: Input) -> Optional[int]:
+    found = [dim for dim, size in enumerate(spec.shape) if isinstance(size, str)]
+    return found[0] if found else None
+
+
+def _size(size: Any, rows: int) -> int:
+    return rows * int(size[:-1] or 1) if isinstance(size, str) else size
+
+
+def short(choice: Choice) -> str:
+    """A choice as in `Case.expected`."""
+
+    def letter(layout: Layout) -> str:
+        if not layout.is_shard:
+            return layout.kind[0].upper()
+        return ("b" if layout.sizes is None else "s") + str(layout.dim)
+
+    return "{}>{}".format(",".join(map(letter, choice.inputs)), ",".join(map(letter, choice.outputs)))
+
+
+def sizes_of(layout: Layout, full: int, ranks: int) -> Tuple[int, ...]:
+    """The sizes of the parts of a dimension that has `full` elements."""
+    if layout.sizes is not None:
+        assert sum(layout.sizes) == full, (layout, full)
+        return layout.sizes
+    rows = _ROWS[ranks]
+    return tuple(count * full // sum(rows) for count in rows)
+
+
+def parts_of(array: np.ndarray, layout: Layout, ranks: int, random: np.random.RandomState) -> List[np.ndarray]:
+    """What each rank has of a value."""
+    if layout.is_shard:
+        sizes = sizes_of(layout, array.shape[layout.dim], ranks)
+        return [
+            np.take(array, range(begin, begin + size), axis=layout.dim) for begin, size in zip(offsets(sizes), sizes)
+        ]
+    if layout.kind == "full":
+        return [array] * ranks
+    addends = [random.randint(-3, 4, array.shape).astype(array.dtype) for _ in range(ranks - 1)]
+    return addends + [(array - sum(addends)).astype(array.dtype)]
+
+
+def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.ndarray]:
+    return parts_of(array, layout, ranks, None) if layout.is_shard else [array] * ranks
+
+
+class _Split(object):
+    """A choice on the parts of each rank."""
+
+    def __init__(self, unsplit: _Unsplit, choice: Choice, exchanges: Sequence[Exchange],
+                 cotangents: Sequence[np.ndarray]) -> None:
+        self.choice = choice
+        ranks = unsplit.ranks
+        random = np.random.RandomState(1)
+        parts = [parts_of(array, layout, ranks, random) for array, layout in zip(unsplit.arrays, choice.inputs)]
+        layouts = [choice.outputs[index] for index in unsplit.compared]
+        given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, layouts)]
+        self.fetches = []
+        for rank, exchange in enumerate(exchanges):
+            with tf.device("/device:CPU:{}".format(rank)):
+                local = [
+                    _local(unsplit, index, layout, parts[index][rank], ranks)
+                    for index, layout in enumerate(choice.inputs)
+                ]
+                entered = [
+                    exchange.enter(tensor) if layout.kind == "full" else tensor
+                    for tensor, layout in zip(local, choice.inputs)
+                ]
+                emission = RankEmission(unsplit.op, exchange, lambda: tf.constant(_ROWS[ranks], tf.int64))
+                if choice.emit is None:
+                    outputs = emission.same(entered)
+                else:
+                    outputs = choice.emit(emission, unsplit.info, entered)
+                assert len(outputs) == len(unsplit.outputs)
+                for output, full in zip(outputs, unsplit.outputs):
+                    assert output.dtype == full.dtype, (output, full)
+                outputs = [outputs[index] for index in unsplit.compared]
+                grads = gradients(outputs, local, [tf.constant(value[rank]) for value in given])
+                self.fetches.append([outputs, _without_none(grads)])
+
+
+def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, ranks: int) -> tf.Tensor:
+    """A rank's part, with no more of its shape known than all ranks have in common."""
+    if not layout.is_shard and unsplit.case.inputs[index].constant:
+        return tf.constant(part)
+    shape = unsplit.tensors[index].shape.as_list()
+    if layout.is_shard:
+        sizes = sizes_of(layout, unsplit.arrays[index].shape[layout.dim], ranks)
+        shape[layout.dim] = sizes[0] if len(set(sizes)) == 1 and layout.sizes is not None else None
+    return tf.placeholder_with_default(tf.constant(part), shape)
+
+
+def _without_none(grads: Sequence[Any]) -> List[Any]:
+    return [[] if grad is None else grad for grad in grads]
+
+
+def check(cases: Sequence[Case], ranks: int) -> None:
+    """Asserts for every case that its choices are those expected, and that they compute what the op computes."""
+    wrong: List[str] = []
+    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * ranks, job=local_job())
+    with tf.Graph().as_default() as graph, session(ranks, graph) as sess:
+        unsplit = []
+        for seed, case in enumerate(cases):
+            with tf.name_scope("unsplit_" + case.name):
+                unsplit.append(_Unsplit(case, ranks, seed))
+        sizes = sess.run([[tf.shape(one.outputs[index]) for index in one.compared] for one in unsplit])
+        random = np.random.RandomState(0)
+        cotangents = [[random.uniform(-1, 1, size).astype(np.float32) for size in of_case] for of_case in sizes]
+        for values, one in zip(cotangents, unsplit):
+            for place, index in enumerate(one.compared):
+                if one.outputs[index].dtype.is_floating:
+                    values[place] = values[place].astype(one.outputs[index].dtype.as_numpy_dtype)
+        exchanges = [Exchange(communicator, rank, "rules") for rank in range(ranks)]
+        split = []
+        for one, values in zip(unsplit, cotangents):
+            choices = choices_of(one.info)
+            found = " ".join(sorted(set(map(short, choices))))
+            if found != " ".join(sorted(one.case.expected.split())):
+                wrong.append("{}: the choices are {}".format(one.case.name, found))
+            with tf.name_scope("split_" + one.case.name):
+                split.append([_Split(one, choice, exchanges, values) for choice in choices])
+        full = [one.with_gradients(values) for one, values in zip(unsplit, cotangents)]
+        full = [[outputs, _without_none(grads)] for outputs, grads in full]
+        full, parts = sess.run([full, [[choice.fetches for choice in of_case] for of_case in split]])
+    communicator.close()
+    for one, values, of_case, fetched in zip(unsplit, full, split, parts):
+        for choice, got in zip(of_case, fetched):
+            wrong += _differences(one, choice.choice, values, got)
+    assert not wrong, "\n".join(wrong)
+
+
+def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List[str]:
+    """What differs between an op and a choice of its rule."""
+    wrong = []
+    pairs = []
+    for place, index in enumerate(unsplit.compared):
+        parts = [outputs[place] for outputs, _ in got]
+        pairs.append(("output {}".format(index), full[0][place], parts, choice.outputs[index]))
+    for index, layout in enumerate(choice.inputs):
+        parts = [grads[index] for _, grads in got]
+        wanted = full[1][index]
+        if isinstance(wanted, list):
+            if any(np.any(part) for part in parts):
+                wrong.append("{} {}: a gradient of input {}".format(unsplit.case.name, short(choice), index))
+            continue
+        if any(isinstance(part, list) for part in parts):
+            parts = [np.zeros(unsplit.arrays[index].shape) if isinstance(part, list) else part for part in parts]
+        pairs.append(("gradient {}".format(index), wanted, parts, layout if layout.is_shard else None))
+    for what, wanted, parts, layout in pairs:
+        try:
+            _compare(wanted, parts, layout, unsplit.ranks, unsplit.case.tolerance)
+        except AssertionError as error:
+            wrong.append("{} {} {}: {}".format(unsplit.case.name, short(choice), what, error))
+    return wrong
+
+
+def _compare(wanted: np.ndarray, parts: Sequence[np.ndarray], layout: Optional[Layout], ranks: int,
+             tolerance: float) -> None:
+    """Parts in a layout against the whole; None: the whole on every rank."""
+    if layout is not None and layout.is_shard:
+        sizes = sizes_of(layout, wanted.shape[layout.dim], ranks)
+        assert [part.shape[layout.dim] for part in parts] == list(sizes), "parts {} instead of {}".format(
+            [part.shape for part in parts], sizes)  # fmt: skip
+        wholes = [np.concatenate(parts, axis=layout.dim)]
+    elif layout is not None and layout.kind == "partial":
+        wholes = [sum(parts)]
+    else:
+        wholes = list(parts)
+    for whole in wholes:
+        assert whole.shape == wanted.shape, "shape {} instead of {}".format(whole.shape, wanted.shape)
+        if wanted.dtype.kind in "fc":
+            np.testing.assert_allclose(whole, wanted, rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(whole, wanted)
