@@ -172,6 +172,7 @@ setup(
     extras_require={
         "cpu": ["tensorflow==1.15.5"] + TENSORFLOW_LIMITS,
         "gpu": ["tensorflow-gpu==1.15.5"] + TENSORFLOW_LIMITS,
+        "profile": ["matplotlib"],  # pictures of memory timelines
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main"]},
     zip_safe=False,

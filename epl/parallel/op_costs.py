@@ -193,6 +193,16 @@ def _pool(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
     return float(window * num_elements(outputs[0].shape))
 
 
+def _pool_gradient(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
+    """The gradient, which comes last, is shared out over each window."""
+    return _pool(node, outputs, inputs[-1:])
+
+
+def _update(count: float) -> Flops:
+    """Per element of the variable; one behind a handle is as large as its gradient."""
+    return lambda node, inputs, outputs: count * max(num_elements(t.shape) for t in [*inputs, *outputs])
+
+
 def _batch_norm(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
     """Two reductions more in training than otherwise."""
     return (8.0 if _is_set(node, "is_training") else 5.0) * num_elements(outputs[0].shape)
@@ -209,7 +219,8 @@ _ROWS: Tuple[Tuple[str, Flops, Traffic, str], ...] = (
         IteratorGetNextSync Stage Unstage FIFOQueueV2 RandomShuffleQueueV2 PaddingFIFOQueueV2 QueueDequeueV2
         QueueDequeueManyV2 QueueDequeueUpToV2
         Switch Merge Enter Exit NextIteration LoopCond RefSwitch RefMerge RefEnter RefExit RefNextIteration
-        TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayWriteV3 TensorArrayCloseV3 StackV2"""),
+        TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayWriteV3 TensorArrayCloseV3 StackV2 StackPushV2
+        StackPopV2"""),
     (Kind.MOVE, _none, _output_twice, "Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Slice StridedSlice"),
     (Kind.MOVE, _none, _last_input_twice, "Assign AssignVariableOp ScatterUpdate ResourceScatterUpdate"),
     (Kind.MOVE, _none, _all, """
@@ -246,8 +257,15 @@ _ROWS: Tuple[Tuple[str, Flops, Traffic, str], ...] = (
     (Kind.SOFTMAX, _per_input(5), _all, "Softmax LogSoftmax"),
     (Kind.CROSS_ENTROPY, _per_input(10), _all, "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits"),
     (Kind.NORM, _batch_norm, _all, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
+    (Kind.NORM, _per_output(11), _all, "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"),
     (Kind.NORM, _per_output(5), _all, "LRN"),
     (Kind.POOL, _pool, _all, "MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D MaxPoolWithArgmax"),
+    (Kind.POOL, _pool_gradient, _all, "MaxPoolGrad AvgPoolGrad MaxPool3DGrad AvgPool3DGrad"),
+    (Kind.ELEMENTWISE, _update(2), _all, "ApplyGradientDescent ResourceApplyGradientDescent"),
+    (Kind.ELEMENTWISE, _update(4), _all, "ApplyMomentum ResourceApplyMomentum ResourceApplyKerasMomentum"),
+    (Kind.ELEMENTWISE, _update(6), _all, "ApplyAdagrad ResourceApplyAdagrad ApplyAdagradV2 ResourceApplyAdagradV2"),
+    (Kind.ELEMENTWISE, _update(11), _all, "ApplyRMSProp ResourceApplyRMSProp"),
+    (Kind.ELEMENTWISE, _update(12), _all, "ApplyAdam ResourceApplyAdam"),
     (Kind.RANDOM, _per_output(1), _all, """
         RandomUniform RandomUniformInt Multinomial StatelessRandomUniform RandomShuffle"""),
     (Kind.RANDOM, _per_output(4), _all, """

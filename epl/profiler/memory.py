@@ -10,10 +10,9 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.parallel.costs_shapes import TensorType, num_bytes
 from epl.profiler import step_stats
-
-_HANDLE = "VarHandleOp"
 
 Change = NamedTuple("Change", [("time_us", int), ("op", str), ("bytes", int), ("live", int)])
 Change.__doc__ = """Memory that was taken or given back.
@@ -81,9 +80,12 @@ def _persistent(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph]) -> Dict[
     """Bytes by device that were there before the step and stay."""
     sizes: Dict[Tuple[str, str], int] = {}
     for device, stats in step_stats.node_stats(metadata):
+        op_type = step_stats.op_type(stats)
+        if op_type in op_types.WRITES:  # notes the variables that it writes once more
+            continue
         size = stats.memory_stats.persistent_memory_size
         name = stats.node_name
-        if " = {}(".format(_HANDLE) in stats.timeline_label and tf_graph is not None:
+        if op_type in op_types.RESOURCE_VARIABLES and tf_graph is not None:
             name, size = _variable(tf_graph.get_operation_by_name(name))
         if size:
             sizes[device, name] = max(size, sizes.get((device, name), 0))

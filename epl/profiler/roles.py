@@ -13,7 +13,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewrite import PLAN_SCOPE, Rewrite
 from epl.parallel.stages import stage_of_taskgraph
 
 
@@ -116,7 +116,9 @@ class Roles(object):
             return Kind.RECOMPUTE
         if self.rewrite is not None and name in self.rewrite.added:
             return Kind.PLAN
-        if op not in self._view.index or not self._recorded:
+        if op not in self._view.index and self.rewrite is not None:
+            return Kind.PLAN if PLAN_SCOPE in name.split("/") else Kind.OTHER
+        if not self._recorded or op not in self._view.index:
             return Kind.OTHER
         attrs = self._view.nodes[self._view.index[op]].attr
         return _PHASES.get(attrs[PHASE_ATTR].s, Kind.FORWARD) if PHASE_ATTR in attrs else Kind.FORWARD
@@ -136,8 +138,12 @@ class Roles(object):
 
 
 def _without_prefix(name: str, prefixes: List[Tuple[str, int]]) -> Tuple[int, str]:
-    """The copy that a name belongs to, 0 for the original, and the name there."""
+    """The copy that a name belongs to, 0 for the original, and the name there.
+
+    TensorFlow puts what it makes beside an op into a scope of its own, which may stand before the prefix.
+    """
     for prefix, copy in prefixes:
-        if name.startswith(prefix):
-            return copy, name[len(prefix) :]
+        scope, found, rest = ("/" + name).partition("/" + prefix)
+        if found:
+            return copy, "{}/{}".format(scope, rest).lstrip("/")
     return 0, name

@@ -89,7 +89,7 @@ def executions(metadata: tf.RunMetadata) -> List[Execution]:
         if stream:  # listed without its process
             full = [name for name in devices if name.endswith(place)]
             place = full[0] if len(full) == 1 else place
-        found.append(Execution(op, place, start, start + length, _op_type(stats), stream))
+        found.append(Execution(op, place, start, start + length, op_type(stats), stream))
     return sorted(found, key=lambda execution: (execution.start_ns, execution.end_ns))
 
 
@@ -112,7 +112,8 @@ def node_stats(metadata: tf.RunMetadata) -> Iterator[Tuple[str, Any]]:
                 yield device.device, stats
 
 
-def _op_type(stats: Any) -> str:
+def op_type(stats: Any) -> str:
+    """The type of the op of a NodeExecStats; "" where the record does not tell."""
     match = _LABEL.match(stats.timeline_label)
     if match:
         return match.group(1)

@@ -90,7 +90,7 @@ def test_every_error_of_a_model_has_an_entry():
     assert without == [], "add these to docs/troubleshooting.md"
 
 
-@pytest.mark.parametrize("name", ["data_parallelism.md", "gradient_accumulation.md", "pipeline.md"])
+@pytest.mark.parametrize("name", ["data_parallelism.md", "gradient_accumulation.md", "pipeline.md", "profiling.md"])
 def test_the_code_of_a_page_runs(tmp_path, name):
     blocks = re.findall(r"^```python\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL)
     script = tmp_path / "page.py"
@@ -98,7 +98,7 @@ def test_the_code_of_a_page_runs(tmp_path, name):
     env = dict(os.environ, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES="", EPL_CLUSTER_NUM_VIRTUAL_DEVICES="2")
     env.pop("TF_CONFIG", None)
     done = subprocess.run(
-        [sys.executable, str(script)], env=env, timeout=240, check=False, universal_newlines=True,
+        [sys.executable, str(script)], env=env, cwd=str(tmp_path), timeout=240, check=False, universal_newlines=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -1,0 +1,51 @@
+"""What a graph would compute and hold, by the shapes alone: nothing is run."""
+
+from typing import Dict, Iterator, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.ir.view import GraphView
+from epl.parallel.costs import Costs, node_costs
+from epl.parallel.costs_shapes import num_bytes
+
+
+def profile_flops(graph: Optional[tf.Graph] = None) -> Dict[str, float]:
+    """FLOPs of each op of the user's model, by name; ops without any are left out.
+
+    Dimensions that the model leaves open, such as the batch, count as `costs_shapes.UNKNOWN_DIMENSION`, loops with a
+    known number of iterations as often as they run.
+
+    Args:
+      graph: the graph; the default graph if not given.
+    """
+    view, costs = _costs(graph)
+    return {view.nodes[node].name: costs.flops[node] for node in _users(graph, view) if costs.flops[node]}
+
+
+def profile_memory(graph: Optional[tf.Graph] = None) -> Dict[str, int]:
+    """Bytes of each tensor of the user's model, by name; those that take none are left out.
+
+    Args:
+      graph: the graph; the default graph if not given. Open dimensions count as in `profile_flops`.
+    """
+    view, costs = _costs(graph)
+    sizes = (
+        ("{}:{}".format(view.nodes[node].name, output), num_bytes(tensor))
+        for node in _users(graph, view)
+        for output, tensor in enumerate(costs.types[node])
+    )
+    return {name: size for name, size in sizes if size}
+
+
+def _costs(graph: Optional[tf.Graph]) -> Tuple[GraphView, Costs]:
+    tf_graph = graph or tf.get_default_graph()
+    view = GraphView(tf_graph)
+    return view, node_costs(tf_graph, view, range(len(view)))
+
+
+def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:
+    """The nodes of the user: what the rewriting added would count the model several times."""
+    known = Graph.of(graph or tf.get_default_graph())
+    added = known.plan.added if known is not None and known.plan is not None else frozenset()
+    return (node for node in range(len(view)) if view.nodes[node].name not in added)

@@ -1,0 +1,163 @@
+"""FLOPs of a traced step: against formulas, plain against planned, and what the hook logs."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.profiler import profiler, step_flops, step_stats
+from epl.profiler.flops import FlopsProfilerHook, profile_flops
+from epl.profiler.roles import Kind
+from epl.profiler.step_flops import of_model, total
+from tests.parallel.in_process import Linear, error_text
+from tests.parallel.pipelines import begin, dense, no_stage, stage
+
+ROWS = 16
+
+
+def counted(fetches, feed=None):
+    """The FLOPs of a step."""
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        return step_flops.count(step_stats.run(sess, fetches, feed, partition_graphs=True)[1], sess.graph)
+
+
+def by_type(flops):
+    """Op type -> FLOPs."""
+    found = {}
+    for one in flops.ops:
+        found[one.op_type] = found.get(one.op_type, 0) + one.flops
+    return found
+
+
+def layers(stage):
+    """A training step of four dense layers in two stages: the op and what it is fed."""
+    x = tf.placeholder(tf.float32, [None, 32])
+    with stage():
+        hidden = x
+        for index in range(3):
+            hidden = dense(hidden, 64, index)
+    with stage():
+        loss = tf.reduce_mean(tf.square(dense(hidden, 8, 3)))
+    return tf.train.AdamOptimizer().minimize(loss), lambda rows: {x: np.ones([rows, 32])}
+
+
+def expected_layers():
+    """FLOPs of the matmuls of `layers`, forward and backward: the first one has no gradient of its input."""
+    sizes = [(32, 64), (64, 64), (64, 64), (64, 8)]
+    forward = sum(2 * ROWS * rows * columns for rows, columns in sizes)
+    return forward, 2 * forward - 2 * ROWS * 32 * 64
+
+
+def matmuls(ops):
+    return total(one for one in ops if one.op_type in ("MatMul", "_FusedMatMul"))
+
+
+def test_a_plain_graph_is_counted_with_what_tensorflow_fused(init):
+    init(1, annotate=False)
+    train_op, feed = layers(no_stage)
+    flops = counted(train_op, feed(ROWS))
+    biases = ROWS * (64 + 64 + 64 + 8)
+    assert "_FusedMatMul" in by_type(flops)
+    assert matmuls(flops.ops) == sum(expected_layers()) + biases
+    assert by_type(flops)["ApplyAdam"] == 12 * (32 * 64 + 2 * 64 * 64 + 64 * 8 + 64 + 64 + 64 + 8)
+
+
+def test_under_a_plan_the_model_counts_once_and_the_step_all_copies(init):
+    begin(init, 3, 4, gradient_checkpoint__type="auto")
+    train_op, feed = layers(stage)
+    flops = counted(train_op, feed(6 * ROWS))  # two replicas, three micro batches
+    forward, backward = expected_layers()
+    biases = ROWS * (64 + 64 + 64 + 8)
+    assert matmuls(of_model(flops, [Kind.FORWARD])) == forward + biases
+    assert matmuls(of_model(flops, [Kind.BACKWARD])) == backward
+    recomputed = [one for one in flops.ops if one.role.kind == Kind.RECOMPUTE]
+    assert total(recomputed) > 0 and not set(recomputed) & set(of_model(flops))
+    assert 6 * backward < matmuls(one for one in flops.ops if one.role.kind == Kind.BACKWARD) * 1.0001
+    passes = [one for one in flops.ops if one.role.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    assert total(passes) == pytest.approx(6 * total(of_model(flops, [Kind.FORWARD, Kind.BACKWARD])), rel=0.01)
+    updates = [one for one in flops.ops if one.role.kind == Kind.UPDATE]
+    assert total(updates) == pytest.approx(2 * total(of_model(flops, [Kind.UPDATE])), rel=0.01)
+    assert flops.scale == 1.0
+
+
+def test_loops_count_as_often_as_they_run_and_branches_when_they_are_taken():
+    tf.reset_default_graph()
+    x = tf.placeholder(tf.float32, [4, 8])
+    out = tf.while_loop(lambda i, h: i < 5, lambda i, h: (i + 1, tf.matmul(h, tf.ones([8, 8]))), [0, x])[1]
+    out = tf.cond(
+        tf.reduce_sum(x) > 0, lambda: tf.matmul(out, tf.ones([8, 8])), lambda: tf.matmul(out, tf.ones([8, 2]))
+    )
+    flops = counted(out, {x: np.ones([4, 8])})
+    assert by_type(flops)["MatMul"] == 6 * 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    "pool, expected",
+    [(tf.nn.max_pool, 9 * 2 * 4 * 4 * 3), (tf.nn.avg_pool, 9 * 2 * 4 * 4 * 3)],
+)
+def test_the_gradient_of_a_pool_counts_its_windows(pool, expected):
+    tf.reset_default_graph()
+    x = tf.placeholder(tf.float32, [2, 8, 8, 3])
+    flops = counted(tf.gradients(tf.sin(pool(x, 3, 2, "SAME")), x), {x: np.ones([2, 8, 8, 3])})
+    (found,) = [count for op_type, count in by_type(flops).items() if op_type.endswith("PoolGrad")]
+    assert found == expected
+
+
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("optimizer, each", [(tf.train.GradientDescentOptimizer, 2), (tf.train.AdagradOptimizer, 6)])
+def test_updates_count_by_element(optimizer, each, resource):
+    tf.reset_default_graph()
+    with tf.variable_scope("", use_resource=resource):
+        table = tf.get_variable("table", [30, 10])
+    flops = counted(optimizer(0.1).minimize(tf.reduce_sum(tf.sin(table))))
+    (found,) = [count for op_type, count in by_type(flops).items() if "Apply" in op_type]
+    assert found == each * 300
+
+
+def test_types_without_a_cost_are_named():
+    tf.reset_default_graph()
+    flops = counted(tf.matrix_determinant(tf.placeholder(tf.float32, [2, 2], "x")), {"x:0": np.eye(2)})
+    assert "MatrixDeterminant" in " ".join(flops.notes)
+
+
+def test_the_hook_logs_the_first_run_by_all_that_is_asked_for(init, caplog):
+    init(2)
+    model = Linear()
+    train_op = model.minimize()
+    with tf.train.MonitoredTrainingSession(hooks=[FlopsProfilerHook("scope, op,graph")]) as sess:
+        with caplog.at_level(logging.INFO, "epl"):
+            for _ in range(2):
+                sess.run(train_op, model.feed(8))
+    assert caplog.text.count("FLOPs of the model: ") == 1
+    for cmd in ("scope", "op", "graph"):
+        assert caplog.text.count("FLOPs of the model by {}:".format(cmd)) == 1
+    assert "gradients: 0." in caplog.text and "MatMul: 0." in caplog.text and "out: 0." in caplog.text
+
+
+@pytest.mark.parametrize("cmds", ["", "name", ["op", "code"], []])
+def test_unknown_tables_are_refused(cmds):
+    text = error_text(FlopsProfilerHook, cmds)
+    assert text.startswith("ValueError") and "scope, op, graph" in text
+
+
+def test_a_run_without_its_graphs_is_refused():
+    tf.reset_default_graph()
+    out = tf.sin(tf.placeholder(tf.float32, [2], "x"))
+    with tf.Session() as sess:
+        metadata = step_stats.run(sess, out, {"x:0": [1, 2]})[1]
+        text = error_text(profile_flops, sess, metadata)
+    assert text.startswith("ValueError") and "no partition_graphs" in text
+
+
+def test_the_static_tables_count_the_user_s_model_alone(init):
+    init(2)
+    model = Linear()
+    train_op = model.minimize()
+    before = profiler.profile_flops(), profiler.profile_memory()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, model.feed())
+    assert (profiler.profile_flops(), profiler.profile_memory()) == before
+    assert before[0]["out"] == 2 * 32 * 3 and before[1]["w:0"] == 12

@@ -1,0 +1,71 @@
+"""Profiles of jobs of several workers: each writes its own devices, under names of its own, worker 0 what is common."""
+
+import json
+import os
+import re
+
+import pytest
+
+from epl.profiler import chrome_trace
+from tests.runtime.spanning import FOUR_WORKERS, Nursery, codes, outputs
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "profiled.py")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    """What starts the workers."""
+    with Nursery() as started:
+        yield started
+
+
+def run(nursery, folder, workers, stages):
+    """Runs a job; what its workers logged."""
+    finished = nursery.run(SCRIPT, [str(folder / "out"), str(stages)], folder, FOUR_WORKERS[:workers])
+    assert codes(finished) == [0] * workers, outputs(finished)
+    return [worker.output for worker in finished]
+
+
+def processes(folder, name):
+    """The processes and threads of a trace, in order."""
+    with open(str(folder / "out" / name)) as source:
+        events = json.load(source)["traceEvents"]
+    return [
+        [event["args"]["name"] for event in events if event["name"] == key] for key in ("process_name", "thread_name")
+    ]  # fmt: skip
+
+
+def models(logs):
+    """By worker, the FLOPs of the model that it logged."""
+    return [re.findall(r"FLOPs of the model: ([0-9.]+)", log) for log in logs]
+
+
+def test_workers_with_replicas_write_their_own_files(nursery, tmp_path):
+    logs = run(nursery, tmp_path, 2, 1)
+    assert sorted(os.listdir(str(tmp_path / "out"))) == [
+        "profile_step_2_worker_0_CPU_0.csv",
+        "profile_step_2_worker_1_CPU_0.csv",
+        "trace_step_2_worker_0.json",
+        "trace_step_2_worker_1.json",
+    ]
+    assert [len(found) for found in models(logs)] == [1, 0]
+    parts = [str(tmp_path / "out" / "trace_step_2_worker_{}.json".format(worker)) for worker in (0, 1)]
+    chrome_trace.merge(parts, str(tmp_path / "out" / "both.json"))
+    assert processes(tmp_path, "both.json")[0] == ["worker 0 CPU:0, replica 0", "worker 1 CPU:0, replica 1"]
+
+
+def test_a_session_that_spans_workers_shows_all_of_its_devices(nursery, tmp_path):
+    logs = run(nursery, tmp_path, 2, 2)
+    assert sorted(os.listdir(str(tmp_path / "out"))) == [
+        "profile_step_2_worker_0_CPU_0.csv",
+        "profile_step_2_worker_1_CPU_0.csv",
+        "trace_step_2_worker_0.json",
+    ]
+    titles, threads = processes(tmp_path, "trace_step_2_worker_0.json")
+    assert titles == ["worker 0 CPU:0, replica 0, stage 0", "worker 1 CPU:0, replica 0, stage 1"]
+    assert {"actions", "stage 1, micro batch 1, backward", "transfer"} <= set(threads)
+    ((one,), others) = models(logs)
+    matmul = 2 * 4 * 16 * 16  # of four rows; two forward, three backward
+    assert float(one) * 1e9 == pytest.approx(5 * matmul + 12 * 2 * 17 * 16, rel=0.1) and not others
