@@ -31,14 +31,14 @@ class RankEmission(Emission):
 
     def same(self, inputs: Sequence[tf.Tensor], **attrs: Any) -> List[tf.Tensor]:
         """The op with other inputs, and with other attributes where given; its outputs."""
-        return copy_op(self._op, inputs, attrs)
+        return list(copy_op(self._op, inputs, attrs).outputs)
 
     def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
         return self._exchange.own(values, dtype)
 
     def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """The size of a dimension that holds the batches of all ranks -> how much of that is this rank's; an integer."""
+        """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's; an integer."""
         if self._rows is None:
             raise ValueError("{}: how many rows of a batch each rank has is not known.".format(self._op.name))
         return self._exchange.own_share(rows, self._rows())
@@ -68,13 +68,12 @@ class RankEmission(Emission):
         return self._exchange.all_min(tensor)
 
 
-def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> List[tf.Tensor]:
-    """An op like `op` in the default graph, its attributes but for those given; its outputs."""
+def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> tf.Operation:
+    """An op like `op` in the default graph, with other inputs, and with other attributes where given."""
     values = {name: value for name, value in op.node_def.attr.items() if name not in _NOT_COPIED}
     values.update({name: _attr_value(value) for name, value in attrs.items()})
     name = op.name.split("/")[-1]
-    copied = tf.get_default_graph().create_op(op.type, list(inputs), name=name, attrs=values, op_def=op.op_def)
-    return list(copied.outputs)
+    return tf.get_default_graph().create_op(op.type, list(inputs), name=name, attrs=values, op_def=op.op_def)
 
 
 def _attr_value(value: Any) -> tf.AttrValue:

@@ -1,0 +1,265 @@
+"""Builds the program of one rank, as it was decided, into the default graph.
+
+    user's graph      x ──▶ MatMul ──▶ Relu ──▶ MatMul ──▶ ...        variables w1, w2
+    one rank          x ──▶ enter ──▶ MatMul ──▶ Relu ──▶ MatMul ──▶ all-reduce ──▶ ...     parts of w1, w2
+
+The ops of the user's graph stay where they are and are not needed any more, but for loops and branches, which take the
+new tensors. Creating the parts of variables, and telling the user's program of the new tensors, is left to the caller.
+"""
+
+from typing import Callable, Dict, List, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.split.conversions import Exchange, is_uneven
+from epl.parallel.split.emission import RankEmission, copy_op
+from epl.parallel.split.layouts import FULL, Layout
+from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
+from epl.parallel.split.report import user_line
+from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
+from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
+from epl.utils.errors import PlanError
+
+# The op of a variable, the layout that it gets -> the value of this rank's part.
+MakeVariable = Callable[[tf.Operation, Layout], tf.Tensor]
+
+
+class Lowering(object):
+    """The program of one rank.
+
+    Attributes:
+      tensors: tensor of the user's graph -> what stands for it on this rank, and its layout.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        decision: Decision,
+        exchange: Exchange,
+        variable: MakeVariable,
+        prefix: str = "",
+        device: Optional[str] = None,
+    ) -> None:
+        """Builds the program.
+
+        Args:
+          program: of the region.
+          decision: what the search found for it.
+          exchange: of the rank.
+          variable: makes the value of the rank's part of a variable.
+          prefix: name scope, with a slash at its end, under which the scopes of the user's ops are repeated.
+          device: of the ops.
+
+        Raises:
+          PlanError: if an op cannot be built for the batches of all ranks.
+        """
+        self._program = program
+        self._exchange = exchange
+        self._variable = variable
+        self._prefix = prefix
+        self._device = device
+        self._there: Dict[int, Dict[Form, tf.Tensor]] = {}
+        self._rows: Dict[int, tf.Tensor] = {}
+        self._controls: Dict[tf.Operation, List[tf.Operation]] = {}
+        with tf.control_dependencies(None):
+            for step, choice in zip(program.steps, decision.choices):
+                self._build(step, choice)
+        self.tensors: Dict[tf.Tensor, Tuple[tf.Tensor, Layout]] = {}
+        for number, forms in self._there.items():
+            native, tensor = next(iter(forms.items()))
+            self.tensors[program.values[number].tensor] = (tensor, native.layout)
+
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor of the user's graph, FULL on this rank."""
+        return self._later(tensor, PLAIN)
+
+    def own_rows(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor of the user's graph with the rows of this rank's batch; FULL if it has none."""
+        number = self._program.number[tensor]
+        self._program.exits.add(number)
+        return self._later(tensor, exit_form(self._program, number) or PLAIN)
+
+    def _later(self, tensor: tf.Tensor, wanted: Form) -> tf.Tensor:
+        with tf.control_dependencies(None):
+            return self._converted(self._program.number[tensor], wanted)
+
+    # ---- Tensors in the forms in which they are wanted.
+
+    def _take(self, number: int, layout: Layout, of_part: bool) -> tf.Tensor:
+        value = self._program.values[number]
+        if number not in self._there:
+            native = native_layout(self._program, number, layout)
+            self._there[number] = {Form(native, False): self._source(number, native)}
+        return self._converted(number, wanted_form(value, layout, of_part))
+
+    def _source(self, number: int, layout: Layout) -> tf.Tensor:
+        value = self._program.values[number]
+        if value.kind == ENTRY:
+            return value.tensor
+        with self._scopes(value.tensor.op):
+            return self._exchange.hide_size(self._variable(value.tensor.op, layout), layout)
+
+    def _converted(self, number: int, wanted: Form) -> tf.Tensor:
+        value, forms = self._program.values[number], self._there[number]
+        path = route(value, self._program.ranks, tuple(forms), wanted)
+        if path is None:
+            raise ValueError("{} cannot be had as {}".format(value.tensor.name, wanted.layout))
+        for conversion in path:
+            with self._scopes(value.tensor.op):
+                forms[conversion.target] = self._convert(number, forms[conversion.source], conversion)
+        return forms[wanted]
+
+    def _convert(self, number: int, tensor: tf.Tensor, conversion: Conversion) -> tf.Tensor:
+        exchange, source, target = self._exchange, conversion.source.layout, conversion.target.layout
+        if conversion.kind == "enter":
+            return exchange.enter(tensor)
+        if conversion.kind == "sum":
+            return exchange.sum_partial(tensor)
+        if conversion.kind == "gather":
+            return exchange.gather(tensor, source)
+        if conversion.kind == "gather entered":
+            return exchange.gather_entered(tensor, source)
+        if conversion.kind == "cut":
+            return exchange.cut(tensor, target, self._rows_along(number, tensor, target))
+        if conversion.kind == "scatter":
+            return exchange.reduce_scatter(tensor, target, self._rows_along(number, tensor, target))
+        batch = target if target.sizes is None else source
+        return exchange.move(tensor, source, target, self._rows_along(number, tensor, batch, batch is source))
+
+    # ---- Rows of the batch.
+
+    def _rows_of(self, entry: int) -> tf.Tensor:
+        """How many rows of an entry each rank has."""
+        if entry not in self._rows:
+            value = self._program.values[entry]
+            batch = value.info.batch or 0
+            size = value.tensor.shape[batch].value
+            with self._scopes(value.tensor.op):
+                if size is None:
+                    self._rows[entry] = self._exchange.row_counts(value.tensor, batch)
+                else:
+                    self._rows[entry] = tf.constant([size] * self._program.ranks, tf.int64)
+        return self._rows[entry]
+
+    def _rows_along(self, number: int, tensor: tf.Tensor, layout: Layout, is_part: bool = False) -> Optional[tf.Tensor]:
+        """How much of a dimension that holds the batch each rank has; None if the layout has sizes.
+
+        The dimension may hold other things as well, as the batch times positions does.
+        """
+        if layout.sizes is not None:
+            return None
+        rows = self._rows_of(self._program.values[number].rows_of)
+        size = tf.shape(tensor, out_type=tf.int64)[layout.dim]
+        own = rows[self._exchange.own(range(self._program.ranks), tf.int32)] if is_part else tf.reduce_sum(rows)
+        return rows * (size // tf.maximum(own, 1))
+
+    # ---- Ops.
+
+    def _build(self, step: Step, choice: int) -> None:
+        if step.kept:
+            self._keep(step)
+            return
+        into, out = layouts_of(step, choice)
+        inputs = [self._take(number, layout, choice >= 0) for number, layout in zip(step.inputs, into)]
+        controls = [new for op in step.op.control_inputs for new in self._controls.get(op, [op])]
+        try:
+            with self._scopes(step.op), tf.control_dependencies(controls):
+                outputs = self._emit_full(step, inputs) if choice < 0 else self._emit_part(step, choice, inputs)
+            for output, info, layout in zip(outputs, step.info.outputs, out):
+                output.set_shape(_local_shape(info.shape, info.batch, layout))
+        except (ValueError, TypeError) as error:
+            raise PlanError(
+                'split: {} "{}" ({}) cannot be built on {} devices: {}. If the size of one device\'s batch is written '
+                "into the model as a number, use tf.shape() or -1 for it.".format(
+                    step.op.type, step.op.name, user_line(step.op), self._program.ranks, str(error).split("\n")[0]
+                )
+            ) from error
+        for number, output, layout in zip(step.outputs, outputs, out):
+            self._there[number] = {Form(layout, False): output}
+            wanted = exit_form(self._program, number)
+            if wanted is not None:
+                self._converted(number, wanted)
+
+    def _emit_part(self, step: Step, choice: int, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        entries = [self._program.values[number].rows_of for number in step.inputs + step.outputs]
+        emission = RankEmission(step.op, self._exchange, lambda: self._rows_of(max(entries)))
+        emit = step.choices[choice].emit
+        outputs = emission.same(inputs) if emit is None else emit(emission, step.info, inputs)
+        self._controls[step.op] = [output.op for output in outputs]
+        return outputs
+
+    def _emit_full(self, step: Step, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        target = step.info.outputs[0] if step.info.outputs else None
+        if step.op.type == "ResourceGather":  # the variable comes as a value
+            outputs = [tf.gather(inputs[0], inputs[1], batch_dims=step.info.attrs.get("batch_dims", 0))]
+        elif step.op.type == "ResourceGatherNd":
+            outputs = [tf.gather_nd(inputs[0], inputs[1])]
+        elif step.op.type == "Reshape" and target is not None and target.batch is not None and _is_known(step):
+            sizes = [-1 if dim == target.batch else size for dim, size in enumerate(target.shape or ())]
+            outputs = [tf.reshape(inputs[0], sizes)]
+        else:
+            copied = copy_op(step.op, inputs, {})
+            self._controls[step.op] = [copied]
+            outputs = list(copied.outputs)
+        if step.draws:
+            outputs = [self._exchange.broadcast(output) for output in outputs]
+        self._controls.setdefault(step.op, [output.op for output in outputs])
+        return outputs
+
+    def _keep(self, step: Step) -> None:
+        """An op in a loop or branch stays; it takes the new tensors, whole."""
+        for position, number in enumerate(step.inputs):
+            value = self._program.values[number] if number >= 0 else None
+            if value is None or value.kind == VARIABLE or value.tensor is not step.op.inputs[position]:
+                continue
+            if value.kind == RESULT and value.tensor is self._there[number].get(PLAIN):
+                continue  # of the same loop
+            tensor = self._take(number, FULL, False)
+            if tensor is value.tensor:
+                continue
+            try:
+                step.op._update_input(position, tensor)
+            except ValueError as error:
+                raise PlanError(
+                    'split: the loop or branch with "{}" ({}) takes {} with the batch of all {} devices, which does '
+                    "not fit: {}. Leave the batch dimension open (None).".format(
+                        step.op.name, user_line(step.op), value.tensor.name, self._program.ranks, error
+                    )
+                ) from error
+        for number in step.outputs:
+            self._there[number] = {PLAIN: self._program.values[number].tensor}
+
+    def _scopes(self, op: tf.Operation) -> "_Scopes":
+        scope = self._prefix + "".join(part + "/" for part in op.name.split("/")[:-1])
+        return _Scopes(scope, self._device)
+
+
+class _Scopes(object):
+    """The name scope and the device of what is built."""
+
+    def __init__(self, scope: str, device: Optional[str]) -> None:
+        self._scopes = [tf.name_scope(scope or None), tf.device(None), tf.device(device)]
+
+    def __enter__(self) -> None:
+        for scope in self._scopes:
+            scope.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for scope in reversed(self._scopes):
+            scope.__exit__(*error)
+
+
+def _is_known(step: Step) -> bool:
+    """Whether only the batch is open in the shape that a reshape makes."""
+    info = step.info.outputs[0]
+    return info.shape is not None and all(size is not None for dim, size in enumerate(info.shape) if dim != info.batch)
+
+
+def _local_shape(shape: Optional[Tuple[Optional[int], ...]], batch: Optional[int], layout: Layout) -> tf.TensorShape:
+    """What is known of the shape of a part, the same on every rank."""
+    if shape is None:
+        return tf.TensorShape(None)
+    sizes = list(shape)
+    if layout.is_shard:
+        sizes[layout.dim] = None if layout.sizes is None or is_uneven(layout) else layout.sizes[0]
+    return tf.TensorShape(sizes)

@@ -1,0 +1,316 @@
+"""What is known of the tensors of a region: shapes in the unsplit program, batches, constants; and each op's choices.
+
+The unsplit program computes the concatenated batches of all ranks. The user's graph has the shapes of one rank's batch:
+the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.costs import MACHINES, op_seconds
+from epl.parallel.costs_shapes import UNKNOWN_DIMENSION, TensorType
+from epl.parallel.op_costs import Kind, op_cost
+from epl.parallel.split.layouts import FULL, Layout, shard
+from epl.parallel.split.region import DataDependence, Region, batch_dimension, draws_data
+from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
+from epl.utils import tf_compat
+
+ENTRY, VARIABLE, RESULT = "entry", "variable", "result"
+
+_CONSTANT_ELEMENTS = 1024
+_NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "Ceil", "Round", "Rint", "ZerosLike",
+                          "OnesLike"])  # fmt: skip
+_BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
+
+Value = NamedTuple(
+    "Value",
+    [
+        ("tensor", tf.Tensor),
+        ("kind", str),
+        ("info", TensorInfo),
+        ("rows_of", int),
+        ("closed", Tuple[int, ...]),
+        ("differentiable", bool),
+        ("trained", bool),
+    ],
+)
+Value.__doc__ = """A tensor of the unsplit program.
+
+Attributes:
+  tensor: that of the user's graph; of a variable its reference or handle.
+  kind: ENTRY, VARIABLE or RESULT.
+  info: shape and dtype, the batch included.
+  rows_of: number of the entry whose rows it has as its batch; -1 without one.
+  closed: its shape for costs, with a batch assumed.
+  differentiable: whether a gradient may be taken through it.
+  trained: whether the gradients of variables need its gradient; for costs.
+"""
+
+Step = NamedTuple(
+    "Step",
+    [
+        ("op", tf.Operation),
+        ("inputs", Tuple[int, ...]),
+        ("outputs", Tuple[int, ...]),
+        ("info", OpInfo),
+        ("choices", Tuple[Choice, ...]),
+        ("kept", bool),
+        ("draws", bool),
+        ("seconds", float),
+    ],
+)
+Step.__doc__ = """An op of the unsplit program.
+
+Attributes:
+  op: that of the user's graph.
+  inputs, outputs: numbers of the values; -1 for an input that comes from inside a loop.
+  info: for its rule.
+  choices: how it can be computed on parts.
+  kept: whether it stays as it is and takes FULL tensors.
+  draws: whether it draws random numbers.
+  seconds: how long it takes in full, forward and backward.
+"""
+
+
+class Program(object):
+    """The unsplit program of a region, as values and steps in order.
+
+    Attributes:
+      values: by number.
+      steps: in the order of creation.
+      number: of a value, by the tensor of the user's graph; a variable is there by its reads, too.
+      exits: numbers of the values that are given back to the ops outside.
+      ranks: devices in the group.
+    """
+
+    def __init__(self, region: Region, ranks: int, device_type: str = "cpu") -> None:
+        """Reads a region.
+
+        Args:
+          region: of a split TaskGraph.
+          ranks: devices in the group.
+          device_type: a key of epl.parallel.costs.MACHINES.
+        """
+        self.ranks = ranks
+        self.values: List[Value] = []
+        self.steps: List[Step] = []
+        self.number: Dict[tf.Tensor, int] = {}
+        self._region = region
+        self._inside = frozenset(region.ops)
+        self._machine = MACHINES[device_type]
+        self._depends_on_data = DataDependence()
+        self._granularities = granularities(region.ops)
+        for op in region.ops:
+            self._add_step(op)
+        self.exits = {self.number[tensor] for tensor in region.exits}
+
+    def train(self, losses: Sequence[tf.Tensor]) -> None:
+        """Says what will be differentiated: the losses are exits; what they do not depend on is not trained."""
+        reached: Set[int] = {self.number[loss] for loss in losses if loss in self.number}
+        self.exits |= reached
+        for step in reversed(self.steps):
+            if reached.intersection(step.outputs):
+                reached.update(step.inputs)
+        for number, value in enumerate(self.values):
+            if value.trained and number not in reached:
+                self.values[number] = value._replace(trained=False)
+
+    # ---- Values.
+
+    def _add(self, value: Value) -> int:
+        self.values.append(value)
+        self.number[value.tensor] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _input(self, tensor: tf.Tensor) -> int:
+        """The number of what an op takes; -1 if it comes from inside a loop."""
+        if tensor in self.number:
+            return self.number[tensor]
+        if tensor in self._region.variables:
+            return self._variable(tensor, self._region.variables[tensor])
+        return -1 if tensor.op in self._inside else self._entry(tensor)
+
+    def _variable(self, tensor: tf.Tensor, variable: tf.Operation) -> int:
+        handle = variable.outputs[0]
+        if handle not in self.number:
+            is_resource = handle.dtype == tf.resource
+            dtype = tf.as_dtype(variable.get_attr("dtype"))
+            shape = _shape(tf.TensorShape(variable.get_attr("shape")) if is_resource else handle.shape)
+            info = TensorInfo(shape, dtype)
+            floating = dtype.is_floating
+            self._add(Value(handle, VARIABLE, info, -1, _closed(info, 0), floating, floating))
+        self.number[tensor] = self.number[handle]
+        return self.number[handle]
+
+    def _entry(self, tensor: tf.Tensor) -> int:
+        batch = batch_dimension(tensor, self._depends_on_data)
+        dtype = tensor.dtype.base_dtype
+        info = TensorInfo(self._concatenated(_shape(tensor.shape), batch), dtype, _constant(tensor), batch)
+        differentiable = dtype.is_floating and tensor.op.type != "Const"
+        trained = differentiable and not draws_data(tensor.op)
+        closed = _closed(info, UNKNOWN_DIMENSION * self.ranks)
+        rows_of = -1 if batch is None else len(self.values)
+        return self._add(Value(tensor, ENTRY, info, rows_of, closed, differentiable, trained))
+
+    def _concatenated(self, shape: Optional[Shape], batch: Optional[int]) -> Optional[Shape]:
+        """A shape of the user's graph, with the batches of all ranks."""
+        if shape is None or batch is None or shape[batch] is None:
+            return shape
+        return shape[:batch] + ((shape[batch] or 0) * self.ranks,) + shape[batch + 1 :]
+
+    # ---- Steps.
+
+    def _add_step(self, op: tf.Operation) -> None:
+        inputs = tuple(self._input(tensor) for tensor in op.inputs)
+        known = [self.values[number] for number in inputs if number >= 0]
+        taken = tuple(value.info for value in known)
+        outputs = tuple(
+            TensorInfo(_shape(output.shape), output.dtype.base_dtype, _constant(output)) for output in op.outputs
+        )
+        kept = op in self._region.kept
+        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
+        batches = _guessed(bare) if kept else _traced(bare) or _guessed(bare)
+        infos = tuple(
+            info._replace(shape=self._concatenated(info.shape, batch), batch=batch)
+            for info, batch in zip(outputs, batches)
+        )
+        rows_of = max([value.rows_of for value in known] or [-1])
+        passes = op.type not in _NO_GRADIENT
+        differentiable = passes and any(value.differentiable for value in known)
+        trained = passes and any(value.trained for value in known)
+        added = []
+        for output, info in zip(op.outputs, infos):
+            closed = _closed(info, _rows(op.type, info, known))
+            floating = info.dtype.is_floating
+            rows = -1 if info.batch is None else rows_of
+            value = Value(output, RESULT, info, rows, closed, differentiable and floating, trained and floating)
+            added.append(self._add(value))
+        full = bare._replace(outputs=infos)
+        choices = () if kept else tuple(choices_of(full))
+        draws = "seed2" in full.attrs and tf_compat.is_stateful(op.graph, op.type)
+        seconds = self._seconds(op, known, added)
+        self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
+
+    def _seconds(self, op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[int]) -> float:
+        results = [self.values[number] for number in outputs]
+        taken, given = ([TensorType(v.closed, v.info.dtype) for v in some] for some in (inputs, results))
+        if not given or any(value.info.shape is None for value in list(inputs) + results):
+            return self._machine.overhead
+        cost = op_cost(op.node_def, taken, given)
+        backward = _BACKWARD.get(cost.kind, 1.0) if any(value.trained for value in results) else 0.0
+        return op_seconds(cost, self._machine) * (1 + backward)
+
+
+def batch_layout(info: TensorInfo) -> Layout:
+    """How a tensor lies when each rank has the rows of its own batch."""
+    return FULL if info.batch is None else shard(info.batch, None)
+
+
+def num_bytes(value: Value) -> int:
+    """Bytes of the whole tensor."""
+    dtype = value.info.dtype
+    return 0 if dtype in (tf.resource, tf.variant) else int(np.prod(value.closed or (1,))) * max(dtype.size, 1)
+
+
+def granularities(ops: Sequence[tf.Operation]) -> Dict[int, Tuple[int, ...]]:
+    """Sizes of dimensions that reshapes split or make -> multiples in which they can be cut, 1 first.
+
+    [n, 10 * 64] -> [n, 10, 64] is possible on parts if the dimension of 640 is cut in multiples of 64.
+    """
+    found: Dict[int, Set[int]] = {}
+    for op in ops:
+        if op.type == "Reshape":
+            for one, other in _aligned(_shape(op.inputs[0].shape) or (), _shape(op.outputs[0].shape) or ()):
+                whole, parts = (one, other) if len(one) == 1 else (other, one)
+                if len(whole) == 1 and len(parts) > 1:
+                    found.setdefault(whole[0], {1}).add(int(np.prod(parts[1:])))
+    return {size: tuple(sorted(multiples)) for size, multiples in found.items()}
+
+
+def _aligned(one: Shape, other: Shape) -> List[Tuple[List[int], List[int]]]:
+    """Groups of dimensions of two shapes with the same number of elements, from the last to the first that is known."""
+    left, right = ([size for size in shape if size != 1] for shape in (one, other))
+    groups: List[Tuple[List[int], List[int]]] = []
+    while left and right:
+        a: List[int] = []
+        b: List[int] = []
+        while not a or np.prod(a) != np.prod(b):
+            shorter, rest = (a, left) if not a or (b and np.prod(a) < np.prod(b)) else (b, right)
+            if not rest or not rest[-1]:
+                return groups
+            shorter.insert(0, rest.pop() or 0)
+        groups.append((a, b))
+    return groups
+
+
+# ---- Batches.
+
+
+def _traced(op: OpInfo) -> Optional[List[Optional[int]]]:
+    """Which dimension of each output holds the batch, by the rule of the op; None if the rule does not say."""
+    if all(info.batch is None for info in op.inputs):
+        return [None] * len(op.outputs)
+    layouts = tuple(batch_layout(info) for info in op.inputs)
+    tries = [op]
+    if len(op.outputs) == 1 and op.outputs[0].shape is not None:
+        output, sizes = op.outputs[0], op.outputs[0].shape or ()
+        for dim, size in enumerate(sizes):
+            shape = sizes[:dim] + (None if size is None else size * op.ranks,) + sizes[dim + 1 :]
+            tries.append(op._replace(outputs=(output._replace(shape=shape, batch=dim),)))
+    for tried in tries:
+        for choice in choices_of(tried):
+            if choice.inputs == layouts:
+                return [layout.dim if layout.is_shard else None for layout in choice.outputs]
+    return None
+
+
+def _guessed(op: OpInfo) -> List[Optional[int]]:
+    """The same by the shapes: the first dimension that is as open, or as large, as a batch of the inputs."""
+    sizes = set()
+    for info in op.inputs:
+        if info.batch is not None and info.shape is not None:
+            size = info.shape[info.batch]
+            sizes.add(None if size is None else size // op.ranks)
+    found: List[Optional[int]] = []
+    for info in op.outputs:
+        dims = [dim for dim, size in enumerate(info.shape or ()) if size in sizes]
+        found.append(dims[0] if dims else None)
+    return found
+
+
+def _rows(op_type: str, info: TensorInfo, inputs: Sequence[Value]) -> int:
+    """The size of an open batch for costs."""
+    if info.batch is None or info.shape is None:
+        return UNKNOWN_DIMENSION
+    if op_type == "Reshape":
+        others = [size for dim, size in enumerate(info.shape) if dim != info.batch]
+        return max(1, int(np.prod(inputs[0].closed or (1,)) // np.prod([size or UNKNOWN_DIMENSION for size in others])))
+    return max([value.closed[value.info.batch] for value in inputs if value.info.batch is not None] or [1])
+
+
+# ---- What TensorFlow knows.
+
+
+def _shape(shape: tf.TensorShape) -> Optional[Shape]:
+    return None if shape.ndims is None else tuple(shape.as_list())
+
+
+def _closed(info: TensorInfo, rows: int) -> Tuple[int, ...]:
+    sizes = enumerate(info.shape or ())
+    return tuple((rows if dim == info.batch else UNKNOWN_DIMENSION) if size is None else size for dim, size in sizes)
+
+
+def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:
+    """The value of a small constant, or of a small integer that is computed from constants."""
+    elements = tensor.shape.num_elements()
+    if elements is None or elements > _CONSTANT_ELEMENTS:
+        return None
+    if tensor.op.type == "Const" or tensor.dtype in (tf.int32, tf.int64):
+        return tf.get_static_value(tensor)
+    return None
+
+
+def _attrs(op: tf.Operation) -> Dict[str, Any]:
+    return {name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")}

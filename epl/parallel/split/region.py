@@ -1,0 +1,189 @@
+"""Which ops of a split TaskGraph are lowered, and where tensors come into them.
+
+    replicate code ──▶ entry ──┐
+    placeholder, iterator ─────┤
+    variable ─▶ read ──────────┼──▶ ops that are lowered ──▶ exit ──▶ replicate code
+    constants ─────────────────┘        │
+                                        └──▶ written value ──▶ write of a variable
+
+What depends on nothing of these (constants, initial values), reads and writes of variables and sources of data stay as
+they are. Loops and branches stay, too, and take whole tensors. What is known of the tensors is `program.py`'s.
+"""
+
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.utils import tf_compat
+
+Region = NamedTuple(
+    "Region",
+    [
+        ("ops", Tuple[tf.Operation, ...]),
+        ("kept", FrozenSet[tf.Operation]),
+        ("variables", Dict[tf.Tensor, tf.Operation]),
+        ("exits", Tuple[tf.Tensor, ...]),
+    ],
+)
+Region.__doc__ = """The part of a graph that a split computes.
+
+Attributes:
+  ops: in the order of creation; they do not change but for those in `kept`.
+  kept: those of `ops` that are in a loop or a branch: they stay, and take FULL tensors.
+  variables: reference, handle or value that was read -> the op of the variable.
+  exits: outputs of `ops` that other ops take.
+"""
+
+_SHAPES = frozenset(["Shape", "ShapeN", "Size"])
+# What makes of shapes other shapes.
+_SHAPE_ARITHMETIC = frozenset(
+    """
+    StridedSlice Slice Pack Unpack ConcatV2 Concat Mul Add AddV2 Sub FloorDiv FloorMod TruncateDiv Maximum Minimum
+    Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
+)
+_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES
+_STAYS = (
+    op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
+    | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "Const"}
+)  # fmt: skip
+
+
+def find_region(marked: Iterable[tf.Operation]) -> Region:
+    """The region of a split TaskGraph.
+
+    Args:
+      marked: the ops of the TaskGraph, of the forward phase.
+    """
+    members = _with_shapes(set(marked))
+    ordered = sorted(members, key=tf_compat.op_id)
+    variables = _variable_tensors(op for op in ordered if op.type in op_types.VARIABLES)
+    initial = _initialization(ordered)
+    reads = {tensor.op for tensor in variables}
+    inside = [op for op in ordered if op.type not in _STAYS and op not in initial and op not in reads]
+    lowered = _depending(inside, variables, members)
+    lowered |= _drawn_for(inside, lowered)
+    kept = frozenset(op for op in lowered if tf_compat.control_flow_context_of(op) is not None)
+    ops = tuple(op for op in inside if op in lowered)
+    exits = [
+        output
+        for op in ops
+        for output in op.outputs
+        if any(consumer not in lowered and consumer not in initial for consumer in output.consumers())
+    ]
+    return Region(ops, kept, variables, tuple(exits))
+
+
+def draws_data(op: tf.Operation) -> bool:
+    """Whether an op is where data comes into the graph."""
+    return op.type in _SOURCES
+
+
+class DataDependence(object):
+    """Tells which tensors depend on data that each rank reads for itself."""
+
+    def __init__(self) -> None:
+        self._known: Dict[tf.Operation, bool] = {}
+
+    def __call__(self, tensor: tf.Tensor) -> bool:
+        """Whether the tensor is computed from data; variables are not looked into."""
+        known = self._known
+        stack = [tensor.op]
+        while stack:
+            op = stack[-1]
+            if op not in known:
+                if draws_data(op) or op.type in op_types.VARIABLES:
+                    known[op] = draws_data(op)
+                else:
+                    known[op] = False  # what a loop leads back to is being looked at
+                    stack += [source.op for source in op.inputs if source.op not in known]
+                    continue
+            elif not known[op]:
+                known[op] = any(known.get(source.op, False) for source in op.inputs)
+            stack.pop()
+        return known[tensor.op]
+
+
+def batch_dimension(tensor: tf.Tensor, depends_on_data: DataDependence) -> Optional[int]:
+    """The dimension of a tensor from outside a split that holds the rows of a rank's own batch, None if none does."""
+    if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:
+        return None
+    return 0 if depends_on_data(tensor) else None
+
+
+def _with_shapes(members: Set[tf.Operation]) -> Set[tf.Operation]:
+    """The ops, and those outside that compute with shapes for them: of the batches of all ranks, not of one."""
+    found = set(members)
+    known: Dict[tf.Operation, bool] = {}
+    stack = [source.op for op in members for source in op.inputs if source.op not in members]
+    while stack:
+        op = stack.pop()
+        if op not in found and _computes_with_shapes(op, known):
+            found.add(op)
+            stack += [source.op for source in op.inputs if op.type not in _SHAPES]
+    return found
+
+
+def _computes_with_shapes(op: tf.Operation, known: Dict[tf.Operation, bool]) -> bool:
+    """Whether an op's outputs depend on shapes alone, and on one at least."""
+    if op not in known:
+        known[op] = op.type in _SHAPES
+        if op.type in _SHAPE_ARITHMETIC and all(output.dtype.is_integer for output in op.outputs):
+            sources = [source.op for source in op.inputs if source.op.type != "Const"]
+            known[op] = bool(sources) and all(_computes_with_shapes(source, known) for source in sources)
+    return known[op]
+
+
+def _variable_tensors(variables: Iterable[tf.Operation]) -> Dict[tf.Tensor, tf.Operation]:
+    """References, handles, and what reads give."""
+    found = {}
+    for variable in variables:
+        tensor = variable.outputs[0]
+        found[tensor] = variable
+        for consumer in tensor.consumers():
+            if consumer.type in op_types.READS and tf_compat.control_flow_context_of(consumer) is None:
+                found[consumer.outputs[0]] = variable
+    return found
+
+
+def _initialization(ordered: List[tf.Operation]) -> Set[tf.Operation]:
+    """Initializers of variables, and what is computed for them alone."""
+    if not ordered:
+        return set()
+    graph = ordered[0].graph
+    found: Set[tf.Operation] = set()
+    for name in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES):
+        found.update(variable.initializer for variable in graph.get_collection(name))
+    for op in reversed(ordered):
+        consumers = [consumer for output in op.outputs for consumer in output.consumers()]
+        if consumers and all(consumer in found for consumer in consumers) and op.type not in op_types.VARIABLES:
+            found.add(op)
+    return found
+
+
+def _depending(
+    inside: List[tf.Operation], variables: Dict[tf.Tensor, tf.Operation], members: Set[tf.Operation]
+) -> Set[tf.Operation]:
+    """The ops that depend on a variable, on data or on what comes from outside."""
+    found: Set[tf.Operation] = set()
+    for op in inside:
+        for source in op.inputs:
+            if source in variables or source.op in found or draws_data(source.op) or source.op not in members:
+                found.add(op)
+                break
+    return found
+
+
+def _drawn_for(inside: List[tf.Operation], lowered: Set[tf.Operation]) -> Set[tf.Operation]:
+    """The ops that `lowered` need and whose values differ from run to run: random numbers, and what is made of them."""
+    varying: Set[tf.Operation] = set()
+    for op in inside:
+        if op not in lowered and (
+            tf_compat.is_stateful(op.graph, op.type) or any(source.op in varying for source in op.inputs)
+        ):
+            varying.add(op)
+    needed: Set[tf.Operation] = set()
+    for op in reversed(inside):
+        if op in lowered or op in needed:
+            needed.update(source.op for source in op.inputs if source.op in varying)
+    return needed

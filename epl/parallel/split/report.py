@@ -1,0 +1,108 @@
+"""What people are told of a decision: what moves, what is computed in full and why; and what is refused."""
+
+import os
+from typing import List, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.split.layouts import FULL
+from epl.parallel.split.program import Program, Step, num_bytes
+from epl.parallel.split.routes import collectives
+from epl.parallel.split.rules import RULES
+from epl.parallel.split.search import Decision, conversions, layouts_of, variable_layouts
+from epl.utils.errors import PlanError
+
+# A variable of so many bytes that stays FULL for lack of a rule would defeat the split.
+REFUSED_BYTES = 16 * 1024 * 1024
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_NO_WORK = frozenset(["Const", "Identity", "NoOp", "Assert"])
+
+
+def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
+    """Bytes that a rank sends in a step, (conversions, inside of composites), forward and backward.
+
+    Where the batch is open it counts as what the program assumes.
+    """
+    made = [conversion for step in conversions(program, decision) for _, conversion in step]
+    inside = sum(step.choices[choice].moved for step, choice in zip(program.steps, decision.choices) if choice >= 0)
+    return sum(conversion.forward + conversion.backward for conversion in made), inside
+
+
+def table(program: Program, decision: Decision) -> str:
+    """The ops that are computed on parts or take what is converted, and those that are computed in full needlessly."""
+    lines = ["split over {} devices: op, layouts, bytes that a device sends in a step".format(program.ranks)]
+    for step, choice, made in zip(program.steps, decision.choices, conversions(program, decision)):
+        into, out = layouts_of(step, choice)
+        if choice >= 0 or made:
+            arrow = "{} -> {}".format(", ".join(map(str, into)), ", ".join(map(str, out)))
+            lines.append("  {} {}: {}".format(step.op.type, step.op.name, arrow))
+        if choice >= 0 and step.choices[choice].moved:
+            lines.append("      inside: {:,.0f}".format(step.choices[choice].moved))
+        for number, conversion in made:
+            value = program.values[number]
+            names = [name or "nothing" for name in collectives(conversion.kind, value.trained)]
+            lines.append(
+                "      {} to {}: {} {:,.0f} forward, {} {:,.0f} backward".format(
+                    value.tensor.name,
+                    conversion.target.layout,
+                    names[0],
+                    conversion.forward,
+                    names[1],
+                    conversion.backward,
+                )
+            )
+    converted, inside = moved_bytes(program, decision)
+    lines.append("  in all {:,.0f} bytes".format(converted + inside))
+    for step in without_rule(program):
+        lines.append(
+            '  {} "{}" ({}) has no rule: computed in full on every device, {:.3g} ms'.format(
+                step.op.type, step.op.name, user_line(step.op), step.seconds * 1e3
+            )
+        )
+    return "\n".join(lines)
+
+
+def without_rule(program: Program) -> List[Step]:
+    """The steps that are computed in full because their op types have no rule."""
+    return [
+        step
+        for step in program.steps
+        if not step.kept and step.op.type not in RULES and step.op.type not in _NO_WORK and step.outputs
+    ]
+
+
+def refuse_full_variables(program: Program, decision: Decision, limit: int = REFUSED_BYTES) -> None:
+    """Raises PlanError if a variable of at least `limit` bytes stays FULL because an op that takes it has no rule."""
+    for number, layout in variable_layouts(program, decision).items():
+        value = program.values[number]
+        if layout != FULL or num_bytes(value) < limit:
+            continue
+        for step in program.steps:
+            if number in step.inputs and (step.kept or step.op.type not in RULES):
+                reason = "is in a loop or a branch" if step.kept else "cannot be computed on parts"
+                raise PlanError(
+                    'split: the variable "{}" of {:,} bytes would stay whole on each of the {} devices: {} "{}" '
+                    "({}), which takes it, {}. Build this layer outside of epl.split, or of other ops.".format(
+                        value.tensor.op.name,
+                        num_bytes(value),
+                        program.ranks,
+                        step.op.type,
+                        step.op.name,
+                        user_line(step.op),
+                        reason,
+                    )
+                )
+
+
+def user_line(op: tf.Operation) -> str:
+    """File and line of the user's program that made an op: the innermost that is of no library."""
+    for frame in reversed(op.traceback or []):
+        filename, line = frame[0], frame[1]
+        if (
+            "-packages" not in filename
+            and not os.path.abspath(filename).startswith(_PACKAGE)
+            and not filename.startswith("<")
+        ):
+            return "{}:{}".format(filename, line)
+    return "made by a library"

@@ -1,0 +1,135 @@
+"""From the forms in which a tensor is there to the form in which an op takes it: which conversions, and their cost.
+
+Search and lowering both ask here, so that what was decided is what is built.
+"""
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.program import Value, num_bytes
+
+Form = NamedTuple("Form", [("layout", Layout), ("entered", bool)])
+Form.__doc__ = """How a rank has a tensor.
+
+Attributes:
+  layout: how it lies on the ranks.
+  entered: FULL, in the hands of an op that computes a part.
+"""
+
+Conversion = NamedTuple(
+    "Conversion", [("kind", str), ("source", Form), ("target", Form), ("forward", float), ("backward", float)]
+)
+Conversion.__doc__ = """A conversion of a tensor.
+
+Attributes:
+  kind: a key of _COLLECTIVES.
+  source, target: from which form to which.
+  forward, backward: bytes that a rank sends.
+"""
+
+Link = NamedTuple("Link", [("latency", float), ("bandwidth", float)])
+Link.__doc__ = """What connects the devices of a group.
+
+Attributes:
+  latency: seconds of a collective of nothing.
+  bandwidth: bytes per second that a rank sends.
+"""
+
+# By device type. CPU: ranks of one process or one machine (docs/benchmarks.md). GPU: PCIe 3.0 x16; not measured.
+LINKS = {"cpu": Link(50e-6, 2e9), "gpu": Link(20e-6, 10e9)}
+
+# Kind -> collective forward, collective backward; "" for none.
+_COLLECTIVES: Dict[str, Tuple[str, str]] = {
+    "gather": ("all-gather", ""),
+    "gather entered": ("all-gather", "reduce-scatter"),
+    "enter": ("", "all-reduce"),
+    "cut": ("", "all-gather"),
+    "sum": ("all-reduce", ""),
+    "scatter": ("reduce-scatter", "all-gather"),
+    "move": ("all-to-all", "all-to-all"),
+}
+
+_Step = Callable[[str, Form, Form], Conversion]
+
+PLAIN = Form(FULL, False)
+
+
+def collectives(kind: str, trained: bool) -> Tuple[str, str]:
+    """Names of the collectives of a conversion, forward and backward; "" for none."""
+    forward, backward = _COLLECTIVES[kind]
+    return forward, backward if trained else ""
+
+
+def wanted_form(value: Value, layout: Layout, of_part: bool) -> Form:
+    """The form in which an op takes an input; `of_part`: it computes a part of what the unsplit op does."""
+    return Form(layout, of_part and layout == FULL and value.differentiable)
+
+
+def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Conversion]]:
+    """The cheapest conversions that make `wanted`, each from one of `forms` or from the one before.
+
+    Args:
+      value: the tensor.
+      ranks: devices in the group.
+      forms: those in which it is there, the oldest first.
+      wanted: the form to make.
+
+    Returns:
+      The conversions, none if it is there; None if it cannot be made.
+    """
+    if wanted in forms:
+        return []
+    best: Optional[List[Conversion]] = None
+    for source in forms:
+        for path in _paths(value, ranks, source, wanted):
+            if best is None or total_bytes(path) < total_bytes(best):
+                best = path
+    return best
+
+
+def total_bytes(path: Sequence[Conversion]) -> float:
+    """Bytes that a rank sends in these conversions, forward and backward."""
+    return sum(step.forward + step.backward for step in path)
+
+
+def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
+    """How many collectives the conversions are, forward and backward."""
+    return sum(len([name for name in collectives(step.kind, trained) if name]) for step in path)
+
+
+def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
+    def step(kind: str, before: Form, after: Form) -> Conversion:
+        sent = [_sent(name, num_bytes(value), ranks) for name in collectives(kind, value.trained)]
+        return Conversion(kind, before, after, sent[0], sent[1])
+
+    # From what has entered comes nothing else: its gradient is one rank's addend.
+    if source.entered or wanted.layout == PARTIAL:
+        return []
+    if wanted.layout == FULL:
+        return _paths_to_full(step, source, wanted)
+    if wanted.layout.sizes is None and wanted.layout.dim != value.info.batch:
+        return []
+    if source.layout == FULL:
+        return [[step("cut", source, wanted)]]
+    if source.layout == PARTIAL:
+        return [[step("scatter", source, wanted)]]
+    if source.layout.dim != wanted.layout.dim:
+        return [[step("move", source, wanted)]]
+    return [[step("gather", source, PLAIN), step("cut", PLAIN, wanted)]]
+
+
+def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Conversion]]:
+    if source.layout == FULL:
+        return [[step("enter", source, wanted)]]
+    plain = step("gather" if source.layout.is_shard else "sum", source, PLAIN)
+    if not wanted.entered:
+        return [[plain]]
+    then = [plain, step("enter", PLAIN, wanted)]
+    return [[step("gather entered", source, wanted)], then] if source.layout.is_shard else [then]
+
+
+def _sent(collective: str, size: float, ranks: int) -> float:
+    """Bytes that a rank sends in a collective of a tensor of `size` bytes in all, by the algorithms with the least."""
+    share = (ranks - 1) / ranks * size
+    sent = {"": 0.0, "all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share, "all-to-all": share / ranks}
+    return sent[collective]

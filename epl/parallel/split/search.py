@@ -1,0 +1,238 @@
+"""Which choice of each op: those that cost least together, found by a beam search over the ops in their order.
+
+A state is the forms in which the tensors that are still needed are there. Two states with the same forms have the same
+future, and only the cheaper one goes on; of the others the cheapest `beam` do. The cost is time: of what an op computes
+in its part, of the bytes that conversions and composites move, forward and backward; and for a variable that stays FULL
+its bytes, as each rank keeps, updates and saves all of it. All is counted from the graph alone, so that processes with
+the same graph decide alike.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from epl.parallel.split.layouts import FULL, Layout
+from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, batch_layout, num_bytes
+from epl.parallel.split.routes import LINKS, Conversion, Form, Link, count_collectives, route, total_bytes, wanted_form
+from epl.parallel.split.rules import Choice
+
+BEAM = 24
+# A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the
+# slots of an optimizer on every rank, which is what a split is to avoid.
+_FULL_VARIABLE = 16.0
+
+Decision = NamedTuple("Decision", [("choices", Tuple[int, ...]), ("seconds", float)])
+Decision.__doc__ = """How a program is computed.
+
+Attributes:
+  choices: for each step the number of its choice; -1: all is FULL.
+  seconds: the cost that was found.
+"""
+
+_Forms = Tuple[Form, ...]
+
+
+class _State(object):
+    """A prefix of the program, decided."""
+
+    __slots__ = ("cost", "forms", "key", "last")
+
+    def __init__(self, cost: float, forms: Dict[int, _Forms], key: int, last: Optional[Tuple]) -> None:
+        self.cost = cost
+        self.forms = forms  # of the values that are there and still needed
+        self.key = key  # of the forms
+        self.last = last  # (last of the state before, choice)
+
+
+_Candidate = NamedTuple(
+    "_Candidate", [("cost", float), ("parent", _State), ("choice", int), ("changed", Dict[int, _Forms]), ("key", int)]
+)
+
+
+def search(program: Program, link: Link = LINKS["cpu"], beam: int = BEAM) -> Decision:
+    """The choices that cost least.
+
+    Args:
+      program: of the region.
+      link: what connects the devices.
+      beam: states that are followed at a time.
+    """
+    return _Search(program, link).run(beam)
+
+
+def layouts_of(step: Step, choice: int) -> Tuple[Tuple[Layout, ...], Tuple[Layout, ...]]:
+    """The layouts in which a choice takes and gives tensors; choice -1: all is FULL."""
+    if choice >= 0:
+        return step.choices[choice].inputs, step.choices[choice].outputs
+    return (FULL,) * len(step.inputs), (FULL,) * len(step.outputs)
+
+
+def native_layout(program: Program, number: int, wanted: Layout) -> Layout:
+    """The layout that an entry has, or a variable gets that is first wanted in the given one."""
+    value = program.values[number]
+    return batch_layout(value.info) if value.kind == ENTRY else wanted
+
+
+def exit_form(program: Program, number: int) -> Optional[Form]:
+    """The form in which ops outside take a value: the rows of the own batch, or all of it; None if they do not."""
+    return Form(batch_layout(program.values[number].info), False) if number in program.exits else None
+
+
+def variable_layouts(program: Program, decision: Decision) -> Dict[int, Layout]:
+    """The layout of each variable by its number: as the first op that takes it wants it."""
+    found: Dict[int, Layout] = {}
+    for step, choice in zip(program.steps, decision.choices):
+        for number, layout in zip(step.inputs, layouts_of(step, choice)[0]):
+            if number >= 0 and program.values[number].kind == VARIABLE:
+                found.setdefault(number, layout)
+    return found
+
+
+def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Conversion]]]:
+    """What each step converts, for its inputs and for those outside who take its outputs: (value, conversion)."""
+    there: Dict[int, _Forms] = {}
+    found = []
+    for step, choice in zip(program.steps, decision.choices):
+        into, out = layouts_of(step, choice)
+        wanted: List[Tuple[int, Form]] = []
+        for number, layout in zip(step.inputs, into):
+            if number >= 0:
+                there.setdefault(number, (Form(native_layout(program, number, layout), False),))
+                wanted.append((number, wanted_form(program.values[number], layout, choice >= 0)))
+        for number, layout in zip(step.outputs, out):
+            there[number] = (Form(layout, False),)
+            form = exit_form(program, number)
+            wanted += [] if form is None else [(number, form)]
+        made = []
+        for number, form in wanted:
+            path = route(program.values[number], program.ranks, there[number], form) or []
+            there[number] += tuple(conversion.target for conversion in path)
+            made += [(number, conversion) for conversion in path]
+        found.append(made)
+    return found
+
+
+class _Search(object):
+    """One search; remembers what conversions cost."""
+
+    def __init__(self, program: Program, link: Link) -> None:
+        self._program = program
+        self._link = link
+        self._last_use = _last_uses(program)
+        self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
+        self._form_numbers: Dict[Form, int] = {}
+
+    def run(self, beam: int) -> Decision:
+        states = [_State(0.0, {}, 0, None)]
+        for index, step in enumerate(self._program.steps):
+            best: Dict[int, _Candidate] = {}
+            for state in states:
+                for choice in range(-1, len(step.choices)):
+                    candidate = self._extend(state, index, step, choice)
+                    if candidate is not None and (
+                        candidate.key not in best or candidate.cost < best[candidate.key].cost
+                    ):
+                        best[candidate.key] = candidate
+            chosen = sorted(best.values(), key=lambda candidate: candidate.cost)[:beam]
+            states = [self._follow(candidate, index, step) for candidate in chosen]
+        last, choices = states[0].last, []
+        while last is not None:
+            last, choice = last
+            choices.append(choice)
+        return Decision(tuple(reversed(choices)), states[0].cost)
+
+    def _extend(self, state: _State, index: int, step: Step, choice: int) -> Optional[_Candidate]:
+        """The state after a step; None if its inputs cannot be had as the choice wants them."""
+        into, out = layouts_of(step, choice)
+        cost = state.cost + self._compute(step, choice)
+        changed: Dict[int, _Forms] = {}
+        for number, layout in zip(step.inputs, into):
+            if number < 0:
+                continue
+            forms = changed.get(number) or state.forms.get(number)
+            if forms is None:
+                layout_there = native_layout(self._program, number, layout)
+                if self._is_illegal(number, layout_there):
+                    return None
+                forms = (Form(layout_there, False),)
+                cost += self._variable_cost(number, layout_there)
+            wanted = wanted_form(self._program.values[number], layout, choice >= 0)
+            found = self._convert(number, forms, wanted)
+            if found is None:
+                return None
+            cost += found[0]
+            changed[number] = found[1]
+        for number, layout in zip(step.outputs, out):
+            found = self._given_back(number, (Form(layout, False),))
+            cost += found[0]
+            changed[number] = found[1]
+        key = state.key
+        for number, forms in changed.items():
+            if number in state.forms:
+                key ^= self._hash(number, state.forms[number])
+            if self._last_use[number] > index:
+                key ^= self._hash(number, forms)
+        return _Candidate(cost, state, choice, changed, key)
+
+    def _follow(self, candidate: _Candidate, index: int, step: Step) -> _State:
+        forms = dict(candidate.parent.forms)
+        forms.update(candidate.changed)
+        for number in candidate.changed:
+            if self._last_use[number] <= index:
+                del forms[number]
+        return _State(candidate.cost, forms, candidate.key, (candidate.parent.last, candidate.choice))
+
+    # ---- Costs, in seconds.
+
+    def _compute(self, step: Step, choice: int) -> float:
+        if choice < 0:
+            sent = sum(num_bytes(self._program.values[number]) for number in step.outputs) if step.draws else 0
+            return step.seconds + (self._link.latency + sent / self._link.bandwidth if step.draws else 0.0)
+        found: Choice = step.choices[choice]
+        share = self._program.ranks if any(layout.is_shard for layout in found.inputs + found.outputs) else 1
+        moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
+        return step.seconds / share + moved
+
+    def _convert(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
+        """What it costs to have a tensor in another form, and the forms in which it then is there."""
+        known = (number, forms, wanted)
+        if known not in self._routes:
+            value = self._program.values[number]
+            path = route(value, self._program.ranks, forms, wanted)
+            if path is None:
+                self._routes[known] = None
+            else:
+                count = count_collectives(path, value.trained)
+                cost = count * self._link.latency + total_bytes(path) / self._link.bandwidth
+                self._routes[known] = (cost, forms + tuple(step.target for step in path))
+        return self._routes[known]
+
+    def _variable_cost(self, number: int, layout: Layout) -> float:
+        value = self._program.values[number]
+        if value.kind != VARIABLE or layout.is_shard:
+            return 0.0
+        beyond = 1 - 1 / self._program.ranks
+        return beyond * num_bytes(value) * _FULL_VARIABLE / self._link.bandwidth
+
+    def _is_illegal(self, number: int, layout: Layout) -> bool:
+        """Whether a variable would be what no variable can be."""
+        is_variable = self._program.values[number].kind == VARIABLE
+        return is_variable and layout != FULL and (not layout.is_shard or layout.sizes is None)
+
+    def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
+        """What it costs to give a tensor to those outside who take it, and the forms in which it then is there."""
+        wanted = exit_form(self._program, number)
+        found = None if wanted is None else self._convert(number, forms, wanted)
+        return found or (0.0, forms)
+
+    def _hash(self, number: int, forms: _Forms) -> int:
+        numbers = self._form_numbers
+        return hash((number,) + tuple(numbers.setdefault(form, len(numbers)) for form in forms))
+
+
+def _last_uses(program: Program) -> List[int]:
+    """The last step that takes each value; that which makes it, or -1, if none does."""
+    last = [-1] * len(program.values)
+    for index, step in enumerate(program.steps):
+        for number in step.outputs + step.inputs:
+            if number >= 0:
+                last[number] = index
+    return last

@@ -1,0 +1,199 @@
+"""Runs a model plain and split: one graph per rank, as processes have it, in threads of the test.
+
+A model is a function that builds with `batch(name, ...)` placeholders and variables, and returns a Model.
+"""
+
+import itertools
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ops.communicator import Communicator
+from epl.ops.job import Job
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.layouts import FULL, offsets
+from epl.parallel.split.lowering import Lowering
+from epl.parallel.split.program import Program
+from epl.parallel.split.region import find_region
+from epl.parallel.split.search import search, variable_layouts
+
+Model = NamedTuple("Model", [("loss", Any), ("outputs", Sequence[Any])])
+Feeds = List[Dict[str, np.ndarray]]  # by rank: name of a placeholder -> its rows
+
+_NAMES = itertools.count()
+
+
+def communicator(ranks):
+    """One of this process alone."""
+    job = Job.current() or Job.start(["localhost:0"], 0, stall_warning=5, timeout=30)
+    return Communicator("split_{}".format(next(_NAMES)), [0] * ranks, job=job)
+
+
+class Plain(object):
+    """What the unsplit program computes on the rows of all ranks.
+
+    Attributes:
+      initial: name of a variable -> its value.
+      loss, outputs, gradients: values; gradients by name of the variable.
+    """
+
+    def __init__(self, build: Callable[[], Model], feeds: Feeds) -> None:
+        with tf.Graph().as_default() as graph, tf.Session() as sess:
+            tf.set_random_seed(3)
+            model = build()
+            variables = tf.trainable_variables()
+            grads = tf.gradients(model.loss, variables)
+            sess.run(tf.global_variables_initializer())
+            self.initial = {v.op.name: sess.run(v) for v in tf.global_variables()}
+            feed = {
+                graph.get_tensor_by_name(name + ":0"): np.concatenate([rows[name] for rows in feeds])
+                for name in feeds[0]
+            }
+            fetched = sess.run([model.loss, list(model.outputs), [tf.convert_to_tensor(grad) for grad in grads]], feed)
+            self.loss, self.outputs = fetched[0], fetched[1]
+            self.gradients = {v.op.name: grad for v, grad in zip(variables, fetched[2])}
+
+
+class Split(object):
+    """The program of one rank, in a graph of its own.
+
+    Attributes:
+      lowering, program, decision: as they were built.
+      loss, outputs: FULL.
+      gradients: name of a variable -> (its layout, this rank's gradient).
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Model],
+        ranks: int,
+        rank: int,
+        wire: Any,
+        initial: Any = None,
+        exits: Callable[[Model], Sequence[tf.Tensor]] = lambda model: [],
+    ) -> None:
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.set_random_seed(3)
+            model = build()
+            user_ops = self.graph.get_operations()
+            self.program = Program(find_region(user_ops), ranks)
+            self.program.train([model.loss])
+            self.decision = search(self.program)
+            self.exchange = Exchange(wire, rank, "split")
+            self.parts = {}
+            self._initial, self._rank = initial, rank
+            self.lowering = Lowering(self.program, self.decision, self.exchange, self._variable, "EPL_SPLIT/")
+            self.layouts = {
+                self.program.values[number].tensor.op.name: layout
+                for number, layout in variable_layouts(self.program, self.decision).items()
+            }
+            self.loss = self.lowering.whole(model.loss)
+            self.outputs = [self.lowering.whole(output) for output in model.outputs]
+            self.forward = len(self.exchange.collectives)
+            names = sorted(self.parts)
+            grads = tf.gradients(self.loss, [self.parts[name] for name in names])
+            self.gradients = {
+                name: (self.layouts[name], tf.convert_to_tensor(grad)) for name, grad in zip(names, grads)
+            }
+            self.initializer = tf.variables_initializer(list(self.parts.values()))
+
+    def _variable(self, op, layout):
+        name = op.name
+        if self._initial is None:  # the graph is only looked at
+            shape = list(tf.TensorShape(op.get_attr("shape")).as_list())
+            if layout.is_shard:
+                shape[layout.dim] = layout.sizes[self._rank]
+            value = tf.zeros(shape, tf.as_dtype(op.get_attr("dtype")))
+        else:
+            value = part(self._initial[name], layout, self._rank)
+        with tf.init_scope():
+            self.parts[name] = tf.Variable(value, use_resource=True, name="PART/" + name)
+        return self.parts[name].read_value()
+
+    def kinds(self):
+        """(forward, backward) collectives: their op types in order, those of single elements left out."""
+        found = [op.type[3:] for op in self.exchange.collectives if not is_small(op)]
+        forward = [op.type[3:] for op in self.exchange.collectives[: self.forward] if not is_small(op)]
+        return forward, found[len(forward) :]
+
+
+def is_small(op):
+    """Whether a collective moves a few elements."""
+    shape = op.inputs[1 if op.type in ("EplAllReduce", "EplReduceScatter") else 0].shape
+    return shape.num_elements() is not None and shape.num_elements() < 8
+
+
+def part(value, layout, rank):
+    """A rank's part of an array."""
+    if layout == FULL:
+        return value
+    begin = offsets(layout.sizes)[rank]
+    return np.take(value, range(begin, begin + layout.sizes[rank]), axis=layout.dim)
+
+
+def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain) -> List[Any]:
+    """Runs all ranks: per rank (loss, outputs, gradients); and the Splits."""
+    ranks = len(feeds)
+    wire = communicator(ranks)
+    splits = [Split(build, ranks, rank, wire, plain.initial) for rank in range(ranks)]
+    results = [None] * ranks  # type: List[Any]
+    errors = []
+
+    def run(rank):
+        split = splits[rank]
+        try:
+            with tf.Session(graph=split.graph) as sess:
+                sess.run(split.initializer)
+                feed = {split.graph.get_tensor_by_name(name + ":0"): rows for name, rows in feeds[rank].items()}
+                grads = {name: grad for name, (_, grad) in split.gradients.items()}
+                results[rank] = sess.run([split.loss, split.outputs, grads], feed)
+        except Exception as error:  # pylint: disable=broad-except
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        Job.current().end_generation("a rank failed")
+        raise errors[0]
+    return [results, splits]
+
+
+def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-5) -> List[Split]:
+    """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
+    plain = Plain(build, feeds)
+    results, splits = run_split(build, feeds, plain)
+    for rank, (loss, outputs, gradients) in enumerate(results):
+        close(loss, plain.loss, tolerance)
+        for output, wanted in zip(outputs, plain.outputs):
+            close(output, wanted, tolerance)
+        for name, wanted in plain.gradients.items():
+            close(gradients[name], part(wanted, splits[rank].layouts[name], rank), tolerance, name)
+    return splits
+
+
+def close(got, wanted, tolerance, what=""):
+    """Equal, relative to the largest element."""
+    assert np.shape(got) == np.shape(wanted), what
+    scale = max(float(np.max(np.abs(wanted), initial=0)), 1e-3) if np.asarray(wanted).dtype.kind == "f" else 1
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+def rows(counts: Sequence[int], seed: int = 0, **shapes: Any) -> Feeds:
+    """Feeds with as many rows on each rank; a shape is of one row, an int instead draws labels below it."""
+    random = np.random.RandomState(seed)
+    found = []
+    for count in counts:
+        fed = {}
+        for name, shape in sorted(shapes.items()):
+            if isinstance(shape, int):
+                fed[name] = random.randint(0, shape, [count]).astype(np.int32)
+            else:
+                fed[name] = random.randn(count, *shape).astype(np.float32)
+        found.append(fed)
+    return found
