@@ -99,10 +99,10 @@ def initial_part(
         return restored, {}
     size = tf.TensorShape(full_shape).num_elements() * full.dtype.size
     if size > LARGEST_CUT:
-        redraw = _Redraw(full_shape, layout, exchange)
+        shapes = [local_shape(full_shape, layout, rank) for rank in range(exchange.ranks)]
+        redraw = Redraw(full_shape, shapes, exchange)
         part = redraw.build(full)
         if part is not None:
-            part.set_shape(local_shape(full_shape, layout, exchange.rank))
             return part, redraw.seeds
         logger.info(
             "The initial value of %s, of %d MiB, is computed whole on every rank and cut: what makes it (%s) is not "
@@ -114,35 +114,43 @@ def initial_part(
     return cut(full, full_shape, layout, exchange), {}
 
 
-class _Redraw(object):
-    """Builds an initial value once more in the size of a shard.
+class Redraw(object):
+    """Builds an initial value once more in another shape.
 
     Attributes:
       seeds: of the random ops that were built: name -> second seed by rank.
       unknown: what could not be built, for a message.
     """
 
-    def __init__(self, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> None:
-        self._full_shape = tuple(full_shape)
-        self._layout = layout
+    def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], exchange: Exchange) -> None:
+        """Builds nothing yet.
+
+        Args:
+          shape: of the initial values that `build` takes.
+          shapes: what to make of it, by rank.
+          exchange: of this rank.
+        """
+        self._shape = tuple(shape)
+        self._shapes = shapes
         self._exchange = exchange
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self.unknown = ""
 
     def build(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
-        """What stands for `tensor` in a shard; None if some op is not known. Builds nothing then."""
+        """What stands for `tensor`; None if some op is not known. Builds nothing then."""
         self.unknown = self._find_unknown(tensor)
         if self.unknown:
             return None
-        shapes = [local_shape(self._full_shape, self._layout, rank) for rank in range(self._exchange.ranks)]
-        return self._built(tensor, self._exchange.own(shapes, tf.int32))
+        part = self._built(tensor, self._exchange.own(self._shapes, tf.int32))
+        part.set_shape(self._shapes[self._exchange.rank])
+        return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:
         """The op that hinders; "" if none does."""
         op = tensor.op
         if tensor.shape.ndims == 0:
             return ""
-        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == self._full_shape:
+        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == self._shape:
             if op.type in _ELEMENTWISE:
                 return next(filter(None, map(self._find_unknown, op.inputs)), "")
             if op.type in _DRAWS or op.type == "Fill" or _constant_element(op) is not None:
@@ -154,7 +162,7 @@ class _Redraw(object):
         if tensor.shape.ndims == 0:
             return tensor
         if op.type in _ELEMENTWISE:
-            return copy_op(op, [self._built(source, shape) for source in op.inputs], {})[0]
+            return copy_op(op, [self._built(source, shape) for source in op.inputs], {}).outputs[0]
         if op.type == "Fill":
             return tf.fill(shape, op.inputs[1])
         element = _constant_element(op)
@@ -167,7 +175,7 @@ class _Redraw(object):
         seeds = [own_seed(op.node_def, rank) for rank in range(self._exchange.ranks)]
         if seeds[0] is not None:
             attrs["seed2"] = seeds[self._exchange.rank]
-        drawn = copy_op(op, [shape] + list(op.inputs[1:]), attrs)[0]
+        drawn = copy_op(op, [shape] + list(op.inputs[1:]), attrs).outputs[0]
         if seeds[0] is not None:
             self.seeds[drawn.op.name] = tuple(seed.i for seed in seeds if seed is not None)
         return drawn

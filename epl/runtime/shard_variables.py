@@ -124,17 +124,15 @@ def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Opti
     read = variable.value() if old.dtype._is_ref_dtype else None
     if seed is not None:
         shard_initial.share_seed(variable.initial_value, seed)
-    with _beside(variable.op):
+    with beside(variable.op):
         new, seeds = _shard(variable, full_shape, layout, exchange)
-        new._epl_full = (name, full_shape, layout, exchange)
-    offset = shard_initial.local_offset(full_shape, layout, exchange.rank)
-    new._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), new.shape.as_list()))
+    mark_shard(new, name, full_shape, layout, exchange)
     users = _Users(old, new, full_shape, layout, exchange)
     if read is not None:
         users.reads.append((read, new.value()))
     users.replace(initializer, new.initializer)
     users.redirect({initializer} | ({read.op} if read is not None else set()))
-    for same in _objects_of(variable):
+    for same in [variable] + objects_of(variable.op):
         _rebind(same, new)
     ranks = range(exchange.ranks)
     return Shard(
@@ -159,7 +157,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
                 variable.name, type(variable).__name__
             )
         )
-    if isinstance(variable, _ShardObject):
+    if is_shard(variable):
         raise PlanError("{!r} is split already: one tf.gradients call has lowered it.".format(variable.name))
     if variable._get_save_slice_info() is not None:
         raise PlanError(
@@ -181,7 +179,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _beside(op: tf.Operation) -> Iterator[None]:
+def beside(op: tf.Operation) -> Iterator[None]:
     """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
     attrs = op.node_def.attr
     mark = attrs[TASKGRAPH_ATTR] if TASKGRAPH_ATTR in attrs else None
@@ -200,10 +198,8 @@ def _shard(
     name = variable.op.name
     with tf.name_scope("Initializer"):
         part, seeds = shard_initial.initial_part(variable.initial_value, full_shape, layout, exchange, name)
-    own: Any = type(variable)
-    metaclass: Any = type(own)
     with tf.name_scope(None):
-        new = own(
+        new = type(variable)(
             initial_value=part,
             trainable=False,  # or it would be put into a collection; the user's object stands where it was put
             collections=[],
@@ -214,20 +210,42 @@ def _shard(
             aggregation=variable.aggregation,
         )
     new._trainable = variable.trainable
-    new.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
     return new, seeds
 
 
-def _objects_of(variable: Any) -> List[Any]:
-    """The Python objects of a variable: the user's own, and others for the same op, as an imported graph has."""
-    found = [variable]
-    graph = variable.graph
-    for key in graph.get_all_collection_keys():
-        for member in graph.get_collection_ref(key):
-            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is variable.op:
+def objects_of(op: tf.Operation) -> List[Any]:
+    """The Python objects of a variable in the collections: the user's own, and others, as an imported graph has."""
+    found: List[Any] = []
+    for key in op.graph.get_all_collection_keys():
+        for member in op.graph.get_collection_ref(key):
+            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is op:
                 if not any(member is other for other in found):
                     found.append(member)
     return found
+
+
+def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange) -> None:
+    """Lets a variable object know what it is a part of: its name, its place in checkpoints, what it does with values.
+
+    Args:
+      variable: of the shape of this rank's part.
+      name: of the full variable, without ":0".
+      full_shape: its shape.
+      layout: how it is cut.
+      exchange: of this rank.
+    """
+    own: Any = type(variable)
+    metaclass: Any = type(own)
+    variable.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
+    variable._epl_full = (name, full_shape, layout, exchange)
+    offset = shard_initial.local_offset(full_shape, layout, exchange.rank)
+    shape = shard_initial.local_shape(full_shape, layout, exchange.rank)
+    variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
+
+
+def is_shard(variable: Any) -> bool:
+    """Whether a variable object is a shard."""
+    return isinstance(variable, _ShardObject)
 
 
 def _rebind(same: Any, new: Any) -> None:
@@ -292,7 +310,7 @@ class _Users(object):
                 )
             )
         value = op.inputs[1]
-        with _beside(op):
+        with beside(op):
             part = shard_initial.restored_part(value, *self._cut)
             part = shard_initial.cut(value, *self._cut) if part is None else part
             after = self._copied(op, [part])
@@ -303,7 +321,7 @@ class _Users(object):
     def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
         """The op on the new variable, and on other inputs; it waits for what the old one waited for."""
         attrs = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
-        with _beside(op), tf.device(op.device):
+        with beside(op), tf.device(op.device):
             with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
                 return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
 
