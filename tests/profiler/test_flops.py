@@ -93,6 +93,18 @@ def test_loops_count_as_often_as_they_run_and_branches_when_they_are_taken():
     assert by_type(flops)["MatMul"] == 6 * 2 * 4 * 8 * 8
 
 
+def test_what_comes_from_another_device_has_the_shape_that_it_had_there():
+    tf.reset_default_graph()
+    rows = tf.placeholder(tf.int32, [])
+    with tf.device("/cpu:0"):
+        x = tf.random_normal([rows, 20])
+    with tf.device("/cpu:1"):
+        out = tf.reduce_sum(x)
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as sess:
+        metadata = step_stats.run(sess, out, {rows: 50}, partition_graphs=True)[1]
+        assert by_type(step_flops.count(metadata, sess.graph))["Sum"] == 50 * 20
+
+
 @pytest.mark.parametrize(
     "pool, expected",
     [(tf.nn.max_pool, 9 * 2 * 4 * 4 * 3), (tf.nn.avg_pool, 9 * 2 * 4 * 4 * 3)],
