@@ -65,6 +65,8 @@ def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
 ) -> Optional[tf.Tensor]:
     """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
+    while full.op.type in ("Identity", "Reshape"):
+        full = full.op.inputs[0]
     op = full.op
     if op.type != "RestoreV2":
         return None

@@ -1,0 +1,299 @@
+"""What is computed from the gradients of shards: norms and clipping, and the variables that updates write.
+
+Between tf.gradients and apply_gradients a user computes with gradients as if they were whole. Most of it works on parts
+as it stands. What sums over a part has an addend only, and becomes whole by an all-reduce:
+
+    shard --> L2Loss --> [addend] --> all-reduce --+
+                                                   +--> Pack --> Sum --> Sqrt        tf.global_norm
+    FULL  --> L2Loss ------------------------------+
+
+The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew. Nothing
+is differentiated behind this. All addends that do not need each other go in one collective.
+"""
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.colocation import phase_of
+from epl.ir.taskgraph import Phase
+from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.emission import RankEmission, copy_op
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout, balanced_sizes
+from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
+_PASSES = op_types.READS | _HAND_ON
+# What these do with a variable or its value is seen to elsewhere.
+_STAY = op_types.OF_SCRIPT | op_types.VARIABLES | frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
+
+Round = NamedTuple("Round", [("ops", List[Tuple[tf.Operation, Optional[Choice]]]), ("addends", List[tf.Tensor])])
+Round.__doc__ = """What must be done before the next sums can be computed.
+
+Attributes:
+  ops: that are built anew, in their order, with what their rule chose; None: no rule knows them, so that they are
+    computed on whole tensors.
+  addends: tensors that are summed over the ranks then.
+"""
+
+Updates = NamedTuple(
+    "Updates",
+    [("layouts", Dict[tf.Tensor, Layout]), ("variables", Dict[str, Layout]), ("rounds", List[Round])],
+)
+Updates.__doc__ = """How the parts of gradients flow on.
+
+Attributes:
+  layouts: of the tensors that are parts.
+  variables: op name -> layout, of the variables that parts are written into.
+  rounds: what has to be built.
+"""
+
+
+def trace_updates(
+    tf_graph: tf.Graph, parts: Mapping[tf.Tensor, Layout], variables: Mapping[str, Layout], ranks: int, after: int
+) -> Updates:
+    """Follows parts through the ops of the user behind the backward pass. Changes nothing.
+
+    Args:
+      tf_graph: the graph.
+      parts: tensors that differ between ranks: the gradients of shards. Rows that each rank has for itself (values of a
+        sparse gradient) are shard(0, None).
+      variables: op name -> layout, of the shards.
+      ranks: devices of the group.
+      after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
+        looked at.
+    """
+    known = dict(variables)
+    new = tf_compat.ops_since(tf_graph, after)
+    ordered = _ordered([op for op in new if phase_of(op) != Phase.BACKWARD])
+    while True:
+        tracer = _Tracer(parts, known, ranks)
+        for op in ordered:
+            tracer.visit(op)
+        if tracer.written.keys() <= known.keys():
+            return tracer.result()
+        known.update(tracer.written)
+
+
+def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Producers before consumers. (TensorFlow makes the ops at the doors of a branch after those inside.)"""
+    waiting = dict.fromkeys(ops, False)  # whether its producers are in work already
+    ordered: Dict[tf.Operation, None] = {}
+    stack = list(reversed(ops))
+    while stack:
+        op = stack[-1]
+        if op in ordered or waiting[op]:
+            ordered[stack.pop()] = None
+            continue
+        waiting[op] = True
+        stack.extend(t.op for t in op.inputs if not waiting.get(t.op, True))
+    return list(ordered)
+
+
+class _Tracer(object):
+    """One pass over the ops, in the order of their creation."""
+
+    def __init__(self, parts: Mapping[tf.Tensor, Layout], variables: Mapping[str, Layout], ranks: int) -> None:
+        self._layouts = dict(parts)
+        self._variables = variables
+        self._ranks = ranks
+        self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
+        self._rounds: List[Round] = []
+        self.written: Dict[str, Layout] = dict(variables)
+
+    def result(self) -> Updates:
+        return Updates(self._layouts, self.written, self._rounds)
+
+    def visit(self, op: tf.Operation) -> None:
+        layouts = [self._layout(tensor) for tensor in op.inputs]
+        waits = max([self._waits.get(tensor, 0) for tensor in op.inputs] or [0])
+        if all(layout == FULL for layout in layouts):
+            outputs = [FULL] * len(op.outputs)
+        elif op.type in op_types.WRITES:
+            outputs = self._write(op, layouts)
+        elif op.type in _PASSES:
+            found = next(layout for layout in layouts if layout != FULL)
+            outputs = [FULL if _is_flag(op, tensor) else found for tensor in op.outputs]
+        elif op.type in _STAY:
+            outputs = [FULL] * len(op.outputs)
+        else:
+            outputs = self._compute(op, layouts, waits)
+        for tensor, layout in zip(op.outputs, outputs):
+            self._waits[tensor] = waits
+            if layout == PARTIAL:
+                _refuse_branch(op)
+                self._waits[tensor] = waits + 1
+                self._round(waits).addends.append(tensor)
+            elif layout != FULL:
+                self._layouts[tensor] = layout
+
+    def _round(self, number: int) -> Round:
+        self._rounds += [Round([], []) for _ in range(number + 1 - len(self._rounds))]
+        return self._rounds[number]
+
+    def _layout(self, tensor: tf.Tensor) -> Layout:
+        found = self._layouts.get(tensor)
+        return self._variables.get(tensor.op.name, FULL) if found is None else found
+
+    def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
+        """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
+        found = next(layout for layout in layouts if layout != FULL)
+        shapes = [tensor.shape for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
+        for tensor in op.inputs:
+            variable = _variable_of(tensor)
+            if variable is not None and found.sizes is not None:
+                shape = _variable_shape(variable)
+                if any(shape.is_compatible_with(other) and shape.ndims for other in shapes) or variable.name in (
+                    self._variables
+                ):
+                    self.written[variable.name] = self._variables.get(variable.name, found)
+        return [found] * len(op.outputs)
+
+    def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
+        choice = self._choice(op, layouts)
+        if choice is None or choice.emit is not None:
+            _refuse_branch(op)
+            self._round(waits).ops.append((op, choice))
+        return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
+
+    def _choice(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
+        """What the rules say of parts in just these layouts.
+
+        An input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot that no part
+        was written into yet): whole, it would be larger.
+        """
+        parts = [(tensor.shape, layout) for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
+        one_shape = all(
+            tensor.shape.ndims == 0 or tensor.shape.is_compatible_with(parts[0][0])
+            for tensor in list(op.inputs) + list(op.outputs)
+        )
+        wanted = tuple(
+            parts[0][1] if one_shape and layout == FULL and tensor.shape.ndims else layout
+            for tensor, layout in zip(op.inputs, layouts)
+        )
+        info = op_info(op, wanted, self._ranks)
+        return next((choice for choice in choices_of(info) if choice.inputs == wanted), None)
+
+
+def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
+    """What rules are told of an op on parts: the shapes that its inputs have when they are whole."""
+    granularities = {}
+    for layout in layouts:
+        if layout.sizes is not None:
+            size = sum(layout.sizes)
+            cuts = [1] + [g for g in range(2, min(layout.sizes) + 1) if balanced_sizes(size, ranks, g) == layout.sizes]
+            granularities[size] = tuple(cuts)
+    return OpInfo(
+        type=op.type,
+        name=op.name,
+        attrs={name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")},
+        inputs=tuple(_whole(tensor, layout) for tensor, layout in zip(op.inputs, layouts)),
+        outputs=tuple(
+            TensorInfo(None if t.shape.ndims is None else (None,) * t.shape.ndims, t.dtype.base_dtype)
+            for t in op.outputs
+        ),
+        ranks=ranks,
+        granularities=granularities,
+    )
+
+
+def _whole(tensor: tf.Tensor, layout: Layout) -> TensorInfo:
+    if tensor.shape.ndims is None:
+        return TensorInfo(None, tensor.dtype.base_dtype)
+    shape = tensor.shape.as_list()
+    if layout.is_shard:
+        shape[layout.dim] = None if layout.sizes is None else sum(layout.sizes)
+    constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
+    batch = layout.dim if layout.is_shard and layout.sizes is None else None
+    return TensorInfo(tuple(shape), tensor.dtype.base_dtype, constant, batch)
+
+
+def _variable_of(tensor: tf.Tensor) -> Optional[tf.Operation]:
+    """The variable op behind a reference or handle, through loops and branches."""
+    seen: Set[tf.Operation] = set()
+    while tensor.op.type in _HAND_ON and tensor.op not in seen:
+        seen.add(tensor.op)
+        tensor = tensor.op.inputs[0]
+    return tensor.op if tensor.op.type in op_types.VARIABLES else None
+
+
+def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
+    return tf.TensorShape(variable.get_attr("shape"))
+
+
+def _refuse_branch(op: tf.Operation) -> None:
+    if tf_compat.control_flow_context_of(op) is not None:
+        raise PlanError(
+            "{!r} ({}) is in a loop or branch, and combines parts of a gradient or variable that lie on several "
+            "devices: they cannot meet there. Compute it outside of tf.cond and tf.while_loop.".format(op.name, op.type)
+        )
+
+
+def complete_updates(updates: Updates, exchange: Exchange) -> Dict[tf.Tensor, tf.Tensor]:
+    """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
+
+    Args:
+      updates: from `trace_updates`, for the same graph.
+      exchange: of this rank; its collectives so far come first.
+
+    Returns:
+      Tensor of the user -> what has replaced it.
+
+    Raises:
+      PlanError: an op that no rule knows gives something whose shape depends on the parts.
+    """
+    replaced: Dict[tf.Tensor, tf.Tensor] = {}
+    last = tf_compat.last_op_id(tf.get_default_graph())
+    for one in updates.rounds:
+        for op, choice in one.ops:
+            with tf.device(op.device):
+                made = _emitted(op, choice, exchange) if choice else _on_whole(op, exchange, updates.layouts)
+            for before, after in zip(op.outputs, made):
+                _replace(before, after, replaced, last)
+        if one.addends:
+            with tf.device(one.addends[0].device):
+                sums = exchange._reduce([replaced.get(tensor, tensor) for tensor in one.addends], "sums")
+            for before, after in zip(one.addends, sums):
+                _replace(before, after, replaced, last)
+    return replaced
+
+
+def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Tensor]:
+    assert choice.emit is not None
+    return choice.emit(RankEmission(op, exchange), op_info(op, choice.inputs, exchange.ranks), list(op.inputs))
+
+
+def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, Layout]) -> List[tf.Tensor]:
+    """The op on gathered tensors."""
+    inputs = [exchange.gather(t, layouts[t]) if t in layouts else t for t in op.inputs]
+    made = list(copy_op(op, inputs, {}).outputs)
+    for before, after in zip(op.outputs, made):
+        if before.consumers() and not before.shape.is_compatible_with(after.shape):
+            raise PlanError(
+                "{!r} ({}) computes with a part of a gradient or variable that is split. EPL has no rule for ops of "
+                "its type, and what it gives has another shape on whole tensors, {}, than on parts, {}. Compute it "
+                "before tf.gradients, or keep the variable out of epl.split.".format(
+                    op.name, op.type, after.shape, before.shape
+                )
+            )
+    return made
+
+
+def _replace(before: tf.Tensor, after: tf.Tensor, replaced: Dict[tf.Tensor, tf.Tensor], last: int) -> None:
+    """Those of the user's ops that take `before` take `after`; `last` is the number of the newest of them."""
+    source = replaced.get(before, before)
+    for consumer in source.consumers():
+        if tf_compat.op_id(consumer) <= last:
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is source:
+                    consumer._update_input(index, after)
+    replaced[before] = after
+
+
+def _is_flag(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether an output tells which branch was taken."""
+    return op.type in op_types.MERGES and tensor is op.outputs[1]
