@@ -86,29 +86,29 @@ class Exchange(object):
         """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
         if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
             return tensor
-        return _with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad)
+        return with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad)
 
     # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """FULL, for use by an op that computes a part."""
-        return _with_gradient(tensor, tensor, self.sum_partial)
+        return with_gradient(tensor, tensor, self.sum_partial)
 
     def sum_partial(self, tensor: Any) -> Any:
         """PARTIAL -> FULL; IndexedSlices stay so."""
         if isinstance(tensor, tf.IndexedSlices):
             return self._reduce(tensor, "sum")
-        return _with_gradient(tensor, self._reduce(tensor, "sum"), self.enter)
+        return with_gradient(tensor, self._reduce(tensor, "sum"), self.enter)
 
     def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A shard -> FULL."""
         full, rows = self._gather(tensor, layout, "gather")
-        return _with_gradient(tensor, full, lambda grad: self.cut(grad, layout, rows))
+        return with_gradient(tensor, full, lambda grad: self.cut(grad, layout, rows))
 
     def gather_entered(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A shard -> FULL, for use by an op that computes a part."""
         full, rows = self._gather(tensor, layout, "gather")
-        return _with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, layout, rows))
+        return with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, layout, rows))
 
     def cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
         """FULL -> this rank's part.
@@ -118,12 +118,12 @@ class Exchange(object):
           layout: what to make.
           rows: int64, how much of the dimension each rank gets; needed if the layout has no sizes.
         """
-        return _with_gradient(tensor, self._cut(tensor, layout, rows), lambda grad: self.gather(grad, layout))
+        return with_gradient(tensor, self._cut(tensor, layout, rows), lambda grad: self.gather(grad, layout))
 
     def reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
         """PARTIAL -> shard; arguments as those of `cut`."""
         part = self._reduce_scatter(tensor, layout, rows)
-        return _with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
+        return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
 
     def move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
         """shard(a) -> shard(b).
@@ -135,7 +135,7 @@ class Exchange(object):
           rows: int64, how much of its dimension each rank has; needed if one of the layouts has no sizes.
         """
         moved = self._move(tensor, source, target, rows)
-        return _with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows))
+        return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows))
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The largest of all ranks, element by element; no gradient."""
@@ -284,7 +284,7 @@ def _conversion_grad(op: tf.Operation, *grads: Any) -> List[Any]:
         return [None] * (len(op.inputs) - 1) + [function(grad)]
 
 
-def _with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> tf.Tensor:
+def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> tf.Tensor:
     """`result`, as a function of `tensor` with the given gradient."""
     if not tensor.dtype.is_floating and not tensor.dtype.is_complex:
         return result

@@ -39,6 +39,7 @@ class Lowering(object):
         variable: MakeVariable,
         prefix: str = "",
         device: Optional[str] = None,
+        entry: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
     ) -> None:
         """Builds the program.
 
@@ -49,6 +50,7 @@ class Lowering(object):
           variable: makes the value of the rank's part of a variable.
           prefix: name scope, with a slash at its end, under which the scopes of the user's ops are repeated.
           device: of the ops.
+          entry: makes of a tensor from outside what the program takes; it may be called again with the same one.
 
         Raises:
           PlanError: if an op cannot be built for the batches of all ranks.
@@ -58,6 +60,7 @@ class Lowering(object):
         self._variable = variable
         self._prefix = prefix
         self._device = device
+        self._entry = entry
         self._there: Dict[int, Dict[Form, tf.Tensor]] = {}
         self._rows: Dict[int, tf.Tensor] = {}
         self._controls: Dict[tf.Operation, List[tf.Operation]] = {}
@@ -95,7 +98,7 @@ class Lowering(object):
     def _source(self, number: int, layout: Layout) -> tf.Tensor:
         value = self._program.values[number]
         if value.kind == ENTRY:
-            return value.tensor
+            return value.tensor if self._entry is None else self._entry(value.tensor)
         with self._scopes(value.tensor.op):
             return self._exchange.hide_size(self._variable(value.tensor.op, layout), layout)
 

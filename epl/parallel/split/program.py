@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.costs import MACHINES, op_seconds
 from epl.parallel.costs_shapes import UNKNOWN_DIMENSION, TensorType
 from epl.parallel.op_costs import Kind, op_cost
+from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.region import DataDependence, Region, batch_dimension, draws_data
 from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
@@ -24,12 +25,21 @@ _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "C
                           "OnesLike"])  # fmt: skip
 _BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
 
+Batch = NamedTuple("Batch", [("dim", int), ("outer", int)])
+Batch.__doc__ = """Where the rows of a batch are in a tensor.
+
+Attributes:
+  dim: the dimension that holds them.
+  outer: how often they stand there one after the other; only with 1 they can be cut.
+"""
+
 Value = NamedTuple(
     "Value",
     [
         ("tensor", tf.Tensor),
         ("kind", str),
         ("info", TensorInfo),
+        ("batch", Optional[Batch]),
         ("rows_of", int),
         ("closed", Tuple[int, ...]),
         ("differentiable", bool),
@@ -41,7 +51,8 @@ Value.__doc__ = """A tensor of the unsplit program.
 Attributes:
   tensor: that of the user's graph; of a variable its reference or handle.
   kind: ENTRY, VARIABLE or RESULT.
-  info: shape and dtype, the batch included.
+  info: shape and dtype, and the batch if it can be cut.
+  batch: where it is in any case.
   rows_of: number of the entry whose rows it has as its batch; -1 without one.
   closed: its shape for costs, with a batch assumed.
   differentiable: whether a gradient may be taken through it.
@@ -70,7 +81,7 @@ Attributes:
   choices: how it can be computed on parts.
   kept: whether it stays as it is and takes FULL tensors.
   draws: whether it draws random numbers.
-  seconds: how long it takes in full, forward and backward.
+  seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
 """
 
 
@@ -140,7 +151,7 @@ class Program(object):
             shape = _shape(tf.TensorShape(variable.get_attr("shape")) if is_resource else handle.shape)
             info = TensorInfo(shape, dtype)
             floating = dtype.is_floating
-            self._add(Value(handle, VARIABLE, info, -1, _closed(info, 0), floating, floating))
+            self._add(Value(handle, VARIABLE, info, None, -1, _closed(info, None, 0), floating, floating))
         self.number[tensor] = self.number[handle]
         return self.number[handle]
 
@@ -150,9 +161,10 @@ class Program(object):
         info = TensorInfo(self._concatenated(_shape(tensor.shape), batch), dtype, _constant(tensor), batch)
         differentiable = dtype.is_floating and tensor.op.type != "Const"
         trained = differentiable and not draws_data(tensor.op)
-        closed = _closed(info, UNKNOWN_DIMENSION * self.ranks)
+        closed = _closed(info, batch, UNKNOWN_DIMENSION * self.ranks)
         rows_of = -1 if batch is None else len(self.values)
-        return self._add(Value(tensor, ENTRY, info, rows_of, closed, differentiable, trained))
+        place = None if batch is None else Batch(batch, 1)
+        return self._add(Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained))
 
     def _concatenated(self, shape: Optional[Shape], batch: Optional[int]) -> Optional[Shape]:
         """A shape of the user's graph, with the batches of all ranks."""
@@ -171,9 +183,12 @@ class Program(object):
         )
         kept = op in self._region.kept
         bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
-        batches = _guessed(bare) if kept else _traced(bare) or _guessed(bare)
+        batches = self._batches(bare, known, kept)
         infos = tuple(
-            info._replace(shape=self._concatenated(info.shape, batch), batch=batch)
+            info._replace(
+                shape=self._concatenated(info.shape, batch and batch.dim),
+                batch=batch.dim if batch is not None and batch.outer == 1 else None,
+            )
             for info, batch in zip(outputs, batches)
         )
         rows_of = max([value.rows_of for value in known] or [-1])
@@ -181,11 +196,11 @@ class Program(object):
         differentiable = passes and any(value.differentiable for value in known)
         trained = passes and any(value.trained for value in known)
         added = []
-        for output, info in zip(op.outputs, infos):
-            closed = _closed(info, _rows(op.type, info, known))
+        for output, info, batch in zip(op.outputs, infos, batches):
+            closed = _closed(info, batch and batch.dim, _rows(op.type, info, batch, known))
             floating = info.dtype.is_floating
-            rows = -1 if info.batch is None else rows_of
-            value = Value(output, RESULT, info, rows, closed, differentiable and floating, trained and floating)
+            rows = -1 if batch is None else rows_of
+            value = Value(output, RESULT, info, batch, rows, closed, differentiable and floating, trained and floating)
             added.append(self._add(value))
         full = bare._replace(outputs=infos)
         choices = () if kept else tuple(choices_of(full))
@@ -193,14 +208,28 @@ class Program(object):
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
 
+    def _batches(self, op: OpInfo, inputs: Sequence[Value], kept: bool) -> List[Optional[Batch]]:
+        """Where the batch is in each output."""
+        places = [value.batch for value in inputs]
+        if all(place is None for place in places):
+            return [None] * len(op.outputs)
+        if op.type == "Reshape":
+            return [_reshaped(places[0], op.inputs[0].shape, op.outputs[0].shape, self.ranks)]
+        # What is done to a dimension does not depend on how the batch stands in it.
+        infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
+        asked = op._replace(inputs=tuple(infos))
+        dims = _guessed(asked) if kept else _traced(asked) or _guessed(asked)
+        outer = max([place.outer for place in places if place is not None])
+        return [None if dim is None else Batch(dim, outer) for dim in dims]
+
     def _seconds(self, op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[int]) -> float:
         results = [self.values[number] for number in outputs]
         taken, given = ([TensorType(v.closed, v.info.dtype) for v in some] for some in (inputs, results))
         if not given or any(value.info.shape is None for value in list(inputs) + results):
-            return self._machine.overhead
+            return 0.0
         cost = op_cost(op.node_def, taken, given)
         backward = _BACKWARD.get(cost.kind, 1.0) if any(value.trained for value in results) else 0.0
-        return op_seconds(cost, self._machine) * (1 + backward)
+        return max(0.0, op_seconds(cost, self._machine) - self._machine.overhead) * (1 + backward)
 
 
 def batch_layout(info: TensorInfo) -> Layout:
@@ -250,20 +279,37 @@ def _aligned(one: Shape, other: Shape) -> List[Tuple[List[int], List[int]]]:
 
 def _traced(op: OpInfo) -> Optional[List[Optional[int]]]:
     """Which dimension of each output holds the batch, by the rule of the op; None if the rule does not say."""
-    if all(info.batch is None for info in op.inputs):
-        return [None] * len(op.outputs)
     layouts = tuple(batch_layout(info) for info in op.inputs)
-    tries = [op]
-    if len(op.outputs) == 1 and op.outputs[0].shape is not None:
-        output, sizes = op.outputs[0], op.outputs[0].shape or ()
-        for dim, size in enumerate(sizes):
-            shape = sizes[:dim] + (None if size is None else size * op.ranks,) + sizes[dim + 1 :]
-            tries.append(op._replace(outputs=(output._replace(shape=shape, batch=dim),)))
-    for tried in tries:
-        for choice in choices_of(tried):
-            if choice.inputs == layouts:
-                return [layout.dim if layout.is_shard else None for layout in choice.outputs]
+    for choice in choices_of(op):
+        if choice.inputs == layouts:
+            return [layout.dim if layout.is_shard else None for layout in choice.outputs]
     return None
+
+
+def _reshaped(batch: Optional[Batch], before: Optional[Shape], after: Optional[Shape], ranks: int) -> Optional[Batch]:
+    """Where a reshape leads the batch: there as here, as many elements are outside of a row."""
+    if batch is None or before is None or after is None:
+        return None
+    outside = _product(before[: batch.dim], batch.outer)
+    if outside is None:
+        return None
+    size = before[batch.dim]
+    rows = None if size is None else size // ranks // batch.outer
+    passed = 1
+    for dim, size in enumerate(after):
+        # The shape is still that of one rank's batch.
+        if size is None or (rows is not None and passed * size % (outside * rows) == 0):
+            return Batch(dim, outside // passed) if outside % passed == 0 else None
+        passed *= size
+    return None
+
+
+def _product(sizes: Sequence[Optional[int]], product: int) -> Optional[int]:
+    for size in sizes:
+        if size is None:
+            return None
+        product *= size
+    return product
 
 
 def _guessed(op: OpInfo) -> List[Optional[int]]:
@@ -280,14 +326,14 @@ def _guessed(op: OpInfo) -> List[Optional[int]]:
     return found
 
 
-def _rows(op_type: str, info: TensorInfo, inputs: Sequence[Value]) -> int:
+def _rows(op_type: str, info: TensorInfo, batch: Optional[Batch], inputs: Sequence[Value]) -> int:
     """The size of an open batch for costs."""
-    if info.batch is None or info.shape is None:
+    if batch is None or info.shape is None:
         return UNKNOWN_DIMENSION
     if op_type == "Reshape":
-        others = [size for dim, size in enumerate(info.shape) if dim != info.batch]
-        return max(1, int(np.prod(inputs[0].closed or (1,)) // np.prod([size or UNKNOWN_DIMENSION for size in others])))
-    return max([value.closed[value.info.batch] for value in inputs if value.info.batch is not None] or [1])
+        others = [size or UNKNOWN_DIMENSION for dim, size in enumerate(info.shape) if dim != batch.dim]
+        return max(1, int(np.prod(inputs[0].closed or (1,)) // np.prod(others or (1,))))
+    return max([value.closed[value.batch.dim] for value in inputs if value.batch is not None] or [1])
 
 
 # ---- What TensorFlow knows.
@@ -297,9 +343,9 @@ def _shape(shape: tf.TensorShape) -> Optional[Shape]:
     return None if shape.ndims is None else tuple(shape.as_list())
 
 
-def _closed(info: TensorInfo, rows: int) -> Tuple[int, ...]:
+def _closed(info: TensorInfo, batch: Optional[int], rows: int) -> Tuple[int, ...]:
     sizes = enumerate(info.shape or ())
-    return tuple((rows if dim == info.batch else UNKNOWN_DIMENSION) if size is None else size for dim, size in sizes)
+    return tuple((rows if dim == batch else UNKNOWN_DIMENSION) if size is None else size for dim, size in sizes)
 
 
 def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:

@@ -17,7 +17,7 @@ from epl.parallel.split.rules import Choice
 BEAM = 24
 # A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the
 # slots of an optimizer on every rank, which is what a split is to avoid.
-_FULL_VARIABLE = 16.0
+FULL_VARIABLE = 16.0
 
 Decision = NamedTuple("Decision", [("choices", Tuple[int, ...]), ("seconds", float)])
 Decision.__doc__ = """How a program is computed.
@@ -42,20 +42,25 @@ class _State(object):
         self.last = last  # (last of the state before, choice)
 
 
-_Candidate = NamedTuple(
-    "_Candidate", [("cost", float), ("parent", _State), ("choice", int), ("changed", Dict[int, _Forms]), ("key", int)]
+_Move = NamedTuple(
+    "_Move",
+    [("choice", int), ("cost", float), ("kept", Dict[int, _Forms]), ("gone", List[int]), ("key", int)],
 )
+_Candidate = NamedTuple("_Candidate", [("cost", float), ("parent", _State), ("move", _Move), ("key", int)])
 
 
-def search(program: Program, link: Link = LINKS["cpu"], beam: int = BEAM) -> Decision:
+def search(
+    program: Program, link: Link = LINKS["cpu"], full_variable: float = FULL_VARIABLE, beam: int = BEAM
+) -> Decision:
     """The choices that cost least.
 
     Args:
       program: of the region.
       link: what connects the devices.
+      full_variable: bytes that a byte of a variable counts as that stays FULL.
       beam: states that are followed at a time.
     """
-    return _Search(program, link).run(beam)
+    return _Search(program, link, full_variable).run(beam)
 
 
 def layouts_of(step: Step, choice: int) -> Tuple[Tuple[Layout, ...], Tuple[Layout, ...]]:
@@ -113,9 +118,10 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
 class _Search(object):
     """One search; remembers what conversions cost."""
 
-    def __init__(self, program: Program, link: Link) -> None:
+    def __init__(self, program: Program, link: Link, full_variable: float) -> None:
         self._program = program
         self._link = link
+        self._full_variable = full_variable
         self._last_use = _last_uses(program)
         self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
         self._form_numbers: Dict[Form, int] = {}
@@ -123,62 +129,78 @@ class _Search(object):
     def run(self, beam: int) -> Decision:
         states = [_State(0.0, {}, 0, None)]
         for index, step in enumerate(self._program.steps):
+            inputs = sorted({number for number in step.inputs if number >= 0})
+            moves: Dict[Tuple[Optional[_Forms], ...], List[_Move]] = {}
             best: Dict[int, _Candidate] = {}
             for state in states:
-                for choice in range(-1, len(step.choices)):
-                    candidate = self._extend(state, index, step, choice)
-                    if candidate is not None and (
-                        candidate.key not in best or candidate.cost < best[candidate.key].cost
-                    ):
-                        best[candidate.key] = candidate
+                forms = tuple(state.forms.get(number) for number in inputs)
+                if forms not in moves:
+                    moves[forms] = self._moves(index, step, dict(zip(inputs, forms)))
+                for move in moves[forms]:
+                    cost, key = state.cost + move.cost, state.key ^ move.key
+                    if key not in best or cost < best[key].cost:
+                        best[key] = _Candidate(cost, state, move, key)
             chosen = sorted(best.values(), key=lambda candidate: candidate.cost)[:beam]
-            states = [self._follow(candidate, index, step) for candidate in chosen]
+            states = [self._follow(candidate) for candidate in chosen]
         last, choices = states[0].last, []
         while last is not None:
             last, choice = last
             choices.append(choice)
         return Decision(tuple(reversed(choices)), states[0].cost)
 
-    def _extend(self, state: _State, index: int, step: Step, choice: int) -> Optional[_Candidate]:
-        """The state after a step; None if its inputs cannot be had as the choice wants them."""
+    def _moves(self, index: int, step: Step, before: Dict[int, Optional[_Forms]]) -> List[_Move]:
+        """All that can be done in a step whose inputs are there in these forms; None: not yet."""
+        found = []
+        for choice in range(-1, len(step.choices)):
+            done = self._done(step, choice, before)
+            if done is None:
+                continue
+            cost, after = done
+            key, kept, gone = 0, {}, []
+            for number, forms in after.items():
+                key ^= self._hash(number, before.get(number))
+                if self._last_use[number] > index:
+                    key ^= self._hash(number, forms)
+                    kept[number] = forms
+                elif before.get(number) is not None:
+                    gone.append(number)
+            found.append(_Move(choice, cost, kept, gone, key))
+        return found
+
+    def _done(
+        self, step: Step, choice: int, before: Dict[int, Optional[_Forms]]
+    ) -> Optional[Tuple[float, Dict[int, _Forms]]]:
+        """What a choice costs, and the forms of inputs and outputs after it; None if its inputs cannot be had so."""
         into, out = layouts_of(step, choice)
-        cost = state.cost + self._compute(step, choice)
-        changed: Dict[int, _Forms] = {}
+        cost = self._compute(step, choice)
+        after: Dict[int, _Forms] = {}
         for number, layout in zip(step.inputs, into):
             if number < 0:
                 continue
-            forms = changed.get(number) or state.forms.get(number)
+            forms = after.get(number) or before[number]
             if forms is None:
-                layout_there = native_layout(self._program, number, layout)
-                if self._is_illegal(number, layout_there):
+                native = native_layout(self._program, number, layout)
+                if self._is_illegal(number, native):
                     return None
-                forms = (Form(layout_there, False),)
-                cost += self._variable_cost(number, layout_there)
-            wanted = wanted_form(self._program.values[number], layout, choice >= 0)
-            found = self._convert(number, forms, wanted)
+                forms = (Form(native, False),)
+                cost += self._variable_cost(number, native)
+            found = self._convert(number, forms, wanted_form(self._program.values[number], layout, choice >= 0))
             if found is None:
                 return None
             cost += found[0]
-            changed[number] = found[1]
+            after[number] = found[1]
         for number, layout in zip(step.outputs, out):
-            found = self._given_back(number, (Form(layout, False),))
-            cost += found[0]
-            changed[number] = found[1]
-        key = state.key
-        for number, forms in changed.items():
-            if number in state.forms:
-                key ^= self._hash(number, state.forms[number])
-            if self._last_use[number] > index:
-                key ^= self._hash(number, forms)
-        return _Candidate(cost, state, choice, changed, key)
+            given = self._given_back(number, (Form(layout, False),))
+            cost += given[0]
+            after[number] = given[1]
+        return cost, after
 
-    def _follow(self, candidate: _Candidate, index: int, step: Step) -> _State:
+    def _follow(self, candidate: _Candidate) -> _State:
         forms = dict(candidate.parent.forms)
-        forms.update(candidate.changed)
-        for number in candidate.changed:
-            if self._last_use[number] <= index:
-                del forms[number]
-        return _State(candidate.cost, forms, candidate.key, (candidate.parent.last, candidate.choice))
+        forms.update(candidate.move.kept)
+        for number in candidate.move.gone:
+            del forms[number]
+        return _State(candidate.cost, forms, candidate.key, (candidate.parent.last, candidate.move.choice))
 
     # ---- Costs, in seconds.
 
@@ -210,7 +232,7 @@ class _Search(object):
         if value.kind != VARIABLE or layout.is_shard:
             return 0.0
         beyond = 1 - 1 / self._program.ranks
-        return beyond * num_bytes(value) * _FULL_VARIABLE / self._link.bandwidth
+        return beyond * num_bytes(value) * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, layout: Layout) -> bool:
         """Whether a variable would be what no variable can be."""
@@ -223,9 +245,11 @@ class _Search(object):
         found = None if wanted is None else self._convert(number, forms, wanted)
         return found or (0.0, forms)
 
-    def _hash(self, number: int, forms: _Forms) -> int:
+    def _hash(self, number: int, forms: Optional[_Forms]) -> int:
+        if forms is None:
+            return 0
         numbers = self._form_numbers
-        return hash((number,) + tuple(numbers.setdefault(form, len(numbers)) for form in forms))
+        return hash((number,) + tuple([numbers.setdefault(form, len(numbers)) for form in forms]))
 
 
 def _last_uses(program: Program) -> List[int]:

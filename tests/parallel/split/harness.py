@@ -12,15 +12,22 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import FULL, offsets
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
+from epl.parallel.split.routes import Link
 from epl.parallel.split.search import search, variable_layouts
 
-Model = NamedTuple("Model", [("loss", Any), ("outputs", Sequence[Any])])
+# loss, outputs to compare, and ops outside of the split.
+Model = NamedTuple("Model", [("loss", Any), ("outputs", Sequence[Any]), ("outside", Sequence[Any])])
+Model.__new__.__defaults__ = ((),)
 Feeds = List[Dict[str, np.ndarray]]  # by rank: name of a placeholder -> its rows
+
+# Small models are split, too: variables are dear, and starting a collective costs next to nothing.
+DEAR = {"link": Link(1e-9, 1e6), "full_variable": 1e4}
 
 _NAMES = itertools.count()
 
@@ -72,16 +79,18 @@ class Split(object):
         rank: int,
         wire: Any,
         initial: Any = None,
-        exits: Callable[[Model], Sequence[tf.Tensor]] = lambda model: [],
+        costs: Any = None,
+        decision: Any = None,
     ) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(3)
             model = build()
-            user_ops = self.graph.get_operations()
+            outside = set(model.outside)
+            user_ops = [op for op in self.graph.get_operations() if op not in outside]
             self.program = Program(find_region(user_ops), ranks)
             self.program.train([model.loss])
-            self.decision = search(self.program)
+            self.decision = decision or search(self.program, **(DEAR if costs is None else costs))
             self.exchange = Exchange(wire, rank, "split")
             self.parts = {}
             self._initial, self._rank = initial, rank
@@ -94,7 +103,8 @@ class Split(object):
             self.outputs = [self.lowering.whole(output) for output in model.outputs]
             self.forward = len(self.exchange.collectives)
             names = sorted(self.parts)
-            grads = tf.gradients(self.loss, [self.parts[name] for name in names])
+            replicated = [variable for variable in tf.trainable_variables() if variable.op in outside]
+            grads = tf.gradients(self.loss, [self.parts[name] for name in names] + replicated)
             self.gradients = {
                 name: (self.layouts[name], tf.convert_to_tensor(grad)) for name, grad in zip(names, grads)
             }
@@ -115,15 +125,22 @@ class Split(object):
 
     def kinds(self):
         """(forward, backward) collectives: their op types in order, those of single elements left out."""
-        found = [op.type[3:] for op in self.exchange.collectives if not is_small(op)]
-        forward = [op.type[3:] for op in self.exchange.collectives[: self.forward] if not is_small(op)]
-        return forward, found[len(forward) :]
+        return [[op.type[3:] for op in part if not is_small(op)] for part in self.collectives()]
+
+    def collectives(self):
+        """(forward, backward) collectives."""
+        return self.exchange.collectives[: self.forward], self.exchange.collectives[self.forward :]
 
 
 def is_small(op):
     """Whether a collective moves a few elements."""
-    shape = op.inputs[1 if op.type in ("EplAllReduce", "EplReduceScatter") else 0].shape
+    shape = moved(op).shape
     return shape.num_elements() is not None and shape.num_elements() < 8
+
+
+def moved(op):
+    """The tensor that a collective moves."""
+    return op.inputs[COLLECTIVE_OP_TYPES[op.type].first_tensor]
 
 
 def part(value, layout, rank):
@@ -138,7 +155,8 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain) -> List[An
     """Runs all ranks: per rank (loss, outputs, gradients); and the Splits."""
     ranks = len(feeds)
     wire = communicator(ranks)
-    splits = [Split(build, ranks, rank, wire, plain.initial) for rank in range(ranks)]
+    splits = [Split(build, ranks, 0, wire, plain.initial)]
+    splits += [Split(build, ranks, rank, wire, plain.initial, None, splits[0].decision) for rank in range(1, ranks)]
     results = [None] * ranks  # type: List[Any]
     errors = []
 

@@ -1,0 +1,130 @@
+"""Which layouts the search finds: those that are known to be best for the layers that people split.
+
+Nothing runs here: collectives are counted in the program of rank 0, of models in their real sizes.
+"""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.split.layouts import FULL, shard
+from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
+from epl.parallel.split.search import search
+from epl.utils.errors import PlanError
+from tests.parallel.split.harness import Model, Split, communicator, moved
+from tests.parallel.split.models import attention, cross_entropy, mixture, weights
+
+
+@pytest.fixture(scope="module")
+def wire():
+    """Of four ranks."""
+    return communicator(4)
+
+
+def outside(*shape):
+    """A trained tensor from replicate code that is the same on every rank, and its ops."""
+    with tf.variable_scope("replicated"):
+        x = tf.identity(weights("x", *shape))
+    return x, tf.get_default_graph().get_operations()
+
+
+def dense_pair(biased=False):
+    x, before = outside(16, 1024)
+    h = tf.matmul(x, weights("column", 1024, 4096))
+    h = tf.nn.relu(tf.nn.bias_add(h, weights("bias", 4096)) if biased else h)
+    return Model(tf.reduce_sum(tf.square(tf.matmul(h, weights("row", 4096, 1024)))), [], before)
+
+
+def test_dense_activation_dense_is_column_then_row(wire):
+    split = Split(dense_pair, 4, 0, wire, costs={})
+    assert split.layouts == {"column": shard(1, (1024,) * 4), "row": shard(0, (1024,) * 4)}
+    assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
+def test_the_bias_of_a_column_goes_with_it(wire):
+    split = Split(lambda: dense_pair(biased=True), 4, 0, wire, costs={})
+    assert split.layouts["bias"] == shard(0, (1024,) * 4)
+    assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
+def test_attention_is_split_by_heads(wire):
+    def build():
+        x, before = outside(1, 16, 1024)
+        return Model(tf.reduce_sum(tf.square(attention(x, 16, 64, "attention"))), [], before)
+
+    split = Split(build, 4, 0, wire, costs={})
+    columns = shard(1, (256,) * 4)
+    assert [split.layouts["attention/" + name] for name in ("q", "key", "value")] == [columns] * 3
+    assert split.layouts["attention/output"] == shard(0, (256,) * 4)
+    assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
+def test_heads_that_do_not_divide_are_split_by_whole_heads(wire):
+    def build():
+        x, before = outside(1, 16, 640)
+        return Model(tf.reduce_sum(tf.square(attention(x, 10, 64, "attention"))), [], before)
+
+    split = Split(build, 4, 0, wire, costs={})
+    assert split.layouts["attention/q"] == shard(1, (192, 192, 128, 128))
+    assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
+def test_the_vocabulary_is_split_and_tied(wire):
+    def build():
+        tokens = tf.placeholder(tf.int32, [None], "tokens")
+        labels = tf.placeholder(tf.int32, [None], "labels")
+        words = weights("table", 32000, 256)
+        x = tf.nn.tanh(tf.nn.embedding_lookup(words, tokens))
+        return Model(cross_entropy(tf.matmul(x, words, transpose_b=True), labels), [])
+
+    split = Split(build, 4, 0, wire, costs={})
+    assert split.layouts == {"table": shard(0, (8000,) * 4)}
+    sizes = [size for part in split.collectives() for op in part for size in moved(op).shape.as_list()]
+    assert max(size or 0 for size in sizes) <= 256  # neither the table nor the logits move
+
+
+def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
+    split = Split(lambda: mixture(experts=8, width=512, hidden=2048, inner=True), 4, 0, wire, costs={})
+    assert split.layouts["expert_in"] == split.layouts["expert_out"] == shard(0, (2,) * 4)
+    forward, backward = split.kinds()
+    assert [forward.count("AllToAllV"), backward.count("AllToAllV")] == [2, 2]
+
+
+def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
+    def build():
+        x = tf.placeholder(tf.float32, [None, 4], "x")
+        return Model(tf.reduce_mean(tf.square(tf.matmul(x, weights("w", 4, 4)))), [])
+
+    assert Split(build, 4, 0, wire, costs={}).layouts == {"w": FULL}
+
+
+def test_the_decision_is_the_same_every_time(wire):
+    split = Split(dense_pair, 4, 0, wire, costs={})
+    assert search(split.program) == split.decision == Split(dense_pair, 4, 3, wire, costs={}).decision
+
+
+def test_bytes_are_those_of_the_collectives(wire):
+    split = Split(dense_pair, 4, 0, wire, costs={})
+    all_reduce = 2 * 3 / 4 * 16 * 1024 * 4
+    assert moved_bytes(split.program, split.decision) == (2 * all_reduce, 0)
+    assert "in all {:,.0f} bytes".format(2 * all_reduce) in table(split.program, split.decision)
+
+
+def dilation():
+    x = tf.placeholder(tf.float32, [None, 4, 4, 192], "x")
+    y = tf.nn.dilation2d(x, weights("filter", 3, 3, 192), [1] * 4, [1] * 4, "SAME")
+    return Model(tf.reduce_mean(tf.square(y)), [])
+
+
+def test_what_has_no_rule_is_named_with_its_line(wire):
+    split = Split(dilation, 4, 0, wire, costs={})
+    told = table(split.program, split.decision)
+    assert 'Dilation2D "Dilation2D" ({}:'.format(__file__) in told and "has no rule" in told
+
+
+def test_a_large_variable_that_would_stay_whole_is_refused(wire):
+    split = Split(dilation, 4, 0, wire, costs={})
+    refuse_full_variables(split.program, split.decision, REFUSED_BYTES)
+    with pytest.raises(
+        PlanError, match=r"\"filter\" of 6,912 bytes would stay whole .* Dilation2D \"Dilation2D\" \(.*:\d+\)"
+    ):
+        refuse_full_variables(split.program, split.decision, 1024)
