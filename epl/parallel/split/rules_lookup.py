@@ -71,7 +71,7 @@ def _emit_masked_gather(layout: Layout) -> Emit:
         first = emission.own((limits.min,) + begins[1:], dtype)
         end = emission.own(begins[1:] + (limits.max,), dtype)
         flat = tf.reshape(indices, [-1])
-        places = tf.where((flat >= first) & (flat < end))
+        places = tf.where_v2((flat >= first) & (flat < end))
         own = tf.gather_nd(flat, places) - own_offset(emission, layout, dtype)
         front = tf.gather(table, own) if layout.dim == 0 else tf.gather(table, own, axis=layout.dim)
         return [_spread(front, places, indices, layout.dim)]

@@ -61,7 +61,7 @@ Attributes:
 def _sums(emission: Emission, scores: tf.Tensor) -> _Sums:
     if scores.dtype.size < 4:
         scores = tf.cast(scores, tf.float32)
-    shifted = scores - emission.all_max(tf.reduce_max(scores, -1, keepdims=True))
+    shifted = scores - tf.stop_gradient(emission.all_max(tf.reduce_max(scores, -1, keepdims=True)))
     exponentials = tf.exp(shifted)
     return _Sums(shifted, exponentials, tf.reduce_sum(exponentials, -1, keepdims=True))
 
@@ -72,7 +72,7 @@ def _sums(emission: Emission, scores: tf.Tensor) -> _Sums:
 @rule("SparseSoftmaxCrossEntropyWithLogits")
 def _sparse_cross_entropy(op: OpInfo) -> Iterator[Choice]:
     yield from labelled(op, [["n", None], ["n"]], [["n"], ["n", None]])
-    for choice in labelled(op, [[None, "c"], []], [[None, "c"], [None, "c"]]):
+    for choice in labelled(op, [[None, "c"], []], [[], []], summed=["c"]):
         layout = choice.inputs[0]
         if layout.sizes is not None:
             yield Choice((layout, FULL), (FULL, layout), _emit_sparse_cross_entropy(layout), _exchanged(op, 3))
@@ -81,14 +81,14 @@ def _sparse_cross_entropy(op: OpInfo) -> Iterator[Choice]:
 def _emit_sparse_cross_entropy(layout: Layout) -> Emit:
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         scores, labels = inputs
-        shifted, exponentials, total = _sums(emission, tf.stop_gradient(scores))
+        shifted, exponentials, total = _sums(emission, scores)
         own = _OwnClasses(emission, layout, labels)
         target = tf.expand_dims(own.pick(shifted), 1)
         total, target = tf.unstack(emission.sum_partial(tf.stack([total, target])))
         valid = tf.expand_dims((labels >= 0) & (labels < sum(layout.sizes or ())), 1)
-        total = tf.where(valid, total, tf.fill(tf.shape(total), tf.constant(float("nan"), total.dtype)))
+        total = tf.where_v2(valid, total, tf.constant(float("nan"), total.dtype))
         gradient = exponentials / total - own.one_hot(total.dtype)
-        return _cross_entropy(scores, tf.log(total) - target, gradient)
+        return _cross_entropy(scores, tf.stop_gradient(tf.log(total) - target), gradient)
 
     return emit
 
@@ -96,7 +96,7 @@ def _emit_sparse_cross_entropy(layout: Layout) -> Emit:
 def _cross_entropy(scores: tf.Tensor, loss: tf.Tensor, gradient: tf.Tensor) -> List[tf.Tensor]:
     """The outputs, where the gradient is told; `loss` has a second dimension of size 1."""
     gradient = tf.cast(gradient, scores.dtype)
-    loss = weighted(tf.cast(loss, scores.dtype), scores, tf.stop_gradient(gradient))
+    loss = weighted(tf.cast(loss, scores.dtype), scores, gradient)
     refused = "The second output of a split softmax cross entropy has no gradient; differentiate tf.nn.softmax instead."
     return [tf.squeeze(loss, 1), tf.raw_ops.PreventGradient(input=gradient, message=refused)]
 
@@ -111,9 +111,9 @@ class _OwnClasses(object):
 
     def pick(self, scores: tf.Tensor) -> tf.Tensor:
         """Of each row the score of its label; 0 if the label is another rank's."""
-        column = tf.where(self._inside, self._position, tf.zeros_like(self._position))
+        column = tf.where_v2(self._inside, self._position, 0)
         picked = tf.gather_nd(scores, tf.stack([tf.range(tf.shape(column)[0]), column], axis=1))
-        return tf.where(self._inside, picked, tf.zeros_like(picked))
+        return tf.where_v2(self._inside, picked, tf.constant(0, picked.dtype))
 
     def one_hot(self, dtype: tf.DType) -> tf.Tensor:
         """Rows with 1 at the label; of zeros if it is another rank's."""
@@ -123,7 +123,7 @@ class _OwnClasses(object):
 @rule("SoftmaxCrossEntropyWithLogits")
 def _cross_entropy_rule(op: OpInfo) -> Iterator[Choice]:
     yield from labelled(op, [["n", None], ["n", None]], [["n"], ["n", None]])
-    for choice in labelled(op, [[None, "c"], [None, "c"]], [[None, "c"], [None, "c"]]):
+    for choice in labelled(op, [[None, "c"], [None, "c"]], [[], []], summed=["c"]):
         layout = choice.inputs[0]
         if layout.sizes is not None:
             yield Choice((layout, layout), (FULL, layout), _emit_cross_entropy, _exchanged(op, 4))
@@ -132,12 +132,13 @@ def _cross_entropy_rule(op: OpInfo) -> Iterator[Choice]:
 def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
     """loss = log(total) * sum(labels) - sum(labels * shifted); of that, labels have the plain gradient."""
     scores, labels = inputs
-    shifted, exponentials, total = _sums(emission, tf.stop_gradient(scores))
+    shifted, exponentials, total = _sums(emission, scores)
     targets = tf.cast(labels, total.dtype)
-    addends = [total, tf.reduce_sum(targets, 1, keepdims=True), tf.reduce_sum(targets * shifted, 1, keepdims=True)]
+    sums = [tf.reduce_sum(addend, 1, keepdims=True) for addend in (targets, targets * tf.stop_gradient(shifted))]
+    addends = [tf.stop_gradient(total)] + sums
     total, weight, target = tf.unstack(emission.sum_partial(tf.stack(addends)))
     total = tf.stop_gradient(total)
-    gradient = exponentials / total - tf.stop_gradient(targets)
+    gradient = exponentials / total - targets
     return _cross_entropy(scores, tf.log(total) * weight - target, gradient)
 
 

@@ -118,7 +118,7 @@ def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
     part, axes = inputs
     largest = op.type == "Max"
     own = (tf.reduce_max if largest else tf.reduce_min)(part, axes, keepdims=True)
-    best = emission.all_max(own) if largest else emission.all_min(own)
+    best = tf.stop_gradient(emission.all_max(own) if largest else emission.all_min(own))
     if part.dtype.is_floating:
         ties = tf.cast(tf.equal(part, best), part.dtype)
         count = emission.sum_partial(tf.stop_gradient(tf.reduce_sum(ties, axes, keepdims=True)))
@@ -190,7 +190,7 @@ def _emit_arg(layout: Layout) -> Emit:
         position = emission.same(inputs)[0]
         position += own_offset(emission, layout, position.dtype)
         last = tf.constant(sum(layout.sizes or ()) - 1, position.dtype)
-        return [emission.all_min(tf.where(tf.equal(own, best), position, tf.zeros_like(position) + last))]
+        return [emission.all_min(tf.where_v2(tf.equal(own, best), position, last))]
 
     return emit
 

@@ -176,7 +176,7 @@ def _emit_reshape(layout: Layout) -> Emit:
         if layout.is_shard:
             asked = given[layout.dim]
             own = own_size(emission, layout, asked)
-            given = replaced(given, layout.dim, tf.where(asked < 0, asked, tf.cast(own, asked.dtype)))
+            given = replaced(given, layout.dim, tf.where_v2(asked < 0, asked, tf.cast(own, asked.dtype)))
         return emission.same([tensor, given])
 
     return emit

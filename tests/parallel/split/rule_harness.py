@@ -4,10 +4,12 @@ All cases of a call are in one graph and run at once: for each rank on a device 
 job of one process. Inputs are parts by the layouts of the choice, gradients by the convention of layouts.py.
 """
 
+import contextlib
 import itertools
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
 import epl.parallel.split.all_rules  # noqa: F401
@@ -18,15 +20,19 @@ from epl.parallel.split.layouts import Layout, offsets
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
 from tests.native.ops_harness import local_job, session
 
+# Numbers of ranks for @pytest.mark.parametrize: one for `make test`, the others take as long again each.
+TWO = [2] + [pytest.param(ranks, marks=pytest.mark.long) for ranks in (3, 4)]
+THREE = [3] + [pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 4)]
+
 _NAMES = itertools.count()
-_ROWS = {2: (3, 2), 3: (2, 1, 3), 4: (2, 1, 3, 1)}  # of each rank's batch
+_ROWS = {2: (4, 2), 3: (2, 1, 3), 4: (2, 1, 2, 1)}  # of each rank's batch; 6 in all
 
 
 class Input(NamedTuple):
     """A tensor that an op takes.
 
     Attributes:
-      shape: its sizes; "B", "3B": the batch, or so many times it.
+      shape: its sizes; "B", "3B": the batch, or so many times it; "?5": a size that the rule does not see.
       make: numbers of a shape from a generator.
       constant: whether the rule sees its value.
     """
@@ -82,7 +88,8 @@ class Case(NamedTuple):
       build: the op, or a tensor of it, from its inputs.
       inputs: what it takes.
       expected: the choices, as "s0,F>s0": layouts of the inputs and outputs, s<dim>, b<dim> (batch), F or P.
-      outputs: those that are compared; all if not given.
+      undifferentiated: outputs of which values are compared, gradients are not.
+      unspecified: outputs that TensorFlow leaves as they are in memory.
       granularities: of the OpInfo.
       batch: the dimension of each output that holds the batch; not given: the one of unknown size.
       tolerance: of values and gradients.
@@ -92,7 +99,8 @@ class Case(NamedTuple):
     build: Callable[..., Any]
     inputs: Sequence[Input]
     expected: str
-    outputs: Optional[Sequence[int]] = None
+    undifferentiated: Sequence[int] = ()
+    unspecified: Sequence[int] = ()
     granularities: Any = None
     batch: Any = None
     tolerance: float = 2e-5
@@ -114,8 +122,7 @@ class _Unsplit(object):
         self.op = first if isinstance(first, tf.Operation) else first.op
         assert list(self.op.inputs) == self.tensors, (case.name, list(self.op.inputs))
         self.outputs = list(self.op.outputs)
-        compared = range(len(self.outputs)) if case.outputs is None else case.outputs
-        self.compared = list(compared)
+        self.with_gradient = [index for index in range(len(self.outputs)) if index not in case.undifferentiated]
         self.info = self._info()
 
     def _tensor(self, spec: Input, array: np.ndarray) -> tf.Tensor:
@@ -143,29 +150,30 @@ class _Unsplit(object):
 
     def with_gradients(self, cotangents: Sequence[np.ndarray]) -> List[Any]:
         """Outputs, and the gradients with respect to the inputs."""
-        taken = [self.outputs[index] for index in self.compared]
-        return [taken, gradients(taken, self.tensors, [tf.constant(value) for value in cotangents])]
+        return [self.outputs, self.gradients(self.outputs, self.tensors, cotangents)]
 
-
-def gradients(outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], given: Sequence[tf.Tensor]) -> List[Any]:
-    """Gradients of floating outputs with respect to floating inputs, None for the others and where there is none."""
-    ys = [(y, grad) for y, grad in zip(outputs, given) if y.dtype.is_floating]
-    xs = [x for x in inputs if x.dtype.is_floating]
-    try:
-        found = iter(tf.gradients([y for y, _ in ys], xs, [grad for _, grad in ys]) if ys and xs else [None] * len(xs))
-    except LookupError:  # the op has no gradient
-        found = iter([None] * len(xs))
-    grads = [next(found) if x.dtype.is_floating else None for x in inputs]
-    return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
+    def gradients(self, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> List[Any]:
+        """Of floating outputs with respect to floating inputs; [] for the others and where there is none."""
+        ys = [index for index in self.with_gradient if outputs[index].dtype.is_floating]
+        xs = [tensor for tensor in inputs if tensor.dtype.is_floating]
+        found: List[Any] = [None] * len(xs)
+        if ys and xs:
+            with contextlib.suppress(LookupError):  # the op has no gradient
+                found = tf.gradients([outputs[y] for y in ys], xs, [tf.constant(given[y]) for y in ys])
+        grads = iter(found)
+        of_inputs = [next(grads) if tensor.dtype.is_floating else None for tensor in inputs]
+        return [[] if grad is None else tf.convert_to_tensor(grad) for grad in of_inputs]
 
 
 def _batch(spec: Input) -> Optional[int]:
-    found = [dim for dim, size in enumerate(spec.shape) if isinstance(size, str)]
+    found = [dim for dim, size in enumerate(spec.shape) if str(size).endswith("B")]
     return found[0] if found else None
 
 
 def _size(size: Any, rows: int) -> int:
-    return rows * int(size[:-1] or 1) if isinstance(size, str) else size
+    if not isinstance(size, str):
+        return size
+    return rows * int(size[:-1] or 1) if size.endswith("B") else int(size[1:])
 
 
 def short(choice: Choice) -> str:
@@ -208,14 +216,14 @@ def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.nd
 class _Split(object):
     """A choice on the parts of each rank."""
 
-    def __init__(self, unsplit: _Unsplit, choice: Choice, exchanges: Sequence[Exchange],
-                 cotangents: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, unsplit: _Unsplit, choice: Choice, exchanges: Sequence[Exchange], cotangents: Sequence[np.ndarray]
+    ) -> None:
         self.choice = choice
         ranks = unsplit.ranks
         random = np.random.RandomState(1)
         parts = [parts_of(array, layout, ranks, random) for array, layout in zip(unsplit.arrays, choice.inputs)]
-        layouts = [choice.outputs[index] for index in unsplit.compared]
-        given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, layouts)]
+        given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, choice.outputs)]
         self.fetches = []
         for rank, exchange in enumerate(exchanges):
             with tf.device("/device:CPU:{}".format(rank)):
@@ -235,9 +243,8 @@ class _Split(object):
                 assert len(outputs) == len(unsplit.outputs)
                 for output, full in zip(outputs, unsplit.outputs):
                     assert output.dtype == full.dtype, (output, full)
-                outputs = [outputs[index] for index in unsplit.compared]
-                grads = gradients(outputs, local, [tf.constant(value[rank]) for value in given])
-                self.fetches.append([outputs, _without_none(grads)])
+                grads = unsplit.gradients(outputs, local, [value[rank] for value in given])
+                self.fetches.append([list(outputs), grads])
 
 
 def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, ranks: int) -> tf.Tensor:
@@ -251,10 +258,6 @@ def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, rank
     return tf.placeholder_with_default(tf.constant(part), shape)
 
 
-def _without_none(grads: Sequence[Any]) -> List[Any]:
-    return [[] if grad is None else grad for grad in grads]
-
-
 def check(cases: Sequence[Case], ranks: int) -> None:
     """Asserts for every case that its choices are those expected, and that they compute what the op computes."""
     wrong: List[str] = []
@@ -264,13 +267,13 @@ def check(cases: Sequence[Case], ranks: int) -> None:
         for seed, case in enumerate(cases):
             with tf.name_scope("unsplit_" + case.name):
                 unsplit.append(_Unsplit(case, ranks, seed))
-        sizes = sess.run([[tf.shape(one.outputs[index]) for index in one.compared] for one in unsplit])
+        sizes = _run(sess, [[tf.shape(output) for output in one.outputs] for one in unsplit])
         random = np.random.RandomState(0)
         cotangents = [[random.uniform(-1, 1, size).astype(np.float32) for size in of_case] for of_case in sizes]
         for values, one in zip(cotangents, unsplit):
-            for place, index in enumerate(one.compared):
-                if one.outputs[index].dtype.is_floating:
-                    values[place] = values[place].astype(one.outputs[index].dtype.as_numpy_dtype)
+            for index, output in enumerate(one.outputs):
+                if output.dtype.is_floating:
+                    values[index] = values[index].astype(output.dtype.as_numpy_dtype)
         exchanges = [Exchange(communicator, rank, "rules") for rank in range(ranks)]
         split = []
         for one, values in zip(unsplit, cotangents):
@@ -281,8 +284,7 @@ def check(cases: Sequence[Case], ranks: int) -> None:
             with tf.name_scope("split_" + one.case.name):
                 split.append([_Split(one, choice, exchanges, values) for choice in choices])
         full = [one.with_gradients(values) for one, values in zip(unsplit, cotangents)]
-        full = [[outputs, _without_none(grads)] for outputs, grads in full]
-        full, parts = sess.run([full, [[choice.fetches for choice in of_case] for of_case in split]])
+        full, parts = _run(sess, [full, [[choice.fetches for choice in of_case] for of_case in split]])
     communicator.close()
     for one, values, of_case, fetched in zip(unsplit, full, split, parts):
         for choice, got in zip(of_case, fetched):
@@ -290,13 +292,23 @@ def check(cases: Sequence[Case], ranks: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _run(sess: tf.Session, fetches: Any) -> Any:
+    """Runs; the message of an op that fails names the case, and is all that is shown."""
+    message = ""
+    try:
+        return sess.run(fetches)
+    except tf.errors.OpError as error:
+        message = error.message
+    raise AssertionError(message[:800])
+
+
 def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List[str]:
     """What differs between an op and a choice of its rule."""
     wrong = []
     pairs = []
-    for place, index in enumerate(unsplit.compared):
-        parts = [outputs[place] for outputs, _ in got]
-        pairs.append(("output {}".format(index), full[0][place], parts, choice.outputs[index]))
+    for index, layout in enumerate(choice.outputs):
+        if index not in unsplit.case.unspecified:
+            pairs.append(("output {}".format(index), full[0][index], [outputs[index] for outputs, _ in got], layout))
     for index, layout in enumerate(choice.inputs):
         parts = [grads[index] for _, grads in got]
         wanted = full[1][index]
@@ -315,8 +327,9 @@ def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List
     return wrong
 
 
-def _compare(wanted: np.ndarray, parts: Sequence[np.ndarray], layout: Optional[Layout], ranks: int,
-             tolerance: float) -> None:
+def _compare(
+    wanted: np.ndarray, parts: Sequence[np.ndarray], layout: Optional[Layout], ranks: int, tolerance: float
+) -> None:
     """Parts in a layout against the whole; None: the whole on every rank."""
     if layout is not None and layout.is_shard:
         sizes = sizes_of(layout, wanted.shape[layout.dim], ranks)

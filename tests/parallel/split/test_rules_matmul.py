@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import Case, check, floats
+from tests.parallel.split.rule_harness import THREE, Case, check, floats
 
 MATMUL = "s0,F>s0 s1,s0>P F,s1>s1"
 
@@ -54,6 +54,17 @@ def batch_matmul_cases():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+def einsum_cases():
+    def einsum(equation):
+        return lambda *inputs: tf.raw_ops.Einsum(inputs=list(inputs), equation=equation)
+
+    yield Case("experts", einsum("ebm,emh->ebh"), [floats(5, 7, 8), floats(5, 8, 9)],
+               "s0,s0>s0 s1,F>s1 s2,s1>P F,s2>s2")  # fmt: skip
+    yield Case("ellipsis", einsum("...ij,jk->...ki"), [floats("B", 5, 4, 7), floats(7, 8)],
+               "b0,F>b0 s1,F>s1 s2,F>s3 s3,s0>P F,s1>s2")  # fmt: skip
+    yield Case("row_sums", einsum("ij->i"), [floats("B", 7)], "b0>b0 s1>P")
+
+
+@pytest.mark.parametrize("ranks", THREE)
 def test_products(ranks):
-    check(list(matmul_cases()) + list(batch_matmul_cases()), ranks)
+    check(list(matmul_cases()) + list(batch_matmul_cases()) + list(einsum_cases()), ranks)

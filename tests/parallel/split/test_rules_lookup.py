@@ -1,0 +1,61 @@
+"""Lookups by index, one-hot vectors, scatters and segments on parts."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers
+
+raw = tf.raw_ops
+
+
+def lookup_cases():
+    gather = lambda x, i, a: raw.GatherV2(params=x, indices=i, axis=a)  # noqa: E731
+    yield Case("table", gather, [floats(8, 7), integers("B"), constant(0)], "F,b0,F>b0 s1,F,F>s1 s0,F,F>P P,F,F>P")
+    yield Case("table_v1", lambda x, i: raw.Gather(params=x, indices=i), [floats(7, 5), integers(4, 5, high=7)],
+               "F,s0>s0 F,s1>s1 s1,F>s2 s0,F>P P,F>P")  # fmt: skip
+    yield Case("axis", gather, [floats("B", 8, 5), integers(4, 7, dtype=np.int64), constant(-2)],
+               "b0,F,F>b0 F,s0,F>s1 F,s1,F>s2 s2,F,F>s3 s1,F,F>P P,F,F>P")  # fmt: skip
+    yield Case("one", gather, [floats(8, 7), integers(), constant(0)], "s1,F,F>s0 s0,F,F>P P,F,F>P")
+    yield Case("rows_of_batch", lambda x, i, a: raw.GatherV2(params=x, indices=i, axis=a, batch_dims=1),
+               [floats("B", 8, 7), integers("B", 5), constant(1)],
+               "b0,b0,F>b0 s2,F,F>s2 F,s1,F>s1 P,F,F>P")  # fmt: skip
+    yield Case("gather_nd", tf.gather_nd, [floats(8, 8, 7), integers("B", 5, 2)], "F,b0>b0 F,s1>s1 s2,F>s2 P,F>P")
+
+
+def one_hot_cases():
+    def one_hot(axis):
+        return lambda i, depth, on, off: raw.OneHot(indices=i, depth=depth, on_value=on, off_value=off, axis=axis)
+
+    levels = [constant(8), constant(1.0), constant(0.0)]
+    outside = integers("B", low=-1, high=9)
+    yield Case("last", one_hot(-1), [outside] + levels, "b0,F,F,F>b0 F,F,F,F>s1")
+    small = integers(5, high=8, dtype=np.uint8)
+    yield Case("first", one_hot(0), [small] + levels, "s0,F,F,F>s1 F,F,F,F>s0")
+
+
+def scatter_cases():
+    def scatter(indices, updates, shape):
+        return raw.ScatterNd(indices=indices, updates=updates, shape=shape)
+
+    yield Case("scatter", scatter, [integers("B", 1), floats("B", 7), constant([8, 7])],
+               "b0,b0,F>P F,s1,F>s1 F,P,F>P", batch=[None])  # fmt: skip
+    yield Case("scatter_2d", scatter, [integers(5, 2), floats(5, 7), constant([8, 8, 7])],
+               "s0,s0,F>P F,s1,F>s2 F,P,F>P")  # fmt: skip
+    ids = constant([0, 0, 1, 2, 2])
+    segment = [floats(5, 7), ids]
+    unsorted = [floats(5, 7), constant([2, 0, 1, 0, 2]), constant(3)]
+    yield Case("segment_sum", lambda x, i: raw.SegmentSum(data=x, segment_ids=i), segment, "s1,F>s1 P,F>P")
+    yield Case("segment_mean", lambda x, i: raw.SegmentMean(data=x, segment_ids=i), segment, "s1,F>s1 P,F>P")
+    yield Case("segment_max", lambda x, i: raw.SegmentMax(data=x, segment_ids=i), segment, "s1,F>s1")
+    yield Case("unsorted_sum", lambda x, i, n: raw.UnsortedSegmentSum(data=x, segment_ids=i, num_segments=n), unsorted,
+               "s0,s0,F>P s1,F,F>s1 P,F,F>P")  # fmt: skip
+    yield Case("unsorted_max", lambda x, i, n: raw.UnsortedSegmentMax(data=x, segment_ids=i, num_segments=n), unsorted,
+               "s1,F,F>s1")  # fmt: skip
+    yield Case("sparse_sum", lambda x, p, i: raw.SparseSegmentSum(data=x, indices=p, segment_ids=i),
+               [floats(8, 7), integers(5), ids], "s1,F,F>s1 P,F,F>P")  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", THREE)
+def test_lookups_and_scatters(ranks):
+    check(list(lookup_cases()) + list(one_hot_cases()) + list(scatter_cases()), ranks)

@@ -1,0 +1,57 @@
+"""Softmax, cross entropy and top k on parts of the rows and of the classes."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, positive, tied
+
+raw = tf.raw_ops
+
+
+def large(*shape):
+    """Scores whose exponentials are beyond float32."""
+    return floats(*shape)._replace(make=lambda random, sizes: random.uniform(-200, 200, sizes).astype(np.float32))
+
+
+def softmax_cases():
+    for name, function in (("softmax", tf.nn.softmax), ("log_softmax", tf.nn.log_softmax)):
+        yield Case(name, function, [floats("B", 7)], "b0>b0 s1>s1")
+        yield Case(name + "_3d", function, [large(4, 5, 8)], "s0>s0 s1>s1 s2>s2", tolerance=1e-4)
+        yield Case(name + "_half", function, [floats(5, 8, dtype=np.float16)], "s0>s0 s1>s1", tolerance=5e-3)
+
+
+def cross_entropy_cases():
+    # The second output is the gradient. It is compared as a value; differentiating it is refused.
+    def sparse(scores, labels):
+        return raw.SparseSoftmaxCrossEntropyWithLogits(features=scores, labels=labels).loss
+
+    def dense(scores, labels):
+        return raw.SoftmaxCrossEntropyWithLogits(features=scores, labels=labels).loss
+
+    yield Case("sparse", sparse, [floats("B", 8), integers("B")], "b0,b0>b0,b0 s1,F>F,s1", undifferentiated=[1],
+               batch=[0, 0])  # fmt: skip
+    yield Case("sparse_large", sparse, [large(5, 7), integers(5, high=7, dtype=np.int64)],
+               "s0,s0>s0,s0 s1,F>F,s1", undifferentiated=[1], tolerance=1e-4)  # fmt: skip
+    yield Case("sparse_half", sparse, [floats(5, 7, dtype=np.float16), integers(5, high=7)],
+               "s0,s0>s0,s0 s1,F>F,s1", undifferentiated=[1], tolerance=5e-3)  # fmt: skip
+    yield Case("dense", dense, [floats("B", 8), positive("B", 8)], "b0,b0>b0,b0 s1,s1>F,s1", undifferentiated=[1],
+               batch=[0, 0])  # fmt: skip
+    yield Case("sigmoid", lambda x: tf.nn.softplus(x), [floats("B", 7)], "b0>b0 s1>s1")
+
+
+def in_top_k_cases():
+    yield Case("in_top_k", lambda x, y: raw.InTopK(predictions=x, targets=y, k=2), [tied("B", 8), integers("B")],
+               "b0,b0>b0 s1,F>F")  # fmt: skip
+    yield Case("in_top_k_v2", lambda x, y, k: raw.InTopKV2(predictions=x, targets=y, k=k),
+               [tied(5, 7), integers(5, high=9), constant(3)], "s0,s0,F>s0 s1,F,F>F")  # fmt: skip
+    infinite = floats(5, 7)._replace(
+        make=lambda random, sizes: np.where(random.uniform(0, 1, sizes) < 0.1, np.inf, 0.5).astype(np.float32)
+    )
+    yield Case("in_top_k_infinite", lambda x, y, k: raw.InTopKV2(predictions=x, targets=y, k=k),
+               [infinite, integers(5, high=7), constant(3)], "s0,s0,F>s0 s1,F,F>F")  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", THREE)
+def test_scores_of_classes(ranks):
+    check(list(softmax_cases()) + list(cross_entropy_cases()) + list(in_top_k_cases()), ranks)
