@@ -181,9 +181,25 @@ KEYS: Tuple[Key, ...] = (
         Choice("", "O1"),
         "",
         "",
-        '"O1" computes in float16 where it is safe and keeps the weights in float32, "" computes as the model says.',
+        '"O1" computes in half precision where it is safe and keeps the weights in float32, "" computes as the model '
+        "says.",
     ),
-    Key("amp.debug_log", Bool(), False, "", "Log which operations are computed in which precision, and why."),
+    Key(
+        "amp.debug_log",
+        Bool(),
+        False,
+        "",
+        "Log which types of operations stay in float32, and with amp.loss_scale \"dynamic\", for each step that is "
+        "skipped, which gradient was the first that was not finite.",
+    ),
+    Key(
+        "amp.dtype",
+        Choice("float16", "bfloat16"),
+        "float16",
+        "",
+        'With amp.level: the type to compute in. Operations for which TensorFlow has no kernel of that type stay in '
+        "float32.",
+    ),
     Key(
         "amp.loss_scale",
         LossScale(),

@@ -44,6 +44,7 @@ EPL_DEFAULTS = {
     "optimizer.num_apply_group": 1,
 }
 NEW_DEFAULTS = {
+    "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.start_timeout": 300.0,

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.accumulation import Accumulation
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
+from epl.ir.twins import Twin
 from epl.utils import tf_compat
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
@@ -81,6 +82,7 @@ class Graph(object):
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
         self.accumulations: List[Accumulation] = []
+        self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
@@ -120,6 +122,11 @@ class Graph(object):
         for tf_graph in list(cls._registry.keys()):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
         cls._registry.clear()
+
+    def shown(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What has the value of a tensor: that of its twin, if it has one that a run can ask for."""
+        twin = self.twins.get(tensor.name)
+        return tensor if twin is None or twin.shown is None else twin.shown
 
     # ---- TaskGraphs
 

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, 
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types, wire
+from epl.ir import op_types, twins, wire
+from epl.ir.graph import Graph
 from epl.utils import tf_compat
 
 _RESOURCE = tf.resource.as_datatype_enum
@@ -27,6 +28,9 @@ class GraphView(object):
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         nodes, self.graph_def = wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
+        graph = Graph.of(tf_graph)
+        if graph is not None and graph.twins:
+            nodes = twins.in_order(nodes)
         self.nodes: List[wire.Node] = []
         self.types: List[str] = []
         self.index: Dict[str, int] = {}

@@ -75,6 +75,7 @@ Plan = NamedTuple(
         ("schedule", str),
         ("reduce_method", str),
         ("fp16_scale", Optional[int]),
+        ("precision", str),
         ("groups", Tuple[GradientGroup, ...]),
         ("outputs", Tuple[Output, ...]),
     ],
@@ -90,6 +91,7 @@ Attributes:
   schedule: text form of the Schedule of a pipeline; "" with one stage.
   reduce_method: "mean" or "sum" over the micro batches and replicas.
   fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
+  precision: the type of mixed precision and its loss scale; "" without.
   groups, outputs: see there.
 """
 
@@ -178,6 +180,8 @@ def describe(plan: Plan) -> str:
             "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
         )
     ]
+    if plan.precision:
+        lines.append("  mixed precision: {}".format(plan.precision))
     if len(plan.stages) > 1:
         for number, stage in enumerate(plan.stages):
             lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))

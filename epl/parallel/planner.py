@@ -27,7 +27,6 @@ logger = logging.getLogger("epl")
 _NOT_AVAILABLE = (
     ("zero.level", ""),
     ("offload.level", ""),
-    ("amp.level", ""),
 )  # fmt: skip
 
 _OUTPUT_KEYS = (
@@ -140,6 +139,7 @@ def make_plan(
         schedule="" if schedule is None else to_text(schedule),
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
+        precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
         groups=tuple(_plan_group(name, group, config) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )
@@ -170,7 +170,7 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> Gradien
 def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List[Output]:
     outputs: List[Output] = []
     for key, scope, merge in _OUTPUT_KEYS:
-        for tensor in graph.get_collection(key):
+        for tensor in map(graph.shown, graph.get_collection(key)):
             communicator = "{}/outputs{}".format(plan_name, len(outputs)) if scope == "global" else ""
             outputs.append(Output(tensor.name, stage_of_op(tensor.op, stages), scope, merge, communicator))
     collected = {output.tensor for output in outputs}

@@ -163,7 +163,7 @@ class Rewrite(object):
     @property
     def runs_as_it_is(self) -> bool:
         """Whether a Session.run of the user needs nothing else to mean what the user means."""
-        return self.is_plain and not self.apply_orders
+        return self.is_plain and not self.apply_orders and not self.graph.twins
 
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""

@@ -13,8 +13,8 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel import amp_twins, planner
 from epl.parallel import plan as plans
-from epl.parallel import planner
 from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
@@ -101,6 +101,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     planner.refuse_taskgraphs(graph)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
+        amp_twins.use_twins(graph)
         stages, owners = plan_stages(graph, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)
@@ -118,7 +119,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
-        elif env.config.gradient_checkpoint.type or env.config.optimizer.num_apply_group > 1:
+        elif env.config.gradient_checkpoint.type or env.config.optimizer.num_apply_group > 1 or graph.twins:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
                 if not rewrite.runs_as_it_is:

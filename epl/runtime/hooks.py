@@ -8,6 +8,7 @@
 | GradientTape.gradient | gradients that are not recorded get a warning |
 | gradients_util._maybe_colocate_with | backward ops carry their forward op's TaskGraph |
 | ControlFlowState.AddWhileContext | so do those of loops |
+| GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
@@ -36,9 +37,9 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import transformation
+from epl.parallel import amp_twins, transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import gradient_check, recorder, saver, server
+from epl.runtime import amp, gradient_check, recorder, saver, server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -63,6 +64,7 @@ def install() -> None:
     _wrap(tf.GradientTape, "gradient", recorder.recorded_tape)
     _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
     _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
+    _wrap(tf_compat.GradLoopState, "GetRealValue", amp_twins.weight_in_gradient_loop)
     for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
         _wrap(optimizer, "__init__", _optimizer_init)
     session = tf_compat.BaseSession
@@ -249,6 +251,7 @@ def _do_run(
     run_metadata: Any,
 ) -> Any:
     runner = _rewritten(session)
+    fetch_list = amp.fetched(session.graph, fetch_list, feed_dict)
 
     def run(fetches: Any, feeds: Any) -> Any:
         if runner is not None:

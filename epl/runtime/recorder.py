@@ -6,6 +6,7 @@ Each gradient of a variable is returned through an identity, the *boundary*. The
 
 import contextlib
 import functools
+import inspect
 import logging
 import threading
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
@@ -18,12 +19,13 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
-from epl.runtime import accumulation
+from epl.runtime import accumulation, amp, amp_loss_scale
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
-_inside = threading.local()  # of this thread: whether it is inside an optimizer's apply_gradients, and seeds it made
+# Of this thread: whether it is inside an optimizer's apply_gradients; seeds it made, and what is differentiated.
+_inside = threading.local()
 
 
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
@@ -32,9 +34,15 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
-    with graph.phase(Phase.BACKWARD), _seeds_of_call() as seeds:
+    mixed = None
+    if getattr(_inside, "seeds", None) is None:  # not within a gradient
+        mixed = amp.begin(graph, inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
+    with graph.phase(Phase.BACKWARD), _seeds_of_call(mixed) as seeds:
         before = tf_compat.last_op_id(graph.tf_graph)
-        gradients = original(ys, xs, *args, **kwargs)
+        if mixed is None:
+            gradients = original(ys, xs, *args, **kwargs)
+        else:
+            ys, gradients = mixed.ys, amp.finish(graph, mixed, original(**mixed.arguments))
         if len(graph.taskgraphs) > 1:
             separate_taskgraphs(tf_compat.ops_since(graph.tf_graph, before))
         config = Env.get().config.communication
@@ -59,7 +67,7 @@ def recorded_seeds(original: Callable[..., List[Any]], *args: Any, **kwargs: Any
     seeds = getattr(_inside, "seeds", None)
     if seeds is not None:
         seeds += [first_tensor(seed) for seed in made if seed is not None]
-    return made
+    return amp.scaled(getattr(_inside, "mixed", None), made)
 
 
 def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
@@ -80,13 +88,14 @@ def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: An
 
 
 @contextlib.contextmanager
-def _seeds_of_call() -> Iterator[List[tf.Tensor]]:
+def _seeds_of_call(mixed: Optional[amp.Differentiation]) -> Iterator[List[tf.Tensor]]:
     """The seeds that this thread makes inside; calls of tf.gradients may nest, in custom gradients."""
-    outer, _inside.seeds = getattr(_inside, "seeds", None), []
+    outer = getattr(_inside, "seeds", None), getattr(_inside, "mixed", None)
+    _inside.seeds, _inside.mixed = [], mixed
     try:
         yield _inside.seeds
     finally:
-        _inside.seeds = outer
+        _inside.seeds, _inside.mixed = outer
 
 
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,8 +120,9 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         boundaries.append((name, gradient))
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
-                return original(pairs, *args, **kwargs)
+                return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *args, **kwargs))
 
+            pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)
             if steps.count == 1 or all(gradient is None for gradient, _ in pairs):
                 return apply(pairs)
             return accumulation.accumulated_apply(graph, pairs, changed, steps, apply)
@@ -147,6 +157,7 @@ def _refuse_planned(graph: Graph, steps: int) -> None:
         (steps > 1, "without accumulation"),
         (config.optimizer.num_apply_group > 1, "without groups of updates"),
         (bool(config.gradient_checkpoint.type), "without recomputation"),
+        (bool(config.amp.level), "in float32"),
     ]
     without = [words for is_missing, words in missing if is_missing]
     if without:

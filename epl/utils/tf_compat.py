@@ -14,10 +14,12 @@ from tensorflow.python.framework import (
     c_api_util,  # scoped C buffers
     func_graph,
     function,
+    kernels,  # which kernels are registered
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import (
     control_flow_state,
+    control_flow_util,
     gradients_util,
     resource_variable_ops,  # the classes of variables
     variables,
@@ -28,6 +30,7 @@ from tensorflow.python.util import nest as tf_nest
 BaseSession = session_module.BaseSession
 gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
+GradLoopState = control_flow_state._GradLoopState
 KerasOptimizer = optimizer_v2.OptimizerV2
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
@@ -174,6 +177,36 @@ def control_flow_context_of(op: tf.Operation) -> Any:
     return op._get_control_flow_context()
 
 
+def output_context_of(op: tf.Operation) -> Any:
+    """The control-flow context in which the outputs of `op` are used: that around the loop which it leaves."""
+    return control_flow_util.GetOutputContext(op)
+
+
+class listed_in_context:
+    """Ops created inside belong to the given control-flow context, which lists them: they may be differentiated."""
+
+    def __init__(self, graph: tf.Graph, context: Any) -> None:
+        self._graph = graph
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._saved = self._graph._get_control_flow_context()
+        self._graph._set_control_flow_context(self._context)
+
+    def __exit__(self, *unused: object) -> None:
+        self._graph._set_control_flow_context(self._saved)
+
+
+def control_outputs(op: tf.Operation) -> List[tf.Operation]:
+    """The ops that wait for `op`."""
+    return op._control_outputs
+
+
+def is_loop_invariant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor in a loop has the value of one outside of it."""
+    return control_flow_util.GetLoopConstantEnter(tensor) is not None
+
+
 def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
     """Marks every op created in `graph` from now on; None ends it. Returns the mark before."""
     scopes = graph._attr_scope_map
@@ -263,9 +296,24 @@ def outer_graph(graph: Any) -> tf.Graph:
     return graph.outer_graph if isinstance(graph, func_graph.FuncGraph) else graph._outer_graph
 
 
+def op_def(graph: tf.Graph, op_type: str) -> Any:
+    """The OpDef of an op type."""
+    return graph._get_op_def(op_type)
+
+
 def is_stateful(graph: tf.Graph, op_type: str) -> bool:
     """Whether ops of a type keep or read something besides their inputs."""
-    return graph._get_op_def(op_type).is_stateful
+    return op_def(graph, op_type).is_stateful
+
+
+def has_kernel(op_type: str, type_attr: str, dtype: tf.DType, device_type: str) -> bool:
+    """Whether a kernel for "CPU" or "GPU" is registered that computes in a type, given by an attribute of the op."""
+    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
+        if kernel.device_type == device_type:
+            own = [one.allowed_values.list.type for one in kernel.constraint if one.name == type_attr]
+            if not own or dtype.as_datatype_enum in own[0]:
+                return True
+    return False
 
 
 def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
