@@ -73,11 +73,13 @@ class Lowering(object):
             self.tensors[program.values[number].tensor] = (tensor, native.layout)
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the user's graph, FULL on this rank."""
-        return self._later(tensor, PLAIN)
+        """A tensor of the user's graph, FULL on this rank; what is not of the split comes as it is."""
+        return self._later(tensor, PLAIN) if tensor in self._program.number else tensor
 
     def own_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """A tensor of the user's graph with the rows of this rank's batch; FULL if it has none."""
+        if tensor not in self._program.number:
+            return tensor
         number = self._program.number[tensor]
         self._program.exits.add(number)
         return self._later(tensor, exit_form(self._program, number) or PLAIN)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.parallel.costs import MACHINES, op_seconds
 from epl.parallel.costs_shapes import UNKNOWN_DIMENSION, TensorType
 from epl.parallel.op_costs import Kind, op_cost
@@ -113,7 +114,7 @@ class Program(object):
         self._machine = MACHINES[device_type]
         self._depends_on_data = DataDependence()
         self._granularities = granularities(region.ops)
-        for op in region.ops:
+        for op in _in_order(region):
             self._add_step(op)
         self.exits = {self.number[tensor] for tensor in region.exits}
 
@@ -193,7 +194,7 @@ class Program(object):
         )
         rows_of = max([value.rows_of for value in known] or [-1])
         passes = op.type not in _NO_GRADIENT
-        differentiable = passes and any(value.differentiable for value in known)
+        differentiable = passes and (kept or any(value.differentiable for value in known))
         trained = passes and any(value.trained for value in known)
         added = []
         for output, info, batch in zip(op.outputs, infos, batches):
@@ -214,13 +215,20 @@ class Program(object):
         if all(place is None for place in places):
             return [None] * len(op.outputs)
         if op.type == "Reshape":
-            return [_reshaped(places[0], op.inputs[0].shape, op.outputs[0].shape, self.ranks)]
+            return [_reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
         # What is done to a dimension does not depend on how the batch stands in it.
         infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
         asked = op._replace(inputs=tuple(infos))
         dims = _guessed(asked) if kept else _traced(asked) or _guessed(asked)
         outer = max([place.outer for place in places if place is not None])
         return [None if dim is None else Batch(dim, outer) for dim in dims]
+
+    def _rows_of(self, value: Value) -> Optional[int]:
+        """The rows of one rank's batch, if the user's graph says it."""
+        if value.batch is None:
+            return None
+        entry = self.values[value.rows_of]
+        return entry.tensor.shape[entry.info.batch or 0].value
 
     def _seconds(self, op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[int]) -> float:
         results = [self.values[number] for number in outputs]
@@ -230,6 +238,27 @@ class Program(object):
         cost = op_cost(op.node_def, taken, given)
         backward = _BACKWARD.get(cost.kind, 1.0) if any(value.trained for value in results) else 0.0
         return max(0.0, op_seconds(cost, self._machine) - self._machine.overhead) * (1 + backward)
+
+
+def _in_order(region: Region) -> List[tf.Operation]:
+    """The ops in the order of creation, but for those of branches that take what was created behind them."""
+    ordered: List[tf.Operation] = []
+    done: Set[tf.Operation] = set()
+    inside = frozenset(region.ops)
+    for op in region.ops:
+        stack = [op]
+        while stack:
+            if stack[-1] in done:
+                stack.pop()
+                continue
+            before = [source.op for source in stack[-1].inputs if source.op in inside and source.op not in done]
+            before = [other for other in before if other.type not in op_types.NEXT_ITERATIONS]
+            if before:
+                stack += before
+            else:
+                done.add(stack[-1])
+                ordered.append(stack.pop())
+    return ordered
 
 
 def batch_layout(info: TensorInfo) -> Layout:
@@ -286,18 +315,24 @@ def _traced(op: OpInfo) -> Optional[List[Optional[int]]]:
     return None
 
 
-def _reshaped(batch: Optional[Batch], before: Optional[Shape], after: Optional[Shape], ranks: int) -> Optional[Batch]:
-    """Where a reshape leads the batch: there as here, as many elements are outside of a row."""
+def _reshaped(
+    batch: Optional[Batch], rows: Optional[int], before: Optional[Shape], after: Optional[Shape]
+) -> Optional[Batch]:
+    """Where a reshape leads the batch of so many rows: there as here, as many elements are outside of a row.
+
+    Args:
+      batch: where it is.
+      rows: of one rank, if they are known.
+      before: shape that is reshaped.
+      after: shape that it gets, with one rank's batch.
+    """
     if batch is None or before is None or after is None:
         return None
     outside = _product(before[: batch.dim], batch.outer)
     if outside is None:
         return None
-    size = before[batch.dim]
-    rows = None if size is None else size // ranks // batch.outer
     passed = 1
     for dim, size in enumerate(after):
-        # The shape is still that of one rank's batch.
         if size is None or (rows is not None and passed * size % (outside * rows) == 0):
             return Batch(dim, outside // passed) if outside % passed == 0 else None
         passed *= size

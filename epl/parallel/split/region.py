@@ -43,6 +43,9 @@ _SHAPE_ARITHMETIC = frozenset(
     Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
 )
 _SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES
+_CONTROL_FLOW = (
+    op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
+)
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
     | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "Const"}
@@ -63,7 +66,9 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
     inside = [op for op in ordered if op.type not in _STAYS and op not in initial and op not in reads]
     lowered = _depending(inside, variables, members)
     lowered |= _drawn_for(inside, lowered)
-    kept = frozenset(op for op in lowered if tf_compat.control_flow_context_of(op) is not None)
+    kept = frozenset(
+        op for op in lowered if op.type in _CONTROL_FLOW or tf_compat.control_flow_context_of(op) is not None
+    )
     ops = tuple(op for op in inside if op in lowered)
     exits = [
         output
@@ -167,10 +172,16 @@ def _depending(
     """The ops that depend on a variable, on data or on what comes from outside."""
     found: Set[tf.Operation] = set()
     for op in inside:
-        for source in op.inputs:
-            if source in variables or source.op in found or draws_data(source.op) or source.op not in members:
-                found.add(op)
-                break
+        if any(source in variables or draws_data(source.op) or source.op not in members for source in op.inputs):
+            found.add(op)
+    stack = list(found)
+    candidates = set(inside)
+    while stack:
+        for output in stack.pop().outputs:
+            for consumer in output.consumers():
+                if consumer in candidates and consumer not in found:
+                    found.add(consumer)
+                    stack.append(consumer)
     return found
 
 

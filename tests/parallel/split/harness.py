@@ -69,7 +69,8 @@ class Split(object):
     Attributes:
       lowering, program, decision: as they were built.
       loss, outputs: FULL.
-      gradients: name of a variable -> (its layout, this rank's gradient).
+      layouts: name of a variable -> its layout.
+      gradients: name of a variable, or of one outside -> this rank's gradient.
     """
 
     def __init__(
@@ -105,22 +106,22 @@ class Split(object):
             names = sorted(self.parts)
             replicated = [variable for variable in tf.trainable_variables() if variable.op in outside]
             grads = tf.gradients(self.loss, [self.parts[name] for name in names] + replicated)
-            self.gradients = {
-                name: (self.layouts[name], tf.convert_to_tensor(grad)) for name, grad in zip(names, grads)
-            }
-            self.initializer = tf.variables_initializer(list(self.parts.values()))
+            names += [variable.op.name for variable in replicated]
+            self.gradients = {name: tf.convert_to_tensor(grad) for name, grad in zip(names, grads)}
+            self.initializer = [tf.variables_initializer(list(self.parts.values()))]
+            self.initializer += [tf.assign(v, initial[v.op.name]) for v in replicated if initial is not None]
 
     def _variable(self, op, layout):
         name = op.name
-        if self._initial is None:  # the graph is only looked at
-            shape = list(tf.TensorShape(op.get_attr("shape")).as_list())
-            if layout.is_shard:
-                shape[layout.dim] = layout.sizes[self._rank]
-            value = tf.zeros(shape, tf.as_dtype(op.get_attr("dtype")))
-        else:
-            value = part(self._initial[name], layout, self._rank)
-        with tf.init_scope():
-            self.parts[name] = tf.Variable(value, use_resource=True, name="PART/" + name)
+        with tf.init_scope(), tf.name_scope("PART/"):
+            if self._initial is None:  # the graph is only looked at
+                shape = list(tf.TensorShape(op.get_attr("shape")).as_list())
+                if layout.is_shard:
+                    shape[layout.dim] = layout.sizes[self._rank]
+                value = tf.zeros(shape, tf.as_dtype(op.get_attr("dtype")))
+            else:
+                value = part(self._initial[name], layout, self._rank)
+            self.parts[name] = tf.Variable(value, use_resource=True, name=name)
         return self.parts[name].read_value()
 
     def kinds(self):
@@ -166,8 +167,7 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain) -> List[An
             with tf.Session(graph=split.graph) as sess:
                 sess.run(split.initializer)
                 feed = {split.graph.get_tensor_by_name(name + ":0"): rows for name, rows in feeds[rank].items()}
-                grads = {name: grad for name, (_, grad) in split.gradients.items()}
-                results[rank] = sess.run([split.loss, split.outputs, grads], feed)
+                results[rank] = sess.run([split.loss, split.outputs, split.gradients], feed)
         except Exception as error:  # pylint: disable=broad-except
             errors.append(error)
 
@@ -190,7 +190,8 @@ def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-5) -> 
         close(loss, plain.loss, tolerance)
         for output, wanted in zip(outputs, plain.outputs):
             close(output, wanted, tolerance)
-        for name, wanted in plain.gradients.items():
+        for name in splits[rank].parts:
+            wanted = plain.gradients[name]
             close(gradients[name], part(wanted, splits[rank].layouts[name], rank), tolerance, name)
     return splits
 
@@ -203,7 +204,8 @@ def close(got, wanted, tolerance, what=""):
 
 
 def rows(counts: Sequence[int], seed: int = 0, **shapes: Any) -> Feeds:
-    """Feeds with as many rows on each rank; a shape is of one row, an int instead draws labels below it."""
+    """Feeds with as many rows on each rank: `x=(5, 6)` is the shape of a row of floats, `y=10` draws a label below 10
+    for each row, `t=([5], 10)` five of them."""
     random = np.random.RandomState(seed)
     found = []
     for count in counts:
@@ -211,6 +213,8 @@ def rows(counts: Sequence[int], seed: int = 0, **shapes: Any) -> Feeds:
         for name, shape in sorted(shapes.items()):
             if isinstance(shape, int):
                 fed[name] = random.randint(0, shape, [count]).astype(np.int32)
+            elif shape and isinstance(shape[0], list):
+                fed[name] = random.randint(0, shape[1], [count] + shape[0]).astype(np.int32)
             else:
                 fed[name] = random.randn(count, *shape).astype(np.float32)
         found.append(fed)

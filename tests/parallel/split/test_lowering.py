@@ -1,0 +1,155 @@
+"""Whole small models on parts compute what they compute unsplit: loss, outputs and the gradient of every variable."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.split.layouts import shard
+from epl.utils.errors import PlanError
+from tests.parallel.split.harness import Model, Plain, Split, check, close, communicator, rows, run_split
+from tests.parallel.split.models import classifier, cross_entropy, mixture, transformer, weights
+
+EVEN, UNEVEN = (4, 4), (3, 5, 2)
+
+
+@pytest.mark.parametrize("counts", [EVEN, UNEVEN, (2, 2, 2, 2), (1, 4, 2, 3)])
+def test_classifier(counts):
+    splits = check(classifier, rows(counts, x=(12,), y=10))
+    assert splits[0].layouts["m/w1"].is_shard and splits[0].layouts["m/kernel2"].is_shard
+
+
+@pytest.mark.parametrize("counts", [EVEN, UNEVEN])
+def test_transformer_with_a_tied_vocabulary(counts):
+    splits = check(transformer, rows(counts, tokens=([5], 11)))
+    assert all(layout.is_shard for name, layout in splits[0].layouts.items() if not name.endswith(("norm", "shift_2")))
+
+
+@pytest.mark.parametrize("counts", [EVEN, UNEVEN])
+def test_mixture_of_experts(counts):
+    splits = check(lambda: mixture(experts=5, inner=True), rows(counts, x=(8, 6)))
+    assert splits[0].layouts["expert_in"].dim == 0
+
+
+def test_convolutions():
+    def build():
+        x = tf.placeholder(tf.float32, [None, 6, 6, 3], "x")
+        y = tf.placeholder(tf.int32, [None], "y")
+        h = tf.nn.relu(tf.nn.conv2d(x, weights("filter", 3, 3, 3, 7), 1, "SAME"))
+        h = tf.nn.max_pool2d(tf.nn.conv2d(h, weights("filter_2", 3, 3, 7, 6), 1, "SAME"), 2, 2, "SAME")
+        logits = tf.matmul(tf.reshape(h, [-1, 54]), weights("head", 54, 5))
+        return Model(cross_entropy(logits, y), [logits])
+
+    splits = check(build, rows(UNEVEN, x=(6, 6, 3), y=5))
+    assert splits[0].layouts["filter"] == shard(3, (3, 2, 2))
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_layers_of_tensorflow(resource):
+    def build():
+        x = tf.placeholder(tf.float32, [None, 9], "x")
+        with tf.variable_scope("net", use_resource=resource):
+            h = tf.layers.dense(x, 11, tf.nn.elu)
+            h = tf.layers.dense(tf.concat([h, x], 1), 8, tf.nn.softplus)
+            y = tf.layers.dense(h, 3, use_bias=False)
+        return Model(tf.losses.mean_squared_error(tf.zeros_like(y), y) + tf.nn.l2_loss(h) * 0.01, [y])
+
+    splits = check(build, rows(UNEVEN, x=(9,)))
+    assert splits[0].layouts["net/dense/kernel"].is_shard
+
+
+def test_features_of_replicate_code_get_their_gradient():
+    def build():
+        x = tf.placeholder(tf.float32, [None, 6], "x")
+        with tf.variable_scope("replicated"):
+            features = tf.matmul(x, weights("shared", 6, 8))
+            scale = tf.identity(weights("scalar", 1))
+        before = tf.get_default_graph().get_operations()
+        y = tf.matmul(tf.tanh(features * scale), weights("head", 8, 5))
+        return Model(tf.reduce_mean(tf.square(y)), [y], before)
+
+    feeds = rows(UNEVEN, x=(6,))
+    plain = Plain(build, feeds)
+    results, _ = run_split(build, feeds, plain)
+    gradients = [gradients for _, _, gradients in results]
+    close(sum(found["replicated/shared"] for found in gradients), plain.gradients["replicated/shared"], 1e-5)
+    for found in gradients:  # what is the same everywhere has the same gradient everywhere
+        close(found["replicated/scalar"], plain.gradients["replicated/scalar"], 1e-5)
+
+
+def test_a_loop_and_a_branch_take_whole_tensors():
+    def build():
+        x = tf.placeholder(tf.float32, [None, 6], "x")
+        h = tf.matmul(x, weights("kernel", 6, 8))
+        _, h = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h) - tf.reduce_mean(h)), [0, h])
+        h = tf.cond(tf.reduce_sum(h) > 0, lambda: h * 2, lambda: tf.square(h))
+        return Model(tf.reduce_mean(tf.square(tf.matmul(h, weights("head", 8, 5)))), [h])
+
+    splits = check(build, rows(UNEVEN, x=(6,)))
+    assert splits[0].layouts["kernel"].is_shard
+
+
+def test_what_is_drawn_is_the_same_on_every_rank():
+    def build():
+        x = tf.placeholder(tf.float32, [None, 6], "x")
+        y = tf.matmul(x, weights("kernel", 6, 8))
+        return Model(tf.reduce_mean(y), [tf.random.uniform([8]) + tf.reduce_sum(y)])
+
+    feeds = rows(EVEN, x=(6,))
+    (first, second), _ = run_split(build, feeds, Plain(build, feeds))
+    assert (first[1][0] == second[1][0]).all()
+
+
+def test_the_size_of_a_batch_in_a_reshape_is_that_of_one_rank():
+    def build():
+        x = tf.placeholder(tf.float32, [4, 5, 6], "x")
+        flat = tf.reshape(x, [20, 6])
+        h = tf.reshape(tf.matmul(flat, weights("kernel", 6, 8)), [4, 5, 8])
+        return h
+
+    def of_rank():
+        h = build()
+        return Model(tf.reduce_mean(tf.square(tf.nn.softmax(h))), [h])
+
+    feeds = rows((4, 4), x=(5, 6))
+    plain = Plain(lambda: whole(8), feeds)
+    results, splits = run_split(of_rank, feeds, plain)
+    for loss, outputs, _ in results:
+        assert abs(loss - plain.loss) < 1e-6
+        assert abs(outputs[0] - plain.outputs[0]).max() < 1e-5
+
+
+def whole(count):
+    """The same for all rows at once."""
+    x = tf.placeholder(tf.float32, [count, 5, 6], "x")
+    h = tf.reshape(tf.matmul(tf.reshape(x, [count * 5, 6]), weights("kernel", 6, 8)), [count, 5, 8])
+    return Model(tf.reduce_mean(tf.square(tf.nn.softmax(h))), [h])
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    def build():
+        x = tf.placeholder(tf.float32, [4, 6], "x")
+        y = tf.matmul(tf.matrix_inverse(tf.matmul(x, x, transpose_b=True)), x)
+        return Model(tf.reduce_mean(y + tf.ones([4, 6])), [])
+
+    with pytest.raises(PlanError, match=r"cannot be built on 2 devices.*the size of one device's batch"):
+        Split(build, 2, 0, communicator(2))
+
+
+def test_programs_of_ranks_differ_in_what_is_recorded_alone():
+    wire = communicator(3)
+    first, last = (Split(classifier, 3, rank, wire) for rank in (0, 2))
+    different = set()
+    for one, other in zip(first.graph.get_operations(), last.graph.get_operations()):
+        assert one.name == other.name
+        one_def, other_def = one.node_def, other.node_def
+        if one.type in COLLECTIVE_OP_TYPES:
+            assert (one_def.attr.pop("rank").i, other_def.attr.pop("rank").i) == (0, 2)
+        if str(one_def) != str(other_def) and not one.name.startswith("PART/"):  # parts of variables
+            different.add(one.name)
+    assert different and different <= set(first.exchange.owned)
+
+
+def test_collectives_run_in_one_order():
+    split = Split(transformer, 2, 0, communicator(2))
+    for before, after in zip(split.exchange.collectives, split.exchange.collectives[1:]):
+        assert before in after.control_inputs or any(source.op is before for source in after.inputs)
