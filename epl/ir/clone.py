@@ -212,17 +212,16 @@ def _own_names(node: wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name]
     data = node.serialized_attrs
     if b"_class" not in data and b"_name" not in data:  # most nodes; the others are looked at more closely
         return []
-    attrs = wire.split_attrs(data)
+    attrs = node.attr
     found: List[Tuple[str, List[_Name], bool]] = []
     for key in _OWN_NAME_ATTRS:
-        name = wire.read_string(attrs[key]) if key in attrs else b""
+        name = wire.read_string(attrs.serialized(key))
         if name:
             found.append((key, [(b"", name)], False))
-    if "_class" in attrs:
-        own: List[_Name] = [
-            (b"loc:@", group[5:]) if group[:5] == b"loc:@" and group[5:].decode() in inside else (None, group)
-            for group in wire.read_strings(attrs["_class"])
-        ]
-        if any(before is not None for before, _ in own):
-            found.append(("_class", own, True))
+    own: List[_Name] = [
+        (b"loc:@", group[5:]) if group[:5] == b"loc:@" and group[5:].decode() in inside else (None, group)
+        for group in wire.read_strings(attrs.serialized("_class"))
+    ]
+    if any(before is not None for before, _ in own):
+        found.append(("_class", own, True))
     return found

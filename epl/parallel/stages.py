@@ -11,7 +11,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
-from epl.ir import op_types
+from epl.ir import op_types, wire
 from epl.ir.colocation import taskgraph_index
 from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
@@ -21,7 +21,7 @@ from epl.parallel.plan import Stage, worker_of
 from epl.parallel.update_stages import stages_of_updates
 from epl.utils.errors import PlanError
 
-_APPLY = Phase.APPLY.encode()
+_APPLY = wire.string(Phase.APPLY.encode())
 # Ops that make a handle of what lives on their device alone.
 _LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
 
@@ -104,7 +104,8 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on. What an
     optimizer makes besides is in the stage of the variable that it updates.
     """
-    stage_of = stage_of_taskgraph(stages)
+    indices = stage_of_taskgraph(stages)
+    stage_of = {tf.AttrValue(i=index).SerializeToString(): stage for index, stage in indices.items()}
     places = view.of_attrs(lambda attrs: _place(attrs, stage_of))
     applying = {node for node, place in enumerate(places) if place.applies}
     updates: Dict[int, int] = {}
@@ -160,16 +161,15 @@ Attributes:
 """
 
 
-def _place(attrs: Mapping[str, tf.AttrValue], stage_of: Mapping[int, int]) -> _Place:
-    stage = stage_of.get(attrs[TASKGRAPH_ATTR].i, 0) if TASKGRAPH_ATTR in attrs else 0
-    return _Place(stage, _group(attrs), PHASE_ATTR in attrs and attrs[PHASE_ATTR].s == _APPLY)
+def _place(attrs: wire.Attributes, stage_of: Mapping[bytes, int]) -> _Place:
+    stage = stage_of.get(attrs.serialized(TASKGRAPH_ATTR), 0)
+    return _Place(stage, _group(attrs), attrs.serialized(PHASE_ATTR) == _APPLY)
 
 
-def _group(attrs: Mapping[str, tf.AttrValue]) -> str:
-    if "_class" in attrs:
-        for group in attrs["_class"].list.s:
-            if group[:5] == b"loc:@":
-                return group[5:].decode()
+def _group(attrs: wire.Attributes) -> str:
+    for group in wire.read_strings(attrs.serialized("_class")):
+        if group[:5] == b"loc:@":
+            return group[5:].decode()
     return ""
 
 

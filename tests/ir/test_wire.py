@@ -86,6 +86,8 @@ def test_written_attributes_are_read_by_protobuf():
 
 
 def test_strings_are_read_from_attributes():
-    written = wire.split_attrs(wire.attr("s", wire.string(b"x" * 300)) + wire.attr("l", wire.strings([b"a", b"bc"])))
-    assert wire.read_string(written["s"]) == b"x" * 300
-    assert wire.read_strings(written["l"]) == [b"a", b"bc"]
+    written = wire.attr("s", wire.string(b"x" * 300)) + wire.attr("l", wire.strings([b"a", b"bc"]))
+    attrs = wire.Node("n", "Op", [], "", written).attr
+    assert wire.read_string(attrs.serialized("s")) == b"x" * 300
+    assert wire.read_strings(attrs.serialized("l")) == [b"a", b"bc"]
+    assert attrs.serialized("t") == b"" and wire.read_strings(b"") == [] and wire.read_string(b"") == b""
