@@ -7,7 +7,7 @@ A tf.train.Saver knows the variables of rank 0 of this process. Its ops are comp
     RestoreV2   "fc/kernel" -> assign v                   the same slices -> assign v, assign EPL_REPLICA_1/v
 
 So a checkpoint holds full tensors in several pieces, as TensorFlow itself writes those of a partitioned variable, and
-any program reads from it what it needs: all of a tensor, or other slices.
+any program reads from it what it needs: all of a tensor, or other slices. Ranks in other processes: `shard_parts.py`.
 """
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.split.layouts import Layout
 from epl.runtime.shard_initial import slice_spec
+from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_variables import SCOPE
 from epl.utils import tf_compat
 
@@ -65,7 +66,7 @@ def slices_of(
 
 
 def complete_savers(
-    tf_graph: tf.Graph, slices: Mapping[str, Sequence[Slice]], after: int = 0
+    tf_graph: tf.Graph, slices: Mapping[str, Sequence[Slice]], after: int = 0, parts: Optional[CheckpointParts] = None
 ) -> Dict[tf.Operation, tf.Operation]:
     """Makes the ops of Savers write and restore all slices of a variable.
 
@@ -75,6 +76,7 @@ def complete_savers(
       tf_graph: the graph; new ops go to the default name scope.
       slices: as `slices_of` gives them.
       after: ops up to this number are done already (`tf_compat.last_op_id` of then).
+      parts: where further slices lie in other processes, which worker 0 asks for them.
 
     Returns:
       Ops that write checkpoints -> what has replaced them.
@@ -83,7 +85,7 @@ def complete_savers(
     replaced = {}
     with tf_graph.as_default(), tf.name_scope(SCOPE + "/save/"), tf.control_dependencies(None):
         for op in [op for op in new if op.type == "SaveV2"]:
-            completed = _completed_save(op, slices)
+            completed = _completed_save(op, slices, parts)
             if completed is not None:
                 _take_over(op, completed)
                 replaced[op] = completed
@@ -91,32 +93,39 @@ def complete_savers(
     return replaced
 
 
-def _completed_save(op: tf.Operation, slices: Mapping[str, Sequence[Slice]]) -> Optional[tf.Operation]:
+def _completed_save(
+    op: tf.Operation, slices: Mapping[str, Sequence[Slice]], others: Optional[CheckpointParts]
+) -> Optional[tf.Operation]:
     """The op with an entry for each slice; None if it saves no part of anything."""
     names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
     if names is None or specs is None:
         return None
     entries: List[Tuple[bytes, bytes, tf.Tensor]] = []
-    changed = False
+    wanted: List[Tuple[str, str]] = []
     for name, spec, tensor in zip(names, specs, op.inputs[3:]):
         variable = _source(tensor, op_types.VARIABLES)
         parts = slices.get(variable.name, ()) if variable is not None else ()
         if not parts:
-            entries.append((name, spec, tensor))
+            entries.append((_key(name), spec, tensor))
             continue
-        assert variable is not None
-        changed = True
-        key = _key(name, variable, parts[0])
+        key = _key(name)
+        wanted.append((key.decode(), parts[0].full_name))
         entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in parts]
-    if not changed:
+    if not wanted:
         return None
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
-        return tf.raw_ops.SaveV2(
-            prefix=op.inputs[0],
-            tensor_names=_strings(name for name, _, _ in entries),
-            shape_and_slices=_strings(spec for _, spec, _ in entries),
-            tensors=[tensor for _, _, tensor in entries],
-        )
+        filename = op.inputs[0]
+        write = _save(filename if others is None else others.own_prefix(filename), entries)
+        return write if others is None else others.merged(filename, write, wanted)
+
+
+def _save(prefix: tf.Tensor, entries: Sequence[Tuple[bytes, bytes, tf.Tensor]]) -> tf.Operation:
+    return tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=_strings(name for name, _, _ in entries),
+        shape_and_slices=_strings(spec for _, spec, _ in entries),
+        tensors=[tensor for _, _, tensor in entries],
+    )
 
 
 def _complete_restores(assigns: Iterable[tf.Operation], slices: Mapping[str, Sequence[Slice]]) -> None:
@@ -137,7 +146,7 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
     own_specs = None if specs is None else list(specs)
     further: List[Tuple[bytes, Slice, tf.Operation]] = []
     for index, assign, parts in entries:
-        own_names[index] = _key(names[index], assign.inputs[0].op, parts[0])
+        own_names[index] = _key(names[index])
         if own_specs is not None:  # what is not known is the slice of this rank already
             own_specs[index] = parts[0].spec.encode()
         further += [(own_names[index], part, assign) for part in parts[1:]]
@@ -183,9 +192,9 @@ def _output_index(tensor: tf.Tensor) -> int:
     return tensor.value_index
 
 
-def _key(name: bytes, variable: tf.Operation, part: Slice) -> bytes:
-    """The user's own key, if he gave one; else the name of the full variable and not that of the op."""
-    return part.full_name.encode() if name == variable.name.encode() else name
+def _key(name: bytes) -> bytes:
+    """The key in the single-device program's checkpoint: TensorFlow makes keys of the names of ops."""
+    return name.replace(SCOPE.encode() + b"/", b"", 1)
 
 
 def value_of(tf_graph: tf.Graph, name: str) -> tf.Tensor:

@@ -206,6 +206,40 @@ def test_a_saver_with_keys_of_its_own_keeps_them(tmp_path, resource):
             same(model.values(sess)[:1], saved[:1])
 
 
+@KINDS
+def test_moving_averages_are_found_under_the_names_of_the_single_device_program(tmp_path, resource):
+    path = str(tmp_path / "model")
+
+    def model(layout):
+        made = Model(layout, resource, saver=lambda: None)
+        average = tf.train.ExponentialMovingAverage(0.9)
+        average.apply([made.variable])
+        named = average.variables_to_restore()
+        saver = tf.train.Saver({name: variable for name, variable in named.items() if variable is made.variable})
+        return made.variable, saver, tf.train.Saver({"fc/kernel/ExponentialMovingAverage": made.variable})
+
+    with tf.Graph().as_default(), tf.Session() as sess:
+        variable, _, saver = model(None)
+        sess.run(tf.global_variables_initializer())
+        saver.save(sess, path)
+        expected = sess.run(variable)
+    with tf.Graph().as_default() as graph:
+        variable, saver, _ = model(TWO)
+        held = {variable.op.name: Held("fc/kernel", SHAPE, TWO)}
+        complete_savers(graph, slices_of(held, [("", 0)], {}))
+        with tf.Session() as sess:
+            saver.restore(sess, path)
+            np.testing.assert_array_equal(sess.run(variable), expected[:, :4])
+
+
+def test_a_checkpoint_that_a_shard_shall_begin_from_must_be_named_before_the_split(tmp_path):
+    path = str(tmp_path / "model")
+    trained_and_saved(path, None)
+    Model(TWO)
+    with pytest.raises(ValueError, match="Shape of variable fc/kernel:0"):
+        tf.train.init_from_checkpoint(path, {"fc/kernel": "fc/kernel"})
+
+
 def test_a_second_call_leaves_savers_of_before_alone(graph):
     model = Model(TWO)
     number = tf_compat.last_op_id(graph)

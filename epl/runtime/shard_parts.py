@@ -1,0 +1,244 @@
+"""One checkpoint of what several processes hold: worker 0 writes it, and asks the others for their parts.
+
+    worker 0, in its Saver's save op                          worker 1, a thread that waits
+    write FULL variables and own slices   part 0
+    ask for the slices that are saved     ------------->      read them, write part 1
+    merge the parts, which gives the file <-------------      written
+
+Worker 0 saves when it likes: in a hook, in the user's loop, behind the last step. The others need not know. While it
+saves it takes part in no step, so another worker has at most begun the next one, whose collectives wait for worker 0,
+and writes nothing before them: what the thread reads belongs to the step that worker 0 has finished. The variables live
+as long as the session, so a session of another worker closes when worker 0 has closed its own.
+
+All processes see one file system, as with every TensorFlow checkpoint of several processes.
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ops.job import Job, JobError
+from epl.utils.errors import EplError
+from epl.utils.script_end import ScriptEnd
+
+# Values of variables, given by the names of their ops, as the session has them.
+Read = Callable[[Sequence[str]], List[Any]]
+
+PART = "{}_epl_parts/part-{:05d}-of-{:05d}"
+
+_ASK, _WRITTEN = "parts of a checkpoint", "parts of a checkpoint are written"
+_POLL_S = 0.2
+_LIMIT_S = 300.0  # for a worker to get as far as worker 0
+# How TensorFlow begins what it says of a variable without value, for either kind.
+_NOT_YET = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
+
+
+class CheckpointPartsError(EplError, RuntimeError):
+    """A checkpoint could not be written, as another process could not give its part."""
+
+
+class CheckpointParts(object):
+    """What one process does for checkpoints of all; `ask` is for worker 0, the rest for every worker."""
+
+    def __init__(self, job: Job, slices: Mapping[str, Tuple[str, str]]) -> None:
+        """Joins the other processes; blocks until all have called it.
+
+        Args:
+          job: of the processes.
+          slices: what this process holds besides what worker 0 holds: name of a variable op -> name of the full
+            variable, slice.
+        """
+        self._process, self._processes = job.process, job.num_processes
+        self._slices = dict(slices)
+        self._companion = job.companion()
+        self._changed = threading.Condition()
+        self._read: Optional[Read] = None
+        self._steps = 0
+        self._closed_first = 0  # sessions that worker 0 has closed
+        self._closed = 0
+        self._over = False
+        self._thread: Optional[threading.Thread] = None
+        ScriptEnd.watch()
+        if self._process:
+            self._thread = threading.Thread(target=self._serve, name="epl_checkpoint_parts", daemon=True)
+            self._thread.start()
+
+    # ---- What sessions tell.
+
+    def attach(self, read: Read) -> None:
+        """A session has begun; `read` gives values of its variables, in any thread, without a step of the plan."""
+        with self._changed:
+            self._read = read
+            self._changed.notify_all()
+
+    def step_done(self) -> None:
+        """A step that all processes take part in has ended here."""
+        with self._changed:
+            self._steps += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The session that was attached is about to close: worker 0 says so, the others wait until it has."""
+        failed = sys.exc_info()[0] not in (None, tf.errors.OutOfRangeError, StopIteration)
+        with self._changed:
+            if self._read is None or self._over:
+                return
+            self._closed += 1
+            if self._process:
+                while not (failed or self._over or self._closed_first >= self._closed):
+                    self._changed.wait(_POLL_S)
+            self._read = None
+        if not self._process and not failed:
+            self._tell({"do": "close"})
+
+    def leave(self) -> None:
+        """The script ends: worker 0 leaves, the others when it has left, unless this one has failed."""
+        if self._thread is not None and ScriptEnd.failure() is None:
+            while self._thread.is_alive():
+                self._thread.join(_POLL_S)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._companion.stop()
+
+    # ---- Worker 0.
+
+    def ask(self, filename: str, entries: Sequence[Tuple[str, str]]) -> List[str]:
+        """Lets the others write their slices.
+
+        Args:
+          filename: of the checkpoint.
+          entries: (key in the checkpoint, name of the full variable) of all that are wanted.
+
+        Returns:
+          Prefixes of the files that they have written.
+
+        Raises:
+          CheckpointPartsError: a process has failed, or left, or could not write.
+        """
+        self._tell({"do": "write", "file": filename, "entries": list(entries), "steps": self._steps})
+        answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""})[1:]]
+        for worker, answer in enumerate(answers, 1):
+            if answer.get("error"):
+                raise CheckpointPartsError(
+                    "Worker {} could not write its part of the checkpoint {!r}: {}".format(
+                        worker, filename, answer["error"]
+                    )
+                )
+        return [answer["file"] for answer in answers if answer["file"]]
+
+    def own_prefix(self, filename: tf.Tensor) -> tf.Tensor:
+        """Where worker 0 writes its own part of a checkpoint."""
+        before, after = PART.format("|", 0, self._processes).split("|")
+        return tf.strings.join([before, filename, after])
+
+    def merged(self, filename: tf.Tensor, write: tf.Operation, entries: Sequence[Tuple[str, str]]) -> tf.Operation:
+        """An op that makes the checkpoint of all parts.
+
+        Args:
+          filename: of the checkpoint.
+          write: writes worker 0's own part.
+          entries: as in `ask`.
+        """
+        with tf.device("/cpu:0"), tf.control_dependencies([write]):
+            others = tf.py_func(lambda name: self._asked(name, entries), [filename], tf.string)
+            prefixes = tf.concat([[self.own_prefix(filename)], tf.reshape(others, [-1])], axis=0)
+            return tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=filename, delete_old_dirs=True
+            )
+
+    def _asked(self, filename: bytes, entries: Sequence[Tuple[str, str]]) -> np.ndarray:
+        return np.asarray([name.encode() for name in self.ask(filename.decode(), entries)], object)
+
+    def _tell(self, request: Dict[str, Any]) -> None:
+        try:
+            self._exchange(_ASK, request)
+        except CheckpointPartsError:
+            if request["do"] != "close":  # who has left needs no word
+                raise
+
+    def _exchange(self, key: str, message: Dict[str, Any]) -> List[bytes]:
+        try:
+            return self._companion.exchange(key, json.dumps(message).encode())
+        except JobError as error:
+            raise CheckpointPartsError(
+                "Parts of the model are in other processes, and they cannot be asked for them: {}".format(error)
+            ) from None
+
+    # ---- The others.
+
+    def _serve(self) -> None:
+        """Waits for what worker 0 asks for, until it leaves."""
+        while True:
+            try:
+                request = json.loads(self._exchange(_ASK, {})[0].decode())
+                if request["do"] == "write":
+                    self._exchange(_WRITTEN, self._answer(request))
+            except CheckpointPartsError:
+                with self._changed:
+                    self._over = True
+                    self._changed.notify_all()
+                return
+            if request["do"] == "close":
+                with self._changed:
+                    self._closed_first += 1
+                    self._changed.notify_all()
+
+    def _answer(self, request: Dict[str, Any]) -> Dict[str, str]:
+        try:
+            return {"file": self._write(request)}
+        except Exception as error:  # worker 0 tells the user
+            return {"error": "{}: {}".format(type(error).__name__, str(error)[:2000])}
+
+    def _write(self, request: Dict[str, Any]) -> str:
+        """Writes the slices that are asked for; the prefix, "" if there are none."""
+        keys: Dict[str, List[str]] = {}
+        for key, full_name in request["entries"]:
+            keys.setdefault(full_name, []).append(key)
+        wanted = [
+            (variable, key, spec)
+            for variable, (full_name, spec) in sorted(self._slices.items())
+            for key in keys.get(full_name, ())
+        ]
+        if not wanted:
+            return ""
+        values = self._values([variable for variable, _, _ in wanted], request["steps"])
+        prefix = PART.format(request["file"], self._process, self._processes)
+        write_slices(prefix, [(key, spec, value) for (_, key, spec), value in zip(wanted, values)])
+        return prefix
+
+    def _values(self, variables: Sequence[str], steps: int) -> List[Any]:
+        """The values after so many steps; waits until this process is as far."""
+        end = time.monotonic() + _LIMIT_S
+        while True:
+            with self._changed:
+                while not self._over and (self._read is None or self._steps < steps) and time.monotonic() < end:
+                    self._changed.wait(_POLL_S)
+                read = self._read
+            if read is None:
+                raise CheckpointPartsError("it has no session that holds the variables.")
+            try:
+                return read(variables)
+            except _NOT_YET:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_S)
+
+
+def write_slices(prefix: str, entries: Sequence[Tuple[str, str, Any]]) -> None:
+    """Writes (key, slice, value) into the checkpoint file `prefix`, in a graph of its own."""
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        tensors = [tf.placeholder(value.dtype, value.shape) for _, _, value in entries]
+        write = tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[key for key, _, _ in entries],
+            shape_and_slices=[spec for _, spec, _ in entries],
+            tensors=tensors,
+        )
+        with tf.Session(graph=graph) as sess:
+            sess.run(write, {tensor: value for tensor, (_, _, value) in zip(tensors, entries)})

@@ -1,0 +1,83 @@
+"""Checkpoints of a model whose parts lie in several processes: real processes, real Savers."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.native import ops_harness
+
+JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs")
+sys.path.insert(0, JOBS)
+import shard_parts as job  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+NAMES = ["fc/kernel", "fc/kernel/Momentum"]
+
+
+def run(tmp_path, count, what="train"):
+    """Runs the processes; (exit code, stdout, stderr) of each."""
+    arguments = [what, str(tmp_path / "model")]
+    with ops_harness.processes(os.path.join(JOBS, "shard_parts.py"), count, arguments) as workers:
+        outputs = [worker.communicate(timeout=90) for worker in workers]
+        return [(worker.returncode, out.decode(), err.decode()) for worker, (out, err) in zip(workers, outputs)]
+
+
+def plain(path=None, steps=job.STEPS):
+    """The variable and its slot after each step on one device, from its initial value or a checkpoint."""
+    with tf.Graph().as_default():
+        step, _ = job.build(None, None)
+        variables = tf.global_variables()
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            if path:
+                tf.train.Saver().restore(sess, path)
+            values = [sess.run(variables)]
+            for _ in range(steps):
+                sess.run(step)
+                values.append(sess.run(variables))
+            return values
+
+
+def saved(path):
+    """What a checkpoint holds of them."""
+    return [tf.train.load_variable(path, name) for name in NAMES]
+
+
+def close(one, other):
+    """Compares lists of values."""
+    for a, b in zip(one, other):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("count, what", [(2, "train"), (3, "late")])
+def test_worker_0_saves_the_parts_of_all_at_its_own_step(tmp_path, count, what):
+    ended = run(tmp_path, count, what)
+    assert [(code, out) for code, out, _ in ended] == [(0, "done\n")] * count, ended
+    expected = plain()
+    for number in range(1, job.STEPS + 1):
+        close(saved(str(tmp_path / "model-after-{}".format(number))), expected[number])
+    close(saved(str(tmp_path / "model-last")), expected[-1])
+    assert not [name for name in os.listdir(str(tmp_path)) if "parts" in name]
+
+
+def test_a_checkpoint_of_one_device_restores_into_processes(tmp_path):
+    path = str(tmp_path / "model")
+    with tf.Graph().as_default():
+        step, _ = job.build(None, None)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run([step])
+            tf.train.Saver().save(sess, path)
+    ended = run(tmp_path, 2, "restore")
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    close(saved(path + "-last"), plain(path)[-1])
+
+
+def test_a_checkpoint_without_a_worker_that_failed_is_refused(tmp_path):
+    ended = run(tmp_path, 2, "fails")
+    assert all(code for code, _, _ in ended), ended
+    assert "no more" in ended[1][2]
+    assert not os.path.exists(str(tmp_path / "model-after-3.index"))
