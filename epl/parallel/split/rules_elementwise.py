@@ -1,24 +1,26 @@
 """Rules of ops that compute every element by itself, with or without broadcasting: tables of op types."""
 
-from typing import Iterator
+from typing import Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.rules import Choice, Emission, OpInfo, rule
+from epl.parallel.split.layouts import Layout
+from epl.parallel.split.rules import Choice, Emission, Emit, OpInfo, rule
 from epl.parallel.split.rules_common import broadcast_labels, dimensions, known_ranks, labelled, linear, text_attr
 
 # All inputs are broadcast to the shape of the output.
 _NOT_LINEAR = """
-    Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Betainc Ceil ClipByValue ComplexAbs Cos Cosh
-    Digamma Elu EluGrad Erf Erfc Exp Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv FloorMod
-    Igamma Igammac IgammaGradA Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Lgamma Log
-    Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod MulNoNan NextAfter OnesLike Polygamma PopulationCount Pow
-    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid
-    SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Tan
-    Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlogy Zeta ZerosLike
+    Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Betainc Bucketize Ceil ClipByValue ComplexAbs
+    Cos Cosh Digamma Elu EluGrad Erf Erfc Exp Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv
+    FloorMod Igamma Igammac IgammaGradA Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Lgamma
+    Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod MulNoNan NextAfter OnesLike Polygamma PopulationCount
+    Pow Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference
+    Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlogy Zeta ZerosLike
     ApproximateEqual BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterEqual Less LessEqual NotEqual CheckNumerics
 """
-_LINEAR_IN_ALL = "Add AddN AddV2 Complex Conj Identity Imag Neg PreventGradient Real Snapshot StopGradient Sub"
+_LINEAR_IN_ALL = """
+    Add AddN AddV2 Complex Conj GuaranteeConst Identity Imag Neg PreventGradient Real Snapshot StopGradient Sub"""
 _LINEAR_IN_EACH = "Mul"
 _LINEAR_IN_FIRST = "DivNoNan RealDiv"
 
@@ -78,11 +80,28 @@ def _bitcast(op: OpInfo) -> Iterator[Choice]:
 def _accumulate(op: OpInfo) -> Iterator[Choice]:
     """AddN; its own attribute would say the shape of the whole."""
 
-    def emit(emission: Emission, op: OpInfo, inputs: list) -> list:
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         return [tf.add_n(inputs)]
 
     for choice in _linear_in_all(op):
         yield choice._replace(emit=emit)
+
+
+@rule("EnsureShape")
+def _ensure_shape(op: OpInfo) -> Iterator[Choice]:
+    """Of a part, the dimension that is cut is not checked."""
+
+    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+        sizes = list(op.outputs[0].shape or ())
+        sizes[outputs[0].dim] = None
+
+        def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+            return emission.same(inputs, shape=tf.TensorShape(sizes))
+
+        return emit
+
+    data = dimensions(op.inputs[0])
+    yield from labelled(op, [data], [data], emitter=emitter)
 
 
 @rule("SelectV2")

@@ -95,10 +95,9 @@ def _emit_sparse_cross_entropy(layout: Layout) -> Emit:
 
 def _cross_entropy(scores: tf.Tensor, loss: tf.Tensor, gradient: tf.Tensor) -> List[tf.Tensor]:
     """The outputs, where the gradient is told; `loss` has a second dimension of size 1."""
-    gradient = tf.cast(gradient, scores.dtype)
-    loss = weighted(tf.cast(loss, scores.dtype), scores, gradient)
-    refused = "The second output of a split softmax cross entropy has no gradient; differentiate tf.nn.softmax instead."
-    return [tf.squeeze(loss, 1), tf.raw_ops.PreventGradient(input=gradient, message=refused)]
+    refused = "The gradient of a softmax cross entropy whose classes are split cannot be differentiated again."
+    gradient = tf.raw_ops.PreventGradient(input=tf.cast(gradient, scores.dtype), message=refused)
+    return [tf.squeeze(weighted(tf.cast(loss, scores.dtype), scores, gradient), 1), gradient]
 
 
 class _OwnClasses(object):

@@ -346,3 +346,37 @@ def _compare(
             np.testing.assert_allclose(whole, wanted, rtol=tolerance, atol=tolerance)
         else:
             np.testing.assert_array_equal(whole, wanted)
+
+
+def on_ranks(
+    op: tf.Operation,
+    info: OpInfo,
+    layouts: Sequence[Layout],
+    values: Sequence[Sequence[Any]],
+    build: Callable[..., Any],
+) -> List[Any]:
+    """Runs the choice with these input layouts in the default graph.
+
+    Args:
+      op: the unsplit op.
+      info: what the rule knows of it.
+      layouts: of its inputs.
+      values: of each input, what each rank has.
+      build: makes of outputs and local inputs what is run.
+
+    Returns:
+      What each rank got.
+    """
+    choice = next(choice for choice in choices_of(info) if choice.inputs == tuple(layouts))
+    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * info.ranks, job=local_job())
+    fetches = []
+    for rank in range(info.ranks):
+        with tf.device("/device:CPU:{}".format(rank)):
+            exchange = Exchange(communicator, rank, "rules")
+            local = [tf.constant(value[rank]) for value in values]
+            fetches.append(build(choice.emit(RankEmission(op, exchange), info, local), local))
+    with session(info.ranks, tf.get_default_graph()) as sess:
+        try:
+            return sess.run(fetches)
+        finally:
+            communicator.close()

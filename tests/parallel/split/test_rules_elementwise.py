@@ -1,5 +1,6 @@
 """Elementwise ops on parts: every op type of the tables, broadcasting, and addends that linear ops pass on."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
@@ -26,7 +27,8 @@ TIED = """
     ApproximateEqual Equal Greater GreaterEqual Less LessEqual Maximum Minimum NotEqual Relu ReluGrad
     SquaredDifference""".split()
 SCALARS = "ClipByValue FakeQuantWithMinMaxVars".split()
-ATTRS = {"CheckNumerics": {"message": "m"}, "PreventGradient": {"message": "m"}}
+ATTRS = dict.fromkeys(["CheckNumerics", "PreventGradient"], {"message": "m"})
+ATTRS["Bucketize"] = {"boundaries": [0.3, 0.5]}
 
 
 def build(op_type, attrs=None):
@@ -53,6 +55,15 @@ def inputs_of(op_type, count):
     if op_type == "Polygamma":
         return [constant([1.0, 2, 1, 2, 1, 2, 1]), positive(7)]
     return [positive(7)] * count
+
+
+def imaginary(*shape):
+    """Complex numbers."""
+
+    def make(random, sizes):
+        return (random.randint(-9, 9, sizes) + 1j * random.randint(-9, 9, sizes)).astype(np.complex64)
+
+    return floats(*shape)._replace(make=make)
 
 
 def table_cases():
@@ -94,6 +105,10 @@ def broadcast_cases():
     yield Case("select", tf.where, [booleans(5, 7), floats(5, 7), floats(5, 7)], "s0,s0,s0>s0 s1,s1,s1>s1 F,P,P>P")
     yield Case("picked_rows", tf.where, [booleans("B"), floats("B", 7), floats("B", 7)],
                "b0,b0,b0>b0 F,s1,s1>s1 F,P,P>P")  # fmt: skip
+    yield Case("ensured", build("EnsureShape", {"shape": [None, 7]}), [floats("B", 7)], "b0>b0 s1>s1")
+    yield Case("complex", build("Mul"), [imaginary(7), imaginary(7)], "s0,s0>s0 P,F>P F,P>P")
+    yield Case("absolute", build("ComplexAbs"), [imaginary(7)], "s0>s0")
+    yield Case("made_complex", build("Complex"), [floats(7), floats(7)], "s0,s0>s0 P,P>P")
     yield Case("clip", build("ClipByValue"), [floats(7), floats(7), positive(7)], "s0,s0,s0>s0")
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers
+from epl.parallel.split.layouts import FULL, shard
+from epl.parallel.split.rules import OpInfo, TensorInfo
+from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, on_ranks
 
 raw = tf.raw_ops
 
@@ -59,3 +61,29 @@ def scatter_cases():
 @pytest.mark.parametrize("ranks", THREE)
 def test_lookups_and_scatters(ranks):
     check(list(lookup_cases()) + list(one_hot_cases()) + list(scatter_cases()), ranks)
+
+
+def embedding(indices):
+    """A ResourceGather from 8 rows, its rule's view of it, its choice on rows, and what the ranks hold."""
+    table = np.arange(16, dtype=np.float32).reshape([8, 2])
+    op = tf.gather(tf.get_variable("table", initializer=table, use_resource=True), indices).op
+    while op.type != "ResourceGather":
+        op = op.inputs[0].op
+    shape = (len(indices),)
+    inputs = (TensorInfo((8, 2), tf.float32), TensorInfo(shape, tf.int32))
+    info = OpInfo(op.type, op.name, {"batch_dims": 0}, inputs, (TensorInfo(shape + (2,), tf.float32),), 2, {})
+    return op, info, (shard(0, (4, 4)), FULL), [(table[:4], table[4:]), (np.int32(indices),) * 2]
+
+
+def test_a_rank_touches_the_rows_it_was_asked_for():
+    with tf.Graph().as_default():
+        got = on_ranks(*embedding([5, 1, 5]), build=lambda outputs, local: outputs + tf.gradients(outputs, local[:1]))
+    for (_, grad), own in zip(got, ([1], [1, 1])):
+        assert list(grad.indices) == own
+        assert grad.values.tolist() == [[1, 1]] * len(own)
+    np.testing.assert_array_equal(got[0][0] + got[1][0], [[10, 11], [2, 3], [10, 11]])
+
+
+def test_an_index_beyond_the_table_is_refused():
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError, match="= 4 is not in"):
+        on_ranks(*embedding([1, 8]), build=lambda outputs, local: outputs)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, positive, tied
+from epl.parallel.split.layouts import FULL, balanced_sizes, shard
+from epl.parallel.split.rules import OpInfo, TensorInfo, choices_of
+from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, on_ranks, positive, tied
 
 raw = tf.raw_ops
 
@@ -55,3 +57,40 @@ def in_top_k_cases():
 @pytest.mark.parametrize("ranks", THREE)
 def test_scores_of_classes(ranks):
     check(list(softmax_cases()) + list(cross_entropy_cases()) + list(in_top_k_cases()), ranks)
+
+
+def sparse_loss(labels, classes=8, ranks=2):
+    """The op on 8 classes, its rule's view of it, the layouts in which classes are cut, and what the ranks have."""
+    scores = np.zeros([len(labels), classes], np.float32)
+    op = raw.SparseSoftmaxCrossEntropyWithLogits(features=scores, labels=np.int32(labels)).loss.op
+    shape = (len(labels),)
+    inputs = (TensorInfo(scores.shape, tf.float32), TensorInfo(shape, tf.int32))
+    outputs = (TensorInfo(shape, tf.float32), TensorInfo(scores.shape, tf.float32))
+    info = OpInfo(op.type, op.name, {}, inputs, outputs, ranks, {})
+    layouts = (shard(1, balanced_sizes(classes, ranks)), FULL)
+    return op, info, layouts, [np.split(scores, ranks, axis=1), [np.int32(labels)] * ranks]
+
+
+def test_the_loss_of_a_label_that_is_no_class_is_nan():
+    with tf.Graph().as_default():
+        losses = on_ranks(*sparse_loss([0, 8, 7, -1]), build=lambda outputs, local: outputs[0])
+    for loss in losses:
+        np.testing.assert_allclose(loss, np.log(8) * np.array([1, np.nan, 1, np.nan]), rtol=1e-6)
+
+
+def test_a_second_derivative_is_refused():
+    def twice(outputs, local):
+        grad = tf.gradients(outputs[0], local[0])[0]
+        return tf.gradients(grad, local[0])
+
+    with tf.Graph().as_default(), pytest.raises(LookupError, match="classes are split cannot be differentiated again"):
+        on_ranks(*sparse_loss([0, 1]), build=twice)
+
+
+def test_what_is_exchanged_does_not_grow_with_the_classes():
+    def moved(classes):
+        with tf.Graph().as_default():
+            op, info, layouts, _ = sparse_loss([0] * 32, classes, 4)
+        return [choice.moved for choice in choices_of(info) if choice.inputs == layouts]
+
+    assert moved(1000) == moved(100000) == [3 * 2 * 3 / 4 * 32 * 4]
