@@ -13,7 +13,7 @@ from typing import Dict, Iterable, Optional
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 
 
 def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
@@ -30,6 +30,14 @@ def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
         anchors = [group[5:].decode() for group in groups if group[5:].decode() != op.name]
         if any(index(op.graph.get_operation_by_name(anchor)) != index(op) for anchor in anchors):
             op._set_attr("_class", tf.AttrValue(list=tf.AttrValue.ListValue()))
+
+
+def phase_of(op: tf.Operation) -> str:
+    """The phase for which an op was built, "" if for none."""
+    try:
+        return op.get_attr(PHASE_ATTR).decode()
+    except ValueError:
+        return ""
 
 
 def taskgraph_index(op: tf.Operation) -> Optional[int]:

@@ -83,6 +83,7 @@ class Graph(object):
         self.apply_calls: List[ApplyCall] = []
         self.accumulations: List[Accumulation] = []
         self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
+        self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks

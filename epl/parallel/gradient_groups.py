@@ -42,8 +42,8 @@ Attributes:
 def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
     """Where gradients are aggregated: at each apply_gradients, or earlier.
 
-    Earlier, at tf.gradients, with `communication.clip_after_allreduce`, and for gradients that no optimizer receives
-    but that the user writes into variables by other means.
+    Earlier, at tf.gradients, with `communication.clip_after_allreduce` or a split, and for gradients that no optimizer
+    receives but that the user writes into variables by other means.
     """
     by_identity = _boundaries_of_gradients(graph)
     groups: List[Tuple[str, Sequence[Boundary]]] = []
@@ -53,7 +53,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         upstream = earliest.keys() & by_identity.keys()
         taken.update(upstream)
         boundaries = list(applied.boundaries)
-        if config.communication.clip_after_allreduce:
+        if config.communication.clip_after_allreduce or graph.split is not None:  # one norm for parts and replicas
             boundaries = list(earliest.values())
         elif applied.changed and upstream and len(stages[0].devices) > 1:
             logger.warning(
@@ -63,6 +63,8 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
             )
         groups.append(("apply{}".format(number), boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
+    if graph.split is not None:  # each rank has the gradient of its own part
+        groups = [(name, [one for one in members if one[0] not in graph.split.held]) for name, members in groups]
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
     for group in result:
         control_flow_context(group)

@@ -52,13 +52,14 @@ def refuse_unavailable(config: Config) -> None:
         )
 
 
-def refuse_taskgraphs(graph: Graph) -> None:
+def refuse_taskgraphs(graph: Graph, total_devices: int) -> None:
     """Raises NotAvailableError for annotations that need more than data parallelism."""
     for taskgraph in graph.taskgraphs:
         strategy = taskgraph.strategy
         if strategy.name_of_kind == "split":
-            raise NotAvailableError("epl.split", "{} cannot be lowered yet.".format(strategy))
-        if (strategy.device_count or 1) > 1:
+            if graph.split is None and total_devices > 1:
+                raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
+        elif (strategy.device_count or 1) > 1:
             raise NotAvailableError(
                 "epl.replicate(device_count={})".format(strategy.device_count),
                 "Use epl.replicate(1): the number of replicas is inferred from the devices.",
@@ -75,9 +76,7 @@ def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
             )
 
 
-def refuse_accumulation(
-    graph: Graph, stages: Sequence[Stage], groups: Sequence[BoundaryGroup], config: Config
-) -> None:
+def refuse_accumulation(graph: Graph, stages: Sequence[Stage], groups: Sequence[BoundaryGroup], config: Config) -> None:
     """Raises PlanError where `pipeline.num_micro_batch` could not mean what it says; warns where it means nothing."""
     count = config.pipeline.num_micro_batch
     if count == 1:

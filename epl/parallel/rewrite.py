@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Container, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -164,6 +164,11 @@ class Rewrite(object):
     def runs_as_it_is(self) -> bool:
         """Whether a Session.run of the user needs nothing else to mean what the user means."""
         return self.is_plain and not self.apply_orders and not self.graph.twins
+
+    @property
+    def held(self) -> Container[str]:
+        """Names of the variables of which each rank of a split has a part."""
+        return () if self.graph.split is None else self.graph.split.held
 
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""

@@ -34,7 +34,10 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
       PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
-    virtual = cluster.generate_virtual_devices([taskgraph.strategy.device_count or 1 for taskgraph in taskgraphs])
+    if any(taskgraph.strategy.name_of_kind == "split" for taskgraph in taskgraphs):  # on the devices of all
+        virtual = cluster.generate_virtual_devices([1]) * len(taskgraphs)
+    else:
+        virtual = cluster.generate_virtual_devices([taskgraph.strategy.device_count or 1 for taskgraph in taskgraphs])
     if len({device.all_devices for device in virtual}) == 1:
         members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
         devices = [virtual[0].all_devices]  # every device carries a replica

@@ -8,13 +8,14 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from epl.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import amp_twins, planner
 from epl.parallel import plan as plans
+from epl.parallel import amp_twins, planner
 from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
@@ -98,10 +99,12 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     cluster = env.cluster
     assert cluster is not None
     planner.refuse_unavailable(env.config)
-    planner.refuse_taskgraphs(graph)
+    planner.refuse_taskgraphs(graph, cluster.total_gpu_num)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
         amp_twins.use_twins(graph)
+        if graph.split is not None:
+            graph.split.finish()
         stages, owners = plan_stages(graph, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)
@@ -118,6 +121,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             with _changing(graph, rewrite):
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
+                if graph.split is not None:
+                    graph.split.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
         elif env.config.gradient_checkpoint.type or env.config.optimizer.num_apply_group > 1 or graph.twins:
             with _changing(graph, rewrite):
@@ -171,17 +176,21 @@ def _process_server() -> Any:
     return None if server is None or server.service.over else server
 
 
-def _meet(rewrite: Rewrite) -> None:
-    """The job exists, and all its processes have the same plan."""
+def start_job(config: Config) -> None:
+    """Sees to it that there is a job, if only of this process: collectives need one."""
     if Job.current() is None:
-        config = rewrite.config.communication
         Job.start(
             hosts=["localhost:0"],
             process=0,
-            start_timeout=config.start_timeout,
-            stall_warning=config.stall_warning,
-            timeout=config.timeout,
+            start_timeout=config.communication.start_timeout,
+            stall_warning=config.communication.stall_warning,
+            timeout=config.communication.timeout,
         )
+
+
+def _meet(rewrite: Rewrite) -> None:
+    """The job exists, and all its processes have the same plan."""
+    start_job(rewrite.config)
     plan = rewrite.plan
     for worker, text in enumerate(_exchange(rewrite, "plan", plans.to_json(plan))):
         difference = plans.first_difference(plan, plans.from_json(text))

@@ -95,6 +95,10 @@ class FeedSharing(object):
             shared[weight] = np.asarray(size, np.float64)
         return shared
 
+    def repeat(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
+        """The feeds of all local replicas, where each gets all of what the user fed."""
+        return {copy: value for tensor, value in feeds.items() for copy in self._copies(tensor)}
+
     def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str], is_shared: bool) -> None:
         """Raises FeedError if a value was cut ahead for copies that take no part in the run, which needs the value.
 

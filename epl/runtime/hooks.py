@@ -39,7 +39,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import amp_twins, transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import amp, gradient_check, recorder, saver, server
+from epl.runtime import amp, gradient_check, recorder, saver, server, split_training
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -252,6 +252,7 @@ def _do_run(
 ) -> Any:
     runner = _rewritten(session)
     fetch_list = amp.fetched(session.graph, fetch_list, feed_dict)
+    fetch_list, target_list = split_training.fetched(session.graph, fetch_list, target_list, feed_dict)
 
     def run(fetches: Any, feeds: Any) -> Any:
         if runner is not None:

@@ -19,7 +19,7 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
-from epl.runtime import accumulation, amp, amp_loss_scale
+from epl.runtime import accumulation, amp, amp_loss_scale, split_training
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -36,6 +36,7 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
         return original(ys, xs, *args, **kwargs)
     mixed = None
     if getattr(_inside, "seeds", None) is None:  # not within a gradient
+        ys, xs = split_training.lower(graph, ys, xs)
         mixed = amp.begin(graph, inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
     with graph.phase(Phase.BACKWARD), _seeds_of_call(mixed) as seeds:
         before = tf_compat.last_op_id(graph.tf_graph)
@@ -56,6 +57,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
                     gradient = tf.convert_to_tensor(gradient)
                 gradient = boundary(gradient)
                 boundaries.append((name, gradient))
+                if graph.split is not None:
+                    graph.split.note_gradient(name, gradient)
             returned.append(gradient)
     graph.gradient_calls.append(GradientCall(objective, tuple(boundaries), tuple(seeds)))
     return returned
@@ -120,7 +123,10 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         boundaries.append((name, gradient))
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
-                return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *args, **kwargs))
+                applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *args, **kwargs))
+                if graph.split is not None:
+                    graph.split.adopt_updates()
+                return applied
 
             pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)
             if steps.count == 1 or all(gradient is None for gradient, _ in pairs):

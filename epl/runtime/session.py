@@ -58,6 +58,8 @@ class GraphRunner(object):
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
             feeds = self.feeds.share(feeds)
+        elif step.repeats_feeds:
+            feeds = self.feeds.repeat(feeds)
         if step.barriers:
             feeds = dict(feeds)
             feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))

@@ -29,6 +29,7 @@ Step = NamedTuple(
         ("writes_replica_0_alone", bool),
         ("only_stages", bool),
         ("shares_feeds", bool),
+        ("repeats_feeds", bool),
         ("barriers", Tuple[tf.Tensor, ...]),
         ("unneeded", FrozenSet[str]),
     ],
@@ -43,6 +44,7 @@ Attributes:
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
+  repeats_feeds: whether all copies get what is fed: a split computes with all its ranks, for the first one's rows.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
 """
@@ -130,6 +132,11 @@ class StepFinder(object):
         extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
         uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
         is_collective = bool(touched & self._collectives)
+        repeats_feeds = (
+            rewrite.graph.split is not None
+            and not needed & (self._gradients | rewrite.writes)
+            and self._is_fed_inference(needed, fed)
+        )
         return Step(
             fetches=tuple(merged[t.name].tensor if t.name in merged else t for t in fetches),
             targets=tuple(targets) + tuple(extra),
@@ -137,9 +144,13 @@ class StepFinder(object):
             is_collective=is_collective,
             writes_replica_0_alone=foreign,
             only_stages=bool(needed & self._staging) and not touched & (self._collectives | rewrite.writes),
-            shares_feeds=uses_replicas
-            or is_collective
-            or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries)),
+            shares_feeds=not repeats_feeds
+            and (
+                uses_replicas
+                or is_collective
+                or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries))
+            ),
+            repeats_feeds=repeats_feeds,
             barriers=self._barrier_tensors(idle),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
         )

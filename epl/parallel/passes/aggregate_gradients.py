@@ -32,6 +32,8 @@ def run(rewrite: Rewrite) -> None:
     with rewrite.building("rows"):
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
+    if rewrite.graph.split is not None:
+        rewrite.collectives.update(op.name for op in rewrite.graph.split.exchange.collectives)
     accumulations = micro_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
@@ -56,7 +58,10 @@ def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf
     """What runs once every replica of the job has its data; and the part of this one in the mean or sum."""
     communicator = rewrite.communicator(group.transfers[0].communicator, group.stage)
     rows = communicator.all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name))
-    share = weight / rows
+    if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
+        share = tf.constant(1.0 / rewrite.world_size, tf.float64)
+    else:
+        share = weight / rows
     return rows.op, share * float(rewrite.world_size) if rewrite.plan.reduce_method == "sum" else share
 
 

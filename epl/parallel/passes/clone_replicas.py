@@ -48,9 +48,15 @@ def run(rewrite: Rewrite) -> None:
         for node in rewrite.cloned
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or "seed2" in view.nodes[node].attr
     ]
+    split = rewrite.graph.split
+    own_parts = {} if split is None else split.own_attrs(view, rewrite.cloned)
+    special += [node for node in own_parts if node in rewrite.cloned]
     edits = [
         {
-            node: Edit(devices.get(node, target[stages[node]]), _own_attrs(view, node, first_rank + copy))
+            node: Edit(
+                devices.get(node, target[stages[node]]),
+                own_parts[node][first_rank + copy] if node in own_parts else _own_attrs(view, node, first_rank + copy),
+            )
             for node in special
         }
         for copy, target in enumerate(targets)
@@ -130,8 +136,10 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
     """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
     if rewrite.base_rank == 0:
         return
+    split = rewrite.graph.split
+    kept = () if split is None else split.own_attrs(view, rewrite.cloned)
     for node in rewrite.cloned:
-        seed2 = own_seed(view.nodes[node], rewrite.base_rank)
+        seed2 = own_seed(view.nodes[node], rewrite.base_rank) if node not in kept else None
         if seed2 is not None:
             op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(view.nodes[node].name))
             op._set_attr("seed2", seed2)

@@ -26,6 +26,8 @@ def run(rewrite: Rewrite) -> None:
     writes = find_training_writes(
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
     )
+    if rewrite.graph.split is not None:  # every rank initializes its own parts
+        writes.update(view.index[name] for name in rewrite.graph.split.initializers())
     roots = set(writes)
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)

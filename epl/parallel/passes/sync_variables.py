@@ -28,7 +28,11 @@ def run_broadcast(rewrite: Rewrite) -> None:
     assert view is not None
     if len(set(rewrite.plan.owners)) == 1 or not rewrite.plan.groups:
         return
-    variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
+    variables = [
+        node
+        for node in _variables(rewrite, view)
+        if view.nodes[node].name in rewrite.global_variables and view.nodes[node].name not in rewrite.held
+    ]
     with rewrite.building("variables/broadcast"):
         values = []
         for node in variables:
@@ -64,7 +68,7 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
     """NodeDefs that copy each variable from replica 0 to the others; fills the copies of `rewrite.syncs`."""
     nodes = []
     for sync in rewrite.syncs:
-        if view.index[sync.variable] not in rewrite.cloned:
+        if view.index[sync.variable] not in rewrite.cloned or sync.variable in rewrite.held:
             continue
         proto = view.nodes[view.index[sync.variable]]
         dtype = proto.attr["dtype"]

@@ -1,0 +1,432 @@
+"""The split TaskGraphs of a model, lowered when it is differentiated first: one rank's program takes their place.
+
+    user's graph    features ──▶ [ epl.split: dense ──▶ loss ] ──▶ tf.gradients
+    this rank       features ──▶ bridge ──▶ all-gather ──▶ ... ──▶ loss ──▶ tf.gradients      the user's ops do not run
+
+Replicate code around a split is trained on the mean of what the ranks compute, each on its own batch; the split itself
+on the batch of all, once. So gradients grow by the number of ranks on their way from the split into replicate code,
+and shrink on their way back: the *bridges*.
+
+Here: when it is done, and what the user's program sees of it. The program itself is made by epl/parallel/split;
+variables, slots and checkpoints are the `shard_*` modules'.
+"""
+
+import logging
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.config import Config
+from epl.env import Env
+from epl.ir import op_types
+from epl.ir.colocation import phase_of, taskgraph_index
+from epl.ir.graph import Gradient, Graph
+from epl.ir.view import GraphView
+from epl.ops.communicator import Communicator
+from epl.parallel.split import report
+from epl.parallel.split.conversions import Exchange, with_gradient
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
+from epl.parallel.split.lowering import Lowering
+from epl.parallel.split.program import RESULT, Program, Value, batch_layout
+from epl.parallel.split.region import find_region
+from epl.parallel.split.search import Decision, search
+from epl.parallel.split.updates import complete_updates, trace_updates
+from epl.parallel.stages import plan_stages
+from epl.parallel.transformation import start_job
+from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
+from epl.runtime.shard_slots import adopt_slots
+from epl.runtime.shard_variables import SCOPE, Shard, objects_of, shard_variable
+from epl.utils import tf_compat
+from epl.utils.errors import FeedError, NotAvailableError, PlanError
+
+logger = logging.getLogger("epl")
+
+_ROWS = shard(0)  # of a sparse gradient: each rank has its own
+
+
+Shown = NamedTuple("Shown", [("tensor", tf.Tensor), ("others", Tuple[tf.Operation, ...])])
+Shown.__doc__ = """What a run gives for a tensor of the user.
+
+Attributes:
+  tensor: that has the value.
+  others: collectives of the other ranks of this process that it needs.
+"""
+
+
+def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
+    """Lowers the split TaskGraphs of a model, once; returns what is to be differentiated in place of `ys` by `xs`.
+
+    Args:
+      graph: the annotated model.
+      ys, xs: as given to tf.gradients.
+
+    Raises:
+      NotAvailableError: the model or the cluster asks for what cannot be done yet.
+      PlanError: the model cannot be split as annotated.
+    """
+    if graph.split is None:
+        count = _device_count(graph)
+        if count == 1:
+            return ys, xs
+        graph.split = SplitModel(graph, count, _as_list(ys))
+    graph.split.redirect()
+    return _mapped(ys, graph.split.objective), _mapped(xs, graph.split.source)
+
+
+def fetched(
+    tf_graph: tf.Graph, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
+) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+    """What a run gives and does for what the user asks for.
+
+    Raises:
+      FeedError: what is fed is computed by the split.
+    """
+    graph = Graph.of(tf_graph)
+    if graph is None or graph.split is None:
+        return list(fetches), list(targets)
+    for tensor in feeds:
+        graph.split.refuse_feed(tensor)
+    shown = [graph.split.shown(tensor) for tensor in fetches]
+    needed = [op for one in shown for op in one.others]
+    return [one.tensor for one in shown], [graph.split.meant(op) for op in targets] + needed
+
+
+def split_taskgraphs(graph: Graph) -> List[Any]:
+    """The TaskGraphs that are annotated with epl.split."""
+    return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
+
+
+def _device_count(graph: Graph) -> int:
+    """How many devices the split TaskGraphs are split over; 1 if there are none.
+
+    Raises:
+      NotAvailableError: what is asked for cannot be done together with a split yet.
+    """
+    splits = split_taskgraphs(graph)
+    if not splits:
+        return 1
+    env = Env.get()
+    assert env.cluster is not None
+    total = env.cluster.total_gpu_num
+    for taskgraph in splits:
+        count = taskgraph.strategy.device_count or total
+        if count != total:
+            raise NotAvailableError(
+                "epl.split(device_count={})".format(count),
+                "The job has {} device(s), and a split is over all of them: epl.split({}).".format(total, total),
+            )
+    if total > 1:
+        _refuse_together(env.config, len(graph.taskgraphs))
+    return total
+
+
+def _refuse_together(config: Config, taskgraphs: int) -> None:
+    """Raises NotAvailableError for the first setting that a split does not go with yet."""
+    settings = [
+        ("cluster.colocate_split_and_replicate", False, taskgraphs > 1),
+        ("pipeline.num_micro_batch", config.pipeline.num_micro_batch, config.pipeline.num_micro_batch > 1),
+        ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
+        ("amp.level", config.amp.level, bool(config.amp.level)),
+        ("optimizer.num_apply_group", config.optimizer.num_apply_group, config.optimizer.num_apply_group > 1),
+        ("communication.gradients_reduce_method", "sum", config.communication.gradients_reduce_method == "sum"),
+    ]
+    for key, value, is_set in settings:
+        if is_set and config.get(key) == value:
+            raise NotAvailableError(
+                key, "It is {!r}, which does not go together with epl.split: choose another value.".format(value)
+            )
+
+
+class SplitModel(object):
+    """The lowered split of one graph.
+
+    Attributes:
+      exchange: moves data between its ranks.
+      held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
+      shapes: variable op -> its attribute `shape` by rank, where sizes differ.
+      seeds: random op -> its second seed by rank.
+      ranks: devices of the split.
+    """
+
+    def __init__(self, graph: Graph, ranks: int, objective: Sequence[Any]) -> None:
+        """Finds the split, decides how it is computed, and builds the program of this process's first rank."""
+        env = Env.get()
+        cluster = env.cluster
+        assert cluster is not None
+        self.ranks = ranks
+        self._graph = graph
+        _, owners = plan_stages(graph, cluster)
+        name = env.new_graph_name() + "/split"
+        rank = owners.index(cluster.worker_index)
+        self._name, self._owners = name, owners
+        start_job(env.config)
+        self.exchange = Exchange(Communicator(name, owners), rank, "split")
+        self._region = find_region(_marked(graph))
+        self._program = Program(self._region, ranks, cluster.device_type.lower())
+        self._program.train([y for y in objective if isinstance(y, tf.Tensor)])
+        decision = search(self._program)
+        report.refuse_full_variables(self._program, decision)
+        logger.info("%s", report.table(self._program, decision))
+        self.held: Dict[str, Held] = {}
+        self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
+        self.seeds: Dict[str, Tuple[int, ...]] = {}
+        self._shards: List[Shard] = []
+        self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
+        self._exits: Dict[tf.Tensor, tf.Tensor] = {}
+        self._parts: Dict[tf.Tensor, Layout] = {}
+        self._shown: Dict[tf.Tensor, Shown] = {}
+        self._own: Set[tf.Operation] = set()
+        self._lowering = self._build(decision)
+        for tensor in self._region.exits:
+            self._give(tensor, tensor.consumers())
+        self._lowered_through = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
+        self._saved_through = 0
+
+    def _build(self, decision: Decision) -> Lowering:
+        entries: Dict[tf.Tensor, tf.Tensor] = {}
+
+        def entry(tensor: tf.Tensor) -> tf.Tensor:
+            if self._program.values[self._program.number[tensor]].info.batch is None:
+                return tensor  # the same on all ranks, and so is its gradient: its mean is it
+            if tensor not in entries:
+                entries[tensor] = _scaled(tensor, float(self.ranks))
+            return entries[tensor]
+
+        return Lowering(self._program, decision, self.exchange, self._variable, SCOPE + "/", entry=entry)
+
+    def _variable(self, op: tf.Operation, layout: Layout) -> tf.Tensor:
+        """The value of this rank's part of a variable."""
+        objects = objects_of(op)
+        if not objects:
+            raise PlanError(
+                "{!r} is a variable that is in no collection, and epl.split cannot find its tf.Variable object. Create "
+                "it with tf.get_variable, or with the collection tf.GraphKeys.GLOBAL_VARIABLES.".format(op.name)
+            )
+        if layout == FULL:
+            return objects[0].value()
+        made = shard_variable(objects[0], layout, self.exchange)
+        self._shards.append(made)
+        name = made.variable.op.name
+        self.held[name] = Held(made.name, made.full_shape, layout)
+        self.shapes.update(made.shapes)
+        self.seeds.update(made.seeds)
+        self._new[made.old] = made.variable.op.outputs[0]
+        self._new.update(made.reads)
+        return made.variable.value()
+
+    # ---- What the user's program sees.
+
+    def objective(self, y: Any) -> Any:
+        """What is differentiated in place of `y`."""
+        if y not in self._program.number:
+            return y
+        value = self._program.values[self._program.number[y]]
+        if value.info.batch is not None:
+            return self._exit(y)
+        if y not in self._new:
+            before = tf_compat.last_op_id(self._graph.tf_graph)
+            self._new[y] = self._lowering.whole(y)
+            self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+        return self._new[y]
+
+    def source(self, x: Any) -> Any:
+        """By what is differentiated in place of `x`.
+
+        Raises:
+          PlanError: `x` is computed inside of the split.
+        """
+        number = self._program.number.get(x) if isinstance(x, tf.Tensor) else None
+        if number is not None and self._program.values[number].kind == RESULT:
+            raise PlanError(
+                "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
+                "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
+            )
+        return self._new.get(x, x) if isinstance(x, tf.Tensor) else x
+
+    def shown(self, tensor: tf.Tensor) -> Shown:
+        """What has the value that the user means by a tensor: of what one device would have."""
+        if tensor not in self._shown:
+            self._shown[tensor] = self._found(self._new.get(tensor, tensor))
+        return self._shown[tensor]
+
+    def _found(self, tensor: tf.Tensor) -> Shown:
+        graph = self._graph.tf_graph
+        number = self._program.number.get(tensor)
+        variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
+        if variable.name in self.held:
+            return self._gathered(
+                lambda prefix: value_of(graph, prefix + variable.name), self.held[variable.name].layout
+            )
+        if number is None or self._program.values[number].kind != RESULT or tensor.op in self._region.kept:
+            return Shown(tensor, ())
+        local, layout = self._lowering.tensors[tensor]
+        value = self._program.values[number]
+        if layout == batch_layout(value.info):
+            return Shown(local, ())
+        return self._gathered(lambda prefix: graph.get_tensor_by_name(prefix + local.name), layout, value)
+
+    def _gathered(self, local: Callable[[str], tf.Tensor], layout: Layout, value: Optional[Value] = None) -> Shown:
+        """A tensor whose parts lie on the ranks, whole, or with the rows of the first rank of this process.
+
+        Made when it is asked for first, with a communicator of its own: it waits for no other collective.
+
+        Args:
+          local: gives the part of the rank whose ops have a prefix.
+          layout: of the parts.
+          value: the result of the split that it is, if it is one.
+        """
+        rewrite, graph = self._graph.plan, self._graph.tf_graph
+        name = "{}/shown{}".format(self._name, len(self._shown))
+        communicator = Communicator(name, self._owners)
+        made: List[tf.Tensor] = []
+        others: List[tf.Operation] = []
+        with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+            for copy in range(rewrite.local_replicas):
+                prefix = rewrite.prefix(copy)
+                exchange = Exchange(communicator, self.exchange.rank + copy, name)
+                with tf.device(rewrite.device(0, copy)), tf.name_scope(SCOPE + "/shown/"):
+                    tensor = tf.identity(local(prefix))  # not the reference of a variable
+                    whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
+                    whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
+                    if value is not None and value.info.batch is not None:
+                        entry = self._program.values[value.rows_of]
+                        rows = exchange.row_counts(
+                            graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0
+                        )
+                        size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
+                        rows *= size // tf.maximum(tf.reduce_sum(rows), 1)
+                        whole = exchange.cut(whole, shard(value.info.batch), rows)
+                made.append(whole)
+                others += exchange.collectives if copy else []
+        return Shown(made[0], tuple(others))
+
+    def meant(self, op: tf.Operation) -> tf.Operation:
+        """What does for the parts of a variable what an op of the user did for the variable."""
+        for made in self._shards:
+            op = made.replaced.get(op, op)
+        return op
+
+    def refuse_feed(self, tensor: tf.Tensor) -> None:
+        """Raises FeedError for a tensor that is computed inside of the split."""
+        number = self._program.number.get(tensor)
+        if number is not None and self._program.values[number].kind == RESULT:
+            raise FeedError(
+                "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
+                "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
+            )
+
+    def redirect(self) -> None:
+        """Gives the ops that were made since then what stands for the tensors of the split."""
+        new = [op for op in tf_compat.ops_since(self._graph.tf_graph, self._seen_through) if op not in self._own]
+        for op in new:
+            for tensor in set(op.inputs):
+                number = self._program.number.get(tensor)
+                if number is not None and self._program.values[number].kind == RESULT:
+                    self._give(tensor, [op])
+        self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation]) -> None:
+        inside = set(self._region.ops)
+        for consumer in consumers:
+            if consumer in inside or consumer in self._own:
+                continue
+            for position, taken in enumerate(consumer.inputs):
+                if taken is tensor:
+                    consumer._update_input(position, self._exit(tensor))
+
+    def _exit(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
+        if tensor not in self._exits:
+            before = tf_compat.last_op_id(self._graph.tf_graph)
+            value = self._program.values[self._program.number[tensor]]
+            own = self._lowering.own_rows(tensor)
+            if value.info.batch is None:
+                own = self.exchange.enter(own)
+            self._exits[tensor] = _scaled(own, 1.0 / self.ranks)
+            self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+        return self._exits[tensor]
+
+    # ---- Ranks of this process.
+
+    def initializers(self) -> List[str]:
+        """Names of the ops that give the parts their initial values: every rank runs its own."""
+        operation = self._graph.tf_graph.get_operation_by_name
+        ops = [variable.initializer for name in self.held for variable in objects_of(operation(name))]
+        return sorted({getattr(op, "op", op).name for op in ops})
+
+    def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
+        """Node -> by rank, the attributes in which a copy differs; initial values are drawn with the seeds of all."""
+        needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
+        same: List[List[Tuple[str, tf.AttrValue]]] = [[] for _ in range(self.ranks)]
+        attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
+        for name, owned in self.exchange.owned.items():
+            protos = [tf.make_tensor_proto(value, owned.dtype) for value in owned.values]
+            attrs[view.index[name]] = [[("value", tf.AttrValue(tensor=proto))] for proto in protos]
+        for name, shapes in self.shapes.items():
+            values = [tf.AttrValue(shape=tf.TensorShape(shape).as_proto()) for shape in shapes]
+            attrs[view.index[name]] = [[("shape", value)] for value in values]
+        for name, seeds in self.seeds.items():
+            attrs[view.index[name]] = [[("seed2", tf.AttrValue(i=seed))] for seed in seeds]
+        return attrs
+
+    # ---- Gradients, updates, checkpoints.
+
+    def note_gradient(self, variable: str, gradient: Gradient) -> None:
+        """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
+        held = self.held.get(variable)
+        if held is None:
+            return
+        if isinstance(gradient, tf.IndexedSlices):
+            self._parts.update({gradient.values: _ROWS, gradient.indices: _ROWS})
+        else:
+            self._parts[gradient] = held.layout
+
+    def adopt_updates(self) -> None:
+        """Makes the slots that an apply_gradients has made known as parts."""
+        slots = adopt_slots(self._updates().variables, self.exchange)
+        self.held.update(slots.held)
+        self.shapes.update(slots.shapes)
+        self.seeds.update(slots.seeds)
+
+    def finish(self) -> None:
+        """What can be done only when the whole graph is built: before it is rewritten."""
+        self.redirect()
+        with self._graph.tf_graph.as_default():
+            self._new.update(complete_updates(self._updates(), self.exchange))
+
+    def _updates(self) -> Any:
+        variables = {name: held.layout for name, held in self.held.items()}
+        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._lowered_through)
+
+    def complete_savers(self, prefixes: Sequence[str]) -> None:
+        """Lets Savers write and read the parts of all ranks of this process; `prefixes`: of their copies."""
+        ranks = [(prefix, self.exchange.rank + copy) for copy, prefix in enumerate(prefixes)]
+        before = {made.old.op.name: made.variable.op.name for made in self._shards}
+        slices = slices_of(self.held, ranks, before)
+        complete_savers(self._graph.tf_graph, slices, self._saved_through)
+        self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+
+def _marked(graph: Graph) -> List[tf.Operation]:
+    """The ops of the split TaskGraphs, of the forward phase."""
+    indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
+    return [op for op in graph.tf_graph.get_operations() if taskgraph_index(op) in indices and not phase_of(op)]
+
+
+def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """The tensor, whose gradient is `factor` times as large."""
+    return with_gradient(tensor, tensor, lambda gradient: _times(gradient, factor))
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _mapped(values: Any, function: Any) -> Any:
+    return [function(value) for value in values] if isinstance(values, (list, tuple)) else function(values)
+
+
+def _as_list(values: Any) -> Sequence[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else [values]
