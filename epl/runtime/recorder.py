@@ -20,6 +20,7 @@ from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
 from epl.runtime import accumulation, amp, amp_loss_scale, split_training
+from epl.runtime.dependencies import behind_one_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("epl")
 _inside = threading.local()
 
 
+@behind_one_op(Phase.BACKWARD)
 def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> List[Any]:
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
     _partition(ys, xs)
@@ -101,6 +103,7 @@ def _seeds_of_call(mixed: Optional[amp.Differentiation]) -> Iterator[List[tf.Ten
         _inside.seeds, _inside.mixed = outer
 
 
+@behind_one_op(Phase.APPLY)
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, recorded; `original` is the optimizer's own bound method."""
     _refuse_function_body()

@@ -4,7 +4,7 @@ Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and 
 to another TensorFlow is a change of this file. Each name says what it is used for.
 """
 
-from typing import Any, Callable, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
@@ -226,6 +226,27 @@ def last_op_id(graph: tf.Graph) -> int:
 def op_id(op: tf.Operation) -> int:
     """The creation number of `op` in its graph."""
     return op._id
+
+
+def dependencies_in_effect(graph: tf.Graph, most: int) -> List[Any]:
+    """The `tf.control_dependencies` around the caller that name more than `most` ops."""
+    return [one for one in graph._control_dependencies_stack if len(one.control_inputs) > most]
+
+
+class replaced_dependencies:
+    """Ops created inside wait for `op` in place of what the given `tf.control_dependencies` name."""
+
+    def __init__(self, dependencies: Sequence[Any], op: tf.Operation) -> None:
+        self._named = [(one, one._control_inputs_val) for one in dependencies]
+        self._op = op
+
+    def __enter__(self) -> None:
+        for one, _ in self._named:
+            one._control_inputs_val = [self._op]
+
+    def __exit__(self, *unused: object) -> None:
+        for one, named in self._named:
+            one._control_inputs_val = named
 
 
 def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:

@@ -29,6 +29,28 @@ def test_phases_of_backward_and_apply_ops(init):
     assert set(marks(PHASE_ATTR, new_ops(lambda: tf.constant(1)))) == {None}
 
 
+def test_ops_wait_for_many_through_one(init):
+    init()
+    model = Linear()
+    updates = [tf.no_op(name="update{}".format(i)) for i in range(9)]
+    with tf.control_dependencies(updates):
+        ops = new_ops(model.minimize)
+        after = tf.no_op()
+    waiting = [op for op in ops if updates[0] in op.control_inputs]
+    assert [set(op.control_inputs) for op in waiting] == [set(updates)] * 2
+    assert marks(PHASE_ATTR, waiting) == ["backward", "apply"]
+    assert all(set(op.control_inputs) & set(waiting) for op in ops if not op.inputs and op not in waiting)
+    assert set(after.control_inputs) == set(updates)
+
+
+def test_ops_wait_for_few_themselves(init):
+    init()
+    model = Linear()
+    updates = [tf.no_op(), tf.no_op()]
+    with tf.control_dependencies(updates):
+        assert "epl_dependencies" not in [op.name for op in new_ops(model.minimize)]
+
+
 @pytest.mark.parametrize("kind", ["plain", "while", "cond", "while in cond"])
 def test_backward_ops_belong_to_the_taskgraph_of_their_forward_op(init, kind):
     init(annotate=False)
