@@ -82,6 +82,7 @@ class Split(object):
         initial: Any = None,
         costs: Any = None,
         decision: Any = None,
+        prepare: Callable[[Program], None] = lambda program: None,
     ) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
@@ -91,6 +92,7 @@ class Split(object):
             user_ops = [op for op in self.graph.get_operations() if op not in outside]
             self.program = Program(find_region(user_ops), ranks)
             self.program.train([model.loss])
+            prepare(self.program)
             self.decision = decision or search(self.program, **(DEAR if costs is None else costs))
             self.exchange = Exchange(wire, rank, "split")
             self.parts = {}
@@ -152,12 +154,15 @@ def part(value, layout, rank):
     return np.take(value, range(begin, begin + layout.sizes[rank]), axis=layout.dim)
 
 
-def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain) -> List[Any]:
+def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: Any = None) -> List[Any]:
     """Runs all ranks: per rank (loss, outputs, gradients); and the Splits."""
     ranks = len(feeds)
     wire = communicator(ranks)
-    splits = [Split(build, ranks, 0, wire, plain.initial)]
-    splits += [Split(build, ranks, rank, wire, plain.initial, None, splits[0].decision) for rank in range(1, ranks)]
+    prepare = prepare or (lambda program: None)
+    splits = []  # type: List[Split]
+    for rank in range(ranks):
+        decision = splits[0].decision if splits else None
+        splits.append(Split(build, ranks, rank, wire, plain.initial, None, decision, prepare))
     results = [None] * ranks  # type: List[Any]
     errors = []
 
@@ -182,10 +187,10 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain) -> List[An
     return [results, splits]
 
 
-def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-5) -> List[Split]:
+def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-5, prepare: Any = None) -> List[Split]:
     """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
     plain = Plain(build, feeds)
-    results, splits = run_split(build, feeds, plain)
+    results, splits = run_split(build, feeds, plain, prepare)
     for rank, (loss, outputs, gradients) in enumerate(results):
         close(loss, plain.loss, tolerance)
         for output, wanted in zip(outputs, plain.outputs):
