@@ -1,10 +1,11 @@
 """What is split over devices trains as if it were not."""
-from typing import Tuple
+from typing import List, Tuple
 
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, topology_name
+from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.pool import Answer
 from tests.parity.scripts import splits
 
 every_topology = pytest.mark.parametrize(
@@ -30,3 +31,24 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], after: bool) -> None
     norms = oracle.plain(splits.train, name='head', clip=0.1).results['norm']
     for answer in answers:
         np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize('topology', [(1, 2)], ids=topology_name)
+@pytest.mark.parametrize('resource', [False, True])
+def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:
+    """Each continues from the checkpoint of the other; slots included."""
+    reference = oracle.plain(splits.saved, resource=resource)
+    answers = oracle.plan(topology, splits.saved, resource=resource)
+    compare(reference, _of_worker_0(answers))
+    assert sorted(answers[0].results['variables'][0]) == sorted(reference.results['variables'][0])
+    further = oracle.plain(splits.saved, path=reference.results['path'], resource=resource)
+    compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'], resource=resource)], 1e-5)
+    planned = oracle.plan(topology, splits.saved, path=reference.results['path'], resource=resource)
+    compare(further, _of_worker_0(planned), 1e-5)
+
+
+def _of_worker_0(answers: List[Answer]) -> List[Answer]:
+    """The answers, with the checkpoint that worker 0 alone has written."""
+    for answer in answers:
+        answer.results['variables'] = answers[0].results['variables']
+    return answers

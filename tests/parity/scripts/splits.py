@@ -1,6 +1,6 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
 import contextlib
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -73,19 +73,100 @@ def everything(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spl
         return cross_entropy(y, _wide(_wide(hidden, 64, 'second'), CLASSES, 'out'))
 
 
+@split_model
+def encoder(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A Transformer encoder: attention by heads, two dense layers, norms; embeddings tied with the scores of words."""
+    heads, size, width = 4, 16, 64
+    with split():
+        table = tf.get_variable('words', [VOCABULARY, width], initializer=tf.random_normal_initializer(0., 0.05, 5))
+        places = tf.get_variable('places', [TOKENS, width], initializer=tf.random_normal_initializer(0., 0.05, 6))
+        hidden = tf.nn.embedding_lookup(table, ids) + places
+        for layer in range(2):
+            with tf.variable_scope('layer%d' % layer):
+                parts = [_wide(hidden, heads * size, name) for name in ('query', 'key', 'value')]
+                query, key, value = [tf.transpose(tf.reshape(part, [-1, TOKENS, heads, size]), [0, 2, 1, 3])
+                                     for part in parts]
+                scores = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) / size ** 0.5)
+                mixed = tf.reshape(tf.transpose(tf.matmul(scores, value), [0, 2, 1, 3]), [-1, TOKENS, heads * size])
+                hidden = _normalised(hidden + _wide(mixed, width, 'joined'), 'first')
+                wide = _wide(_wide(hidden, 4 * width, 'wide', tf.nn.relu), width, 'narrow')
+                hidden = _normalised(hidden + wide, 'second')
+        scores = tf.matmul(tf.reshape(hidden, [-1, width]), table, transpose_b=True)
+        labels = tf.reshape(tf.mod(ids + 1, VOCABULARY), [-1])
+        return cross_entropy(labels, scores)
+
+
+def _normalised(inputs: tf.Tensor, name: str) -> tf.Tensor:
+    with tf.variable_scope(name):
+        scale = tf.get_variable('scale', [inputs.shape[-1]], initializer=tf.ones_initializer())
+        offset = tf.get_variable('offset', [inputs.shape[-1]], initializer=tf.zeros_initializer())
+        mean, variance = tf.nn.moments(inputs, [-1], keep_dims=True)
+        return (inputs - mean) * tf.rsqrt(variance + 1e-3) * scale + offset
+
+
+@split_model
+def experts(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A mixture of experts: the best one of each row, with a capacity, and a loss that balances them."""
+    count, capacity, width, wide = 4, 16, 32, 256
+    with replicate():
+        hidden = dense(x, width, 'features', tf.nn.tanh)
+    with split():
+        gates = tf.nn.softmax(dense(hidden, count, 'gate'))
+        chosen = tf.one_hot(tf.argmax(gates, 1), count)
+        place = tf.cumsum(chosen, 0, exclusive=True) * chosen
+        kept = chosen * tf.cast(tf.less(place, capacity), tf.float32)
+        slots = tf.one_hot(tf.cast(tf.reduce_sum(place, 1), tf.int32), capacity)
+        combine = tf.einsum('s,se,sc->sec', tf.reduce_sum(gates * kept, 1), kept, slots)
+        dispatch = tf.cast(tf.greater(combine, 0.), tf.float32)
+        first = tf.get_variable('first', [count, width, wide], initializer=tf.random_normal_initializer(0., 0.1, 8))
+        second = tf.get_variable('second', [count, wide, width], initializer=tf.random_normal_initializer(0., 0.1, 9))
+        taken = tf.einsum('sec,sm->ecm', dispatch, hidden)
+        given = tf.einsum('ech,ehm->ecm', tf.nn.relu(tf.einsum('ecm,emh->ech', taken, first)), second)
+        mixed = tf.einsum('sec,ecm->sm', combine, given)
+        balance = count * tf.reduce_sum(tf.reduce_mean(gates, 0) * tf.reduce_mean(chosen, 0))
+    with replicate():
+        return cross_entropy(y, dense(hidden + mixed, CLASSES, 'out')) + 0.01 * balance
+
+
+def _annotations(ctx: Context) -> Tuple[Scope, Scope]:
+    """The scopes of what is replicated and of what is split over all devices of the job."""
+    if not ctx.planned:
+        return contextlib.suppress, contextlib.suppress
+    import epl
+    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas))
+
+
+def saved(ctx: Context, path: str = '', resource: bool = False) -> None:
+    """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
+              tf.placeholder(tf.int32, [None])]
+    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *_annotations(ctx))
+    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    data = samples()
+    restore = tf.train.Saver()
+    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
+    directory = ctx.temporary_directory()
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
+                                           save_checkpoint_steps=STEPS) as sess:
+        for number in range(STEPS):
+            rows = [ctx.step_rows(values, number) for values in data]
+            ctx.record(loss=sess.run([loss, train_op], dict(zip(inputs, rows)))[0])
+    path = tf.train.latest_checkpoint(directory)
+    if path:  # of worker 0
+        reader = tf.train.load_checkpoint(path)
+        ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+        ctx.results['path'] = path
+
+
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., resource: bool = False,
           **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
-    replicate: Scope = contextlib.suppress
-    split: Scope = contextlib.suppress
-    if ctx.planned:
-        import epl
-        replicate, split = (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas))
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    loss = SPLITS[name](x, ids, y, replicate, split)
+    loss = SPLITS[name](x, ids, y, *_annotations(ctx))
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
     if clip:
