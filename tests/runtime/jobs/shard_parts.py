@@ -22,8 +22,8 @@ from epl.utils import tf_compat
 STEPS = 4
 
 
-def build(exchange, layout):
-    """The variable "fc/kernel", sharded if there is an exchange, and its training op."""
+def build(exchange, layout, delay=0.0):
+    """The variable "fc/kernel", sharded if there is an exchange, and its training op; it updates so much later."""
     tf.set_random_seed(3)
     with tf.variable_scope("fc"):
         variable = tf.get_variable("kernel", [6, 8])
@@ -35,7 +35,8 @@ def build(exchange, layout):
         after = tf_compat.last_op_id(variable.graph)
         together = exchange._reduce(tf.ones([]), "step")
         with tf.control_dependencies([together]):
-            gradient = tf.identity(gradient)
+            gradient = tf.py_func(lambda value: time.sleep(delay) or value, [gradient], gradient.dtype)
+        gradient.set_shape(variable.shape)
         step = tf.train.MomentumOptimizer(0.1, 0.5).apply_gradients([(gradient, variable)])
         updates = trace_updates(variable.graph, {gradient: layout}, {variable.op.name: layout}, exchange.ranks, after)
         held = adopt_slots(updates.variables, exchange).held
@@ -50,7 +51,7 @@ def main():
     job = Job.start(hosts, process, start_timeout=60, stall_warning=10, timeout=60)
     layout = shard(1, balanced_sizes(8, len(hosts)))
     exchange = Exchange(Communicator("parts", range(len(hosts))), process, "test")
-    step, held = build(exchange, layout)
+    step, held = build(exchange, layout, 0.5 if process and what == "late" else 0.0)
     slices = slices_of(held, [("", process)], {})
     parts = CheckpointParts(job, {name: found[0][1:] for name, found in slices.items()})
     saver = tf.train.Saver(max_to_keep=10)
@@ -62,8 +63,6 @@ def main():
         if what == "restore":
             saver.restore(sess, path)
         for number in range(STEPS):
-            if process and what == "late":
-                time.sleep(0.3)
             if process and what == "fails" and number == 2:
                 raise ValueError("no more")
             sess.run(step)
