@@ -104,7 +104,9 @@ def find_micro_batch_ops(
         trained = view.ancestors(gradients, writes.__contains__)
         batch = states - (set(view.of_types(op_types.PLACEHOLDERS)) - trained)
         computed = varying if batch == states else _varying(view, batch, boundaries, loops)
-        micro_writes = _micro_batch_writes(view, writes - after, computed, boundaries, loops)
+        steps = {step.op.name for step in tf_graph.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)}
+        may_count = {w for w in writes - after if not any(view.nodes[v].name in steps for v in view.variable_inputs(w))}
+        micro_writes = _micro_batch_writes(view, writes - after, may_count, computed, boundaries, loops)
         varying |= _varying(view, _readers(view, micro_writes), boundaries, loops)
     once = after | (writes - micro_writes)
     roots = gradients | micro_writes | set(outputs)
@@ -119,16 +121,23 @@ def find_micro_batch_ops(
 
 
 def _micro_batch_writes(
-    view: GraphView, writes: Set[int], computed: Set[int], boundaries: Set[int], loops: Dict[int, int]
+    view: GraphView,
+    writes: Set[int],
+    may_count: Set[int],
+    computed: Set[int],
+    boundaries: Set[int],
+    loops: Dict[int, int],
 ) -> Set[int]:
     """The writes that happen once per micro batch.
 
-    They write what is computed from a batch, or from a variable that such a write writes. Of the latter, those that
-    wait for gradients belong to the end of the step: a moving average of all variables after the update.
+    They write what is computed from a batch, or from a variable that such a write writes, or they count for such a
+    write, which takes the new count. Of these, those that wait for gradients belong to the end of the step: a moving
+    average of all variables after the update.
 
     Args:
       view: of the graph.
       writes: those to choose from.
+      may_count: those of them that may be counters; the global step counts steps.
       computed: what is computed from a batch. A placeholder that no gradient needs gives none: it sets things by hand.
       boundaries: where gradients are accumulated.
       loops: see `loops_of`.
@@ -136,12 +145,29 @@ def _micro_batch_writes(
     found = _among(writes, computed, loops)
     while True:
         passed_on = _varying(view, _readers(view, found), boundaries, loops)
-        more = _among(writes, passed_on, loops) - found
+        more = (_among(writes, passed_on, loops) | _counting(view, may_count - found, found)) - found
         if more:
             more -= view.descendants(boundaries)
         if not more:
             return found
         found |= more
+
+
+def _counting(view: GraphView, writes: Set[int], counted: Set[int]) -> Set[int]:
+    """Those of `writes` whose new value one of `counted` needs."""
+    needed = view.ancestors(counted)
+    found = set()
+    for write in writes & needed:
+        behind = view.descendants([write], lambda node: node not in needed)
+        if not needed.isdisjoint(takers_of_new_value(view, write) & behind):
+            found.add(write)
+    return found
+
+
+def takers_of_new_value(view: GraphView, write: int) -> Set[int]:
+    """The nodes that may take what was written: those that take the variable, or the reference that the write gives."""
+    takers = {node for node in view.consumers()[write] if view.takes_data(node, write)}
+    return takers | readers_of(view, view.variable_inputs(write)) - {write}
 
 
 def _among(writes: Set[int], varying: Set[int], loops: Dict[int, int]) -> Set[int]:

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.utils.errors import PlanError
-from tests.parallel.pipelines import Chain, begin, dense, rewritten, rows, stage
+from tests.parallel.pipelines import Chain, begin, dense, no_stage, rewritten, rows, stage
 
 
 def started():
@@ -94,6 +94,38 @@ def test_a_moving_average_of_statistics_after_the_update_takes_one_step(init, re
         sess.run(train_op, {x: rows(16)})
         found, statistics = sess.run([averages.average(mean), mean])
     np.testing.assert_allclose(found, 0.1 * statistics, rtol=1e-4)
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_an_average_without_bias_counts_what_it_averages(init, resource):
+    tf.get_variable_scope().set_use_resource(resource)
+
+    def build(stage):
+        with tf.variable_scope("", use_resource=resource):
+            model = Chain(2, stage, resource=resource)
+            model.mean = tf.reduce_mean(model.x)
+            averages = tf.train.ExponentialMovingAverage(0.5, zero_debias=True)
+            model.update = averages.apply([model.mean])
+            model.average = averages.average(model.mean)
+        with tf.control_dependencies([model.update]):
+            model.train_op = sgd(model.loss)
+        return model
+
+    begin(init, 4, 2)
+    model = build(stage)
+    with started() as sess:
+        for seed in range(3):
+            sess.run(model.train_op, model.feed(8, seed))
+        found = sess.run([model.average] + [v for v in tf.global_variables() if "mean" in v.op.name.lower()])
+    with tf.Graph().as_default():
+        model = build(no_stage)
+        with started() as sess:
+            for seed in range(3):
+                for part in np.split(model.feed(8, seed)[model.x], 4):
+                    sess.run(model.update, {model.x: part})
+            plain = sess.run([model.average] + [v for v in tf.global_variables() if "mean" in v.op.name.lower()])
+    assert len(found) == len(plain) > 3
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
 
 
 def test_the_new_value_of_a_metric_is_that_after_all_micro_batches(init):

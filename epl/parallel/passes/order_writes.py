@@ -6,6 +6,12 @@
 
 They wait, besides, for all data of the step: a step for which there is not enough data changes nothing.
 
+A write whose new value another write takes (the count of an average without bias) waits for that one, too:
+
+    count --> average             count --> average
+                          =>                 '-----.
+    count/1 --> average/1         count/1* --> average/1
+
 A write in a branch is waited for where the branch ends, as what waits for an op of a branch that is not taken never
 runs; a write in a loop waits where the loop begins.
 """
@@ -78,7 +84,8 @@ def order_writes(
     consumers = view.consumers()
     readers_of_all: Set[int] = set().union(*readers_of.values())
     takers = {consumer for reader in readers_of_all for consumer in consumers[reader]}
-    leading = _leading_to(view, ops, readers_of_all | takers | set(sources), ops.writes)
+    leading = _leading_to(view, ops, ops.writes | readers_of_all | takers | set(sources), ops.writes)
+    taken_by = _taken_by(view, leading)
     copies = range(1, rewrite.plan.num_micro_batch)
     for write in sorted(ops.writes):
         path = leading[write]
@@ -94,17 +101,28 @@ def order_writes(
                 "{!r} writes a variable in a branch of tf.cond, or a loop, that gives nothing back, so that the micro "
                 "batches cannot be put in order. Let it return what the write gives.".format(view.nodes[write].name)
             )
+        awaited = set(ends).union(*[ends_of(view, other, depths) for other in taken_by.get(write, ())])
         readers = readers_of[write] & path
         shared = readers & trained if write not in trained else set()
         waiting |= _beginnings(view, readers - shared, loops, ops)
         for copy in copies:
-            before = _operations(rewrite, view, ends, copy - 1)
+            before = _operations(rewrite, view, awaited, copy - 1)
             for op in _operations(rewrite, view, waiting, copy):
                 op._add_control_inputs(before)
             for reader in sorted(shared):
                 _read_again(rewrite, view, reader, path - trained, copy, before, stages[reader])
     if copies:
         _wait_for_all_writes(rewrite, view, ops, copies, stages)
+
+
+def _taken_by(view: GraphView, leading: Dict[int, Set[int]]) -> Dict[int, Set[int]]:
+    """Write -> the other writes that take its new value. `leading`: what leads to each write."""
+    found: Dict[int, Set[int]] = {}
+    for other, path in leading.items():
+        for write in path.intersection(leading) - {other}:
+            if not path.isdisjoint(micro_batches.takers_of_new_value(view, write)):
+                found.setdefault(write, set()).add(other)
+    return found
 
 
 def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int], roots: Set[int]) -> Dict[int, Set[int]]:
