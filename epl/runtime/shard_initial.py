@@ -212,5 +212,5 @@ def share_seed(full: tf.Tensor, seed: int) -> None:
         stack.extend(source.op for source in op.inputs)
         attrs = op.node_def.attr
         if "seed2" in attrs and not attrs["seed"].i and not attrs["seed2"].i:
-            op._set_attr("seed", tf.AttrValue(i=seed % _MOST_SEED))
+            op._set_attr("seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
             op._set_attr("seed2", tf.AttrValue(i=len(seen)))

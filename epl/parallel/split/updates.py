@@ -29,7 +29,8 @@ from epl.utils.errors import PlanError
 _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
 _PASSES = op_types.READS | _HAND_ON
 # What these do with a variable or its value is seen to elsewhere.
-_STAY = op_types.OF_SCRIPT | op_types.VARIABLES | frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
+_STAY = op_types.OF_SCRIPT | frozenset(["IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
+_REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
 Round = NamedTuple("Round", [("ops", List[Tuple[tf.Operation, Optional[Choice]]]), ("addends", List[tf.Tensor])])
 Round.__doc__ = """What must be done before the next sums can be computed.
@@ -141,20 +142,42 @@ class _Tracer(object):
 
     def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
         """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
-        found = next(layout for layout in layouts if layout != FULL)
-        shapes = [tensor.shape for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
+        found = next((layout for layout in layouts if layout.sizes is not None), None)
+        if found is None:  # rows go into a variable that is not known yet
+            return [FULL] * len(op.outputs)
+        shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
         for tensor in op.inputs:
             variable = _variable_of(tensor)
-            if variable is not None and found.sizes is not None:
-                shape = _variable_shape(variable)
-                if any(shape.is_compatible_with(other) and shape.ndims for other in shapes) or variable.name in (
-                    self._variables
-                ):
-                    self.written[variable.name] = self._variables.get(variable.name, found)
+            if variable is not None and any(_variable_shape(variable).is_compatible_with(shape) for shape in shapes):
+                self._note(variable, found)
+            elif self._layout(tensor) == FULL:
+                self._look_back(tensor, shapes[0], found)
         return [found] * len(op.outputs)
+
+    def _note(self, variable: tf.Operation, layout: Layout) -> None:
+        self.written.setdefault(variable.name, layout)
+
+    def _look_back(self, value: tf.Tensor, shape: tf.TensorShape, layout: Layout) -> None:
+        """Notes the variables that a part is computed from, element by element: a sparse update writes rows of them."""
+        stack, seen = [value], set()
+        while stack:
+            tensor = stack.pop()
+            op = tensor.op
+            if tensor in seen or not tensor.shape.ndims or not tensor.shape.is_compatible_with(shape):
+                continue
+            seen.add(tensor)
+            variable = _variable_of(op.inputs[0] if op.type in op_types.WRITES | op_types.READS else tensor)
+            if variable is not None:
+                self._note(variable, layout)
+            elif all(not other.shape.ndims or other.shape.is_compatible_with(shape) for other in op.inputs):
+                stack.extend(op.inputs)
 
     def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
         choice = self._choice(op, layouts)
+        rows = next((layout for layout in layouts if layout.is_shard), FULL)
+        if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
+            # Rows that a rank has for itself, and what says where they go, mean nothing to others.
+            return [rows if tensor.shape.ndims != 0 else FULL for tensor in op.outputs]
         if choice is None or choice.emit is not None:
             _refuse_branch(op)
             self._round(waits).ops.append((op, choice))
@@ -219,6 +242,12 @@ def _variable_of(tensor: tf.Tensor) -> Optional[tf.Operation]:
         seen.add(tensor.op)
         tensor = tensor.op.inputs[0]
     return tensor.op if tensor.op.type in op_types.VARIABLES else None
+
+
+def _shape_written(tensor: tf.Tensor) -> tf.TensorShape:
+    """The shape of a tensor, or of the variable that it refers to."""
+    variable = _variable_of(tensor)
+    return tensor.shape if variable is None else _variable_shape(variable)
 
 
 def _variable_shape(variable: tf.Operation) -> tf.TensorShape:

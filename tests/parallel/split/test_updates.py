@@ -180,6 +180,33 @@ def test_slots_are_found_by_what_is_written(graph, optimizer, resource):
     assert slots and updates.variables == dict.fromkeys(["v"] + slots, EVEN[0])
 
 
+@pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        tf.train.AdamOptimizer,
+        tf.train.AdagradOptimizer,
+        lambda rate: tf.train.MomentumOptimizer(rate, 0.9),
+        tf.train.RMSPropOptimizer,
+        tf.train.GradientDescentOptimizer,
+    ],
+    ids=["adam", "adagrad", "momentum", "rms_prop", "gradient_descent"],
+)
+def test_a_sparse_update_stays_with_its_rank_and_its_slots_are_found(graph, optimizer, resource):
+    variable = tf.get_variable("v", [5, 4], use_resource=resource)
+    tf.get_variable("other", [5, 4], use_resource=resource)
+    values, indices = tf.placeholder(tf.float32, [None, 4]), tf.placeholder(tf.int32, [None])
+    own = optimizer(0.1)
+    after = tf_compat.last_op_id(graph)
+    (gradient,), norm = tf.clip_by_global_norm([tf.IndexedSlices(values, indices, tf.constant([5, 4]))], 1.0)
+    own.apply_gradients([(gradient, variable)])
+    rows = shard(0, None)
+    updates = trace_updates(graph, {values: rows, indices: rows}, {"v": EVEN[0]}, 2, after)
+    slots = [own.get_slot(variable, name).op.name for name in own.get_slot_names()]
+    assert updates.variables == dict.fromkeys(["v"] + slots, EVEN[0])
+    assert [(one.ops, len(one.addends)) for one in updates.rounds] == [([], 1)] and norm.shape.ndims == 0
+
+
 def test_slots_of_an_update_written_by_hand_are_found(graph):
     variable, mean = tf.get_variable("v", [5, 4]), tf.get_variable("v/mean", [5, 4], trainable=False)
     count = tf.get_variable("count", [], trainable=False)
