@@ -272,9 +272,11 @@ class _Users(object):
         """Goes through the users but for those that are done already; writes first, as reads may wait for them."""
         users = [op for op in self._old.consumers() if op not in done]
         reads = [op for op in users if op.type in op_types.READS]
+        in_branches = any(op.type in op_types.SWITCHES for op in users)
         for op in users:
             if op.type in _INITIALIZED:
-                self._use(op, self._copied(op, []))
+                if not (in_branches and _chooses(op.outputs[0])):
+                    self._use(op, self._copied(op, []))
             elif op.type in op_types.WRITES:
                 self._write(op)
             elif op.type == "VariableShape":
@@ -324,6 +326,16 @@ class _Users(object):
         with beside(op), tf.device(op.device):
             with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
                 return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
+
+
+def _chooses(flag: tf.Tensor) -> bool:
+    """Whether a flag chooses between a variable and its initial value: `initialized_value` of before the split.
+
+    It goes on asking for the full variable, which never has a value, so that the initial value is taken.
+    """
+    return any(
+        op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
+    )
 
 
 def _is_saved(value: tf.Tensor) -> bool:

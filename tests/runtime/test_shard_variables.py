@@ -243,6 +243,18 @@ def test_initializers_and_checks_made_before_mean_the_shard(rank, resource):
 
 
 @KINDS
+def test_a_variable_that_begins_as_the_full_one_does_so_each_time(rank, resource):
+    exchange = rank(1)
+    variable = kernel(resource, tf.ones_initializer())
+    average = tf.Variable(variable.initialized_value() * 2.0, use_resource=resource)
+    shard_variable(variable, EVEN, exchange)
+    with tf.Session() as sess:
+        for _ in range(3):
+            sess.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(sess.run(average), np.full([6, 8], 2.0))
+
+
+@KINDS
 def test_reads_made_before_are_listed_with_the_value_of_the_shard(rank, resource):
     exchange = rank(0)
     variable = kernel(resource)
