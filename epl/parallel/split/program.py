@@ -4,17 +4,18 @@ The unsplit program computes the concatenated batches of all ranks. The user's g
 the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.parallel.costs import MACHINES, op_seconds
-from epl.parallel.costs_shapes import UNKNOWN_DIMENSION, TensorType
+from epl.parallel.costs_shapes import TensorType
 from epl.parallel.op_costs import Kind, op_cost
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.layouts import FULL, Layout, shard
+from epl.parallel.split.open_shapes import closed_shape, open_shapes, shape_of
 from epl.parallel.split.region import DataDependence, Region, batch_dimension, draws_data
 from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
 from epl.utils import tf_compat
@@ -113,7 +114,8 @@ class Program(object):
         self._inside = frozenset(region.ops)
         self._machine = MACHINES[device_type]
         self._depends_on_data = DataDependence()
-        self._granularities = granularities(region.ops)
+        self._shapes = open_shapes(region)
+        self._granularities = granularities(region.ops, self._shape)
         for op in _in_order(region):
             self._add_step(op)
         self.exits = {self.number[tensor] for tensor in region.exits}
@@ -149,23 +151,34 @@ class Program(object):
         if handle not in self.number:
             is_resource = handle.dtype == tf.resource
             dtype = tf.as_dtype(variable.get_attr("dtype"))
-            shape = _shape(tf.TensorShape(variable.get_attr("shape")) if is_resource else handle.shape)
+            shape = shape_of(tf.TensorShape(variable.get_attr("shape")) if is_resource else handle.shape)
             info = TensorInfo(shape, dtype)
             floating = dtype.is_floating
-            self._add(Value(handle, VARIABLE, info, None, -1, _closed(info, None, 0), floating, floating))
+            closed = closed_shape(shape, None, self.ranks)
+            self._add(Value(handle, VARIABLE, info, None, -1, closed, floating, floating))
         self.number[tensor] = self.number[handle]
         return self.number[handle]
 
     def _entry(self, tensor: tf.Tensor) -> int:
         batch = batch_dimension(tensor, self._depends_on_data)
         dtype = tensor.dtype.base_dtype
-        info = TensorInfo(self._concatenated(_shape(tensor.shape), batch), dtype, _constant(tensor), batch)
+        info = TensorInfo(self._concatenated(shape_of(tensor.shape), batch), dtype, _constant(tensor), batch)
         differentiable = dtype.is_floating and tensor.op.type != "Const"
         trained = differentiable and not draws_data(tensor.op)
-        closed = _closed(info, batch, UNKNOWN_DIMENSION * self.ranks)
+        closed = closed_shape(shape_of(tensor.shape), batch, self.ranks)
         rows_of = -1 if batch is None else len(self.values)
         place = None if batch is None else Batch(batch, 1)
         return self._add(Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained))
+
+    def _shape(self, tensor: tf.Tensor) -> Optional[Shape]:
+        """All that is known of a shape in the user's graph."""
+        shape = shape_of(tensor.shape)
+        if tensor not in self._shapes:
+            return shape
+        found = self._shapes[tensor].shape
+        if shape is None or found is None:
+            return found if shape is None else shape
+        return tuple(new if size is None else size for size, new in zip(shape, found))
 
     def _concatenated(self, shape: Optional[Shape], batch: Optional[int]) -> Optional[Shape]:
         """A shape of the user's graph, with the batches of all ranks."""
@@ -180,7 +193,7 @@ class Program(object):
         known = [self.values[number] for number in inputs if number >= 0]
         taken = tuple(value.info for value in known)
         outputs = tuple(
-            TensorInfo(_shape(output.shape), output.dtype.base_dtype, _constant(output)) for output in op.outputs
+            TensorInfo(self._shape(output), output.dtype.base_dtype, _constant(output)) for output in op.outputs
         )
         kept = op in self._region.kept
         bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
@@ -198,7 +211,8 @@ class Program(object):
         trained = passes and any(value.trained for value in known)
         added = []
         for output, info, batch in zip(op.outputs, infos, batches):
-            closed = _closed(info, batch and batch.dim, _rows(op.type, info, batch, known))
+            known_shape = self._shapes[output].closed if output in self._shapes else shape_of(output.shape)
+            closed = closed_shape(known_shape, batch and batch.dim, self.ranks)
             floating = info.dtype.is_floating
             rows = -1 if batch is None else rows_of
             value = Value(output, RESULT, info, batch, rows, closed, differentiable and floating, trained and floating)
@@ -272,7 +286,9 @@ def num_bytes(value: Value) -> int:
     return 0 if dtype in (tf.resource, tf.variant) else int(np.prod(value.closed or (1,))) * max(dtype.size, 1)
 
 
-def granularities(ops: Sequence[tf.Operation]) -> Dict[int, Tuple[int, ...]]:
+def granularities(
+    ops: Sequence[tf.Operation], shape_of_tensor: Callable[[tf.Tensor], Optional[Shape]]
+) -> Dict[int, Tuple[int, ...]]:
     """Sizes of dimensions that reshapes split or make -> multiples in which they can be cut, 1 first.
 
     [n, 10 * 64] -> [n, 10, 64] is possible on parts if the dimension of 640 is cut in multiples of 64.
@@ -280,7 +296,7 @@ def granularities(ops: Sequence[tf.Operation]) -> Dict[int, Tuple[int, ...]]:
     found: Dict[int, Set[int]] = {}
     for op in ops:
         if op.type == "Reshape":
-            for one, other in _aligned(_shape(op.inputs[0].shape) or (), _shape(op.outputs[0].shape) or ()):
+            for one, other in _aligned(shape_of_tensor(op.inputs[0]) or (), shape_of_tensor(op.outputs[0]) or ()):
                 whole, parts = (one, other) if len(one) == 1 else (other, one)
                 if len(whole) == 1 and len(parts) > 1:
                     found.setdefault(whole[0], {1}).add(int(np.prod(parts[1:])))
@@ -361,26 +377,7 @@ def _guessed(op: OpInfo) -> List[Optional[int]]:
     return found
 
 
-def _rows(op_type: str, info: TensorInfo, batch: Optional[Batch], inputs: Sequence[Value]) -> int:
-    """The size of an open batch for costs."""
-    if batch is None or info.shape is None:
-        return UNKNOWN_DIMENSION
-    if op_type == "Reshape":
-        others = [size or UNKNOWN_DIMENSION for dim, size in enumerate(info.shape) if dim != batch.dim]
-        return max(1, int(np.prod(inputs[0].closed or (1,)) // np.prod(others or (1,))))
-    return max([value.closed[value.batch.dim] for value in inputs if value.batch is not None] or [1])
-
-
 # ---- What TensorFlow knows.
-
-
-def _shape(shape: tf.TensorShape) -> Optional[Shape]:
-    return None if shape.ndims is None else tuple(shape.as_list())
-
-
-def _closed(info: TensorInfo, batch: Optional[int], rows: int) -> Tuple[int, ...]:
-    sizes = enumerate(info.shape or ())
-    return tuple((rows if dim == batch else UNKNOWN_DIMENSION) if size is None else size for dim, size in sizes)
 
 
 def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:

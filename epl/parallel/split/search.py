@@ -7,7 +7,7 @@ its bytes, as each rank keeps, updates and saves all of it. All is counted from 
 the same graph decide alike.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from epl.parallel.split.layouts import FULL, Layout
 from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, batch_layout, num_bytes
@@ -18,6 +18,8 @@ BEAM = 24
 # A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the
 # slots of an optimizer on every rank, which is what a split is to avoid.
 FULL_VARIABLE = 16.0
+# A part that is gathered for use, and kept for the backward pass, is one of these four copies.
+_GATHERED_VARIABLE = 0.25
 
 Decision = NamedTuple("Decision", [("choices", Tuple[int, ...]), ("seconds", float)])
 Decision.__doc__ = """How a program is computed.
@@ -123,6 +125,7 @@ class _Search(object):
         self._link = link
         self._full_variable = full_variable
         self._last_use = _last_uses(program)
+        self._weights = _of_variables(program)
         self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
         self._form_numbers: Dict[Form, int] = {}
 
@@ -224,6 +227,8 @@ class _Search(object):
             else:
                 count = count_collectives(path, value.trained)
                 cost = count * self._link.latency + total_bytes(path) / self._link.bandwidth
+                if number in self._weights and wanted.layout == FULL and forms[0].layout != FULL:
+                    cost += _GATHERED_VARIABLE * self._whole_variable(number)
                 self._routes[known] = (cost, forms + tuple(step.target for step in path))
         return self._routes[known]
 
@@ -231,8 +236,12 @@ class _Search(object):
         value = self._program.values[number]
         if value.kind != VARIABLE or layout.is_shard:
             return 0.0
+        return self._whole_variable(number)
+
+    def _whole_variable(self, number: int) -> float:
+        """The cost of having a variable, or what is made of it alone, whole on every rank."""
         beyond = 1 - 1 / self._program.ranks
-        return beyond * num_bytes(value) * self._full_variable / self._link.bandwidth
+        return beyond * num_bytes(self._program.values[number]) * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, layout: Layout) -> bool:
         """Whether a variable would be what no variable can be."""
@@ -250,6 +259,16 @@ class _Search(object):
             return 0
         numbers = self._form_numbers
         return hash((number,) + tuple([numbers.setdefault(form, len(numbers)) for form in forms]))
+
+
+def _of_variables(program: Program) -> Set[int]:
+    """The numbers of variables and of what is computed from them and constants alone."""
+    found = {number for number, value in enumerate(program.values) if value.kind == VARIABLE}
+    for step in program.steps:
+        taken = [number for number in step.inputs if number >= 0 and program.values[number].differentiable]
+        if taken and found.issuperset(taken):
+            found.update(step.outputs)
+    return found
 
 
 def _last_uses(program: Program) -> List[int]:

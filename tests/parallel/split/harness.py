@@ -187,7 +187,7 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: A
     return [results, splits]
 
 
-def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-5, prepare: Any = None) -> List[Split]:
+def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-9, prepare: Any = None) -> List[Split]:
     """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
     plain = Plain(build, feeds)
     results, splits = run_split(build, feeds, plain, prepare)

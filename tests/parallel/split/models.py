@@ -4,10 +4,12 @@ import tensorflow.compat.v1 as tf
 
 from tests.parallel.split.harness import Model
 
+FLOAT = tf.float64  # so that rounding hides nothing
+
 
 def weights(name, *shape):
     """A variable with an initial value of its own."""
-    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(stddev=0.3, seed=len(name)))
+    return tf.get_variable(name, shape, FLOAT, tf.random_normal_initializer(stddev=0.3, seed=len(name)))
 
 
 def norm(x, name):
@@ -24,12 +26,12 @@ def cross_entropy(logits, labels):
 
 def classifier(hidden=32, classes=10):
     """dense + relu + dense, softmax cross entropy, accuracy."""
-    x = tf.placeholder(tf.float32, [None, 12], "x")
+    x = tf.placeholder(FLOAT, [None, 12], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     with tf.variable_scope("m"):
         h = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights("w1", 12, hidden)), weights("b1", hidden)))
         logits = tf.nn.bias_add(tf.matmul(h, weights("kernel2", hidden, classes)), weights("bias2", classes))
-    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), y), tf.float32))
+    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), y), FLOAT))
     return Model(cross_entropy(logits, y), [logits, accuracy])
 
 
@@ -72,27 +74,31 @@ def transformer(heads=6, size=4, hidden=20, vocabulary=11, positions=5, width=8)
     return Model(tf.reduce_mean(losses), [logits, tf.argmax(logits, -1)])
 
 
+def one_hot(index, depth):
+    return tf.one_hot(index, depth, dtype=FLOAT)
+
+
 def mixture(experts=4, width=6, hidden=10, capacity=4, top=2, inner=False):
     """A mixture of experts in plain einsum: the gate picks two experts of a token, those that are full drop it."""
-    x = tf.placeholder(tf.float32, [None, 8, width], "x")  # [groups, tokens, width]
+    x = tf.placeholder(FLOAT, [None, 8, width], "x")  # [groups, tokens, width]
     if inner:  # a layer in the middle of a model: its input has a gradient
         x = tf.nn.tanh(x * weights("before", width))
     gates = tf.nn.softmax(tf.einsum("gsm,me->gse", x, weights("gate", width, experts)))
     combine, left, taken = 0.0, gates, 0.0
     for _ in range(top):
         index = tf.argmax(left, -1, output_type=tf.int32)
-        mask = tf.one_hot(index, experts)
+        mask = one_hot(index, experts)
         place = (tf.cumsum(mask, 1, exclusive=True) + taken) * mask
         taken = taken + tf.reduce_sum(mask, 1, keepdims=True)
-        mask *= tf.cast(tf.less(place, capacity), tf.float32)
+        mask *= tf.cast(tf.less(place, capacity), FLOAT)
         gate = tf.reduce_sum(gates * mask, -1, keepdims=True)
-        position = tf.one_hot(tf.cast(tf.reduce_sum(place, -1), tf.int32), capacity)
+        position = one_hot(tf.cast(tf.reduce_sum(place, -1), tf.int32), capacity)
         combine += tf.expand_dims(gate * mask, -1) * tf.expand_dims(position, 2)
-        left *= 1 - tf.one_hot(index, experts)
-    dispatch = tf.cast(tf.greater(combine, 0), tf.float32)
+        left *= 1 - one_hot(index, experts)
+    dispatch = tf.cast(tf.greater(combine, 0), FLOAT)
     sent = tf.einsum("gsec,gsm->egcm", dispatch, x)
     h = tf.nn.relu(tf.einsum("egcm,emh->egch", sent, weights("expert_in", experts, width, hidden)))
     back = tf.einsum("egch,ehm->egcm", h, weights("expert_out", experts, hidden, width))
     y = tf.einsum("gsec,egcm->gsm", combine, back)
-    balance = tf.reduce_mean(tf.reduce_mean(gates, 1) * tf.reduce_mean(tf.one_hot(tf.argmax(gates, -1), experts), 1))
+    balance = tf.reduce_mean(tf.reduce_mean(gates, 1) * tf.reduce_mean(one_hot(tf.argmax(gates, -1), experts), 1))
     return Model(tf.reduce_mean(tf.square(y - x)) + balance, [y])

@@ -7,32 +7,30 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.layouts import shard
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Plain, Split, check, close, communicator, rows, run_split
-from tests.parallel.split.models import classifier, cross_entropy, mixture, transformer, weights
+from tests.parallel.split.models import FLOAT, classifier, cross_entropy, mixture, transformer, weights
 
 EVEN, UNEVEN = (4, 4), (3, 5, 2)
 
 
-@pytest.mark.parametrize("counts", [EVEN, UNEVEN, (2, 2, 2, 2), (1, 4, 2, 3)])
+@pytest.mark.parametrize("counts", [EVEN, UNEVEN, (1, 4, 2, 3)])
 def test_classifier(counts):
     splits = check(classifier, rows(counts, x=(12,), y=10))
     assert splits[0].layouts["m/w1"].is_shard and splits[0].layouts["m/kernel2"].is_shard
 
 
-@pytest.mark.parametrize("counts", [EVEN, UNEVEN])
-def test_transformer_with_a_tied_vocabulary(counts):
-    splits = check(transformer, rows(counts, tokens=([5], 11)))
+def test_transformer_with_a_tied_vocabulary():
+    splits = check(transformer, rows(UNEVEN, tokens=([5], 11)))
     assert all(layout.is_shard for name, layout in splits[0].layouts.items() if not name.endswith(("norm", "shift_2")))
 
 
-@pytest.mark.parametrize("counts", [EVEN, UNEVEN])
-def test_mixture_of_experts(counts):
-    splits = check(lambda: mixture(experts=5, inner=True), rows(counts, x=(8, 6)))
+def test_mixture_of_experts():
+    splits = check(lambda: mixture(experts=5, top=1, inner=True), rows(UNEVEN, x=(8, 6)))
     assert splits[0].layouts["expert_in"].dim == 0
 
 
 def test_convolutions():
     def build():
-        x = tf.placeholder(tf.float32, [None, 6, 6, 3], "x")
+        x = tf.placeholder(FLOAT, [None, 6, 6, 3], "x")
         y = tf.placeholder(tf.int32, [None], "y")
         h = tf.nn.relu(tf.nn.conv2d(x, weights("filter", 3, 3, 3, 7), 1, "SAME"))
         h = tf.nn.max_pool2d(tf.nn.conv2d(h, weights("filter_2", 3, 3, 7, 6), 1, "SAME"), 2, 2, "SAME")
@@ -53,13 +51,13 @@ def test_layers_of_tensorflow(resource):
             y = tf.layers.dense(h, 3, use_bias=False)
         return Model(tf.losses.mean_squared_error(tf.zeros_like(y), y) + tf.nn.l2_loss(h) * 0.01, [y])
 
-    splits = check(build, rows(UNEVEN, x=(9,)))
+    splits = check(build, rows(UNEVEN, x=(9,)), tolerance=1e-5)
     assert splits[0].layouts["net/dense/kernel"].is_shard
 
 
 def test_features_of_replicate_code_get_their_gradient():
     def build():
-        x = tf.placeholder(tf.float32, [None, 6], "x")
+        x = tf.placeholder(FLOAT, [None, 6], "x")
         with tf.variable_scope("replicated"):
             features = tf.matmul(x, weights("shared", 6, 8))
             scale = tf.identity(weights("scalar", 1))
@@ -71,14 +69,14 @@ def test_features_of_replicate_code_get_their_gradient():
     plain = Plain(build, feeds)
     results, _ = run_split(build, feeds, plain)
     gradients = [gradients for _, _, gradients in results]
-    close(sum(found["replicated/shared"] for found in gradients), plain.gradients["replicated/shared"], 1e-5)
+    close(sum(found["replicated/shared"] for found in gradients), plain.gradients["replicated/shared"], 1e-9)
     for found in gradients:  # what is the same everywhere has the same gradient everywhere
-        close(found["replicated/scalar"], plain.gradients["replicated/scalar"], 1e-5)
+        close(found["replicated/scalar"], plain.gradients["replicated/scalar"], 1e-9)
 
 
 def test_a_loop_and_a_branch_take_whole_tensors():
     def build():
-        x = tf.placeholder(tf.float32, [None, 6], "x")
+        x = tf.placeholder(FLOAT, [None, 6], "x")
         h = tf.matmul(x, weights("kernel", 6, 8))
         _, h = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h) - tf.reduce_mean(h)), [0, h])
         h = tf.cond(tf.reduce_sum(h) > 0, lambda: h * 2, lambda: tf.square(h))
@@ -90,9 +88,9 @@ def test_a_loop_and_a_branch_take_whole_tensors():
 
 def test_what_is_drawn_is_the_same_on_every_rank():
     def build():
-        x = tf.placeholder(tf.float32, [None, 6], "x")
+        x = tf.placeholder(FLOAT, [None, 6], "x")
         y = tf.matmul(x, weights("kernel", 6, 8))
-        return Model(tf.reduce_mean(y), [tf.random.uniform([8]) + tf.reduce_sum(y)])
+        return Model(tf.reduce_mean(y), [tf.random.uniform([8], dtype=FLOAT) + tf.reduce_sum(y)])
 
     feeds = rows(EVEN, x=(6,))
     (first, second), _ = run_split(build, feeds, Plain(build, feeds))
@@ -101,7 +99,7 @@ def test_what_is_drawn_is_the_same_on_every_rank():
 
 def test_the_size_of_a_batch_in_a_reshape_is_that_of_one_rank():
     def build():
-        x = tf.placeholder(tf.float32, [4, 5, 6], "x")
+        x = tf.placeholder(FLOAT, [4, 5, 6], "x")
         flat = tf.reshape(x, [20, 6])
         h = tf.reshape(tf.matmul(flat, weights("kernel", 6, 8)), [4, 5, 8])
         return h
@@ -114,22 +112,22 @@ def test_the_size_of_a_batch_in_a_reshape_is_that_of_one_rank():
     plain = Plain(lambda: whole(8), feeds)
     results, splits = run_split(of_rank, feeds, plain)
     for loss, outputs, _ in results:
-        assert abs(loss - plain.loss) < 1e-6
-        assert abs(outputs[0] - plain.outputs[0]).max() < 1e-5
+        close(loss, plain.loss, 1e-9)
+        close(outputs[0], plain.outputs[0], 1e-9)
 
 
 def whole(count):
     """The same for all rows at once."""
-    x = tf.placeholder(tf.float32, [count, 5, 6], "x")
+    x = tf.placeholder(FLOAT, [count, 5, 6], "x")
     h = tf.reshape(tf.matmul(tf.reshape(x, [count * 5, 6]), weights("kernel", 6, 8)), [count, 5, 8])
     return Model(tf.reduce_mean(tf.square(tf.nn.softmax(h))), [h])
 
 
 def test_a_batch_that_does_not_fit_is_refused():
     def build():
-        x = tf.placeholder(tf.float32, [4, 6], "x")
+        x = tf.placeholder(FLOAT, [4, 6], "x")
         y = tf.matmul(tf.matrix_inverse(tf.matmul(x, x, transpose_b=True)), x)
-        return Model(tf.reduce_mean(y + tf.ones([4, 6])), [])
+        return Model(tf.reduce_mean(y + tf.ones([4, 6], FLOAT)), [])
 
     with pytest.raises(PlanError, match=r"cannot be built on 2 devices.*the size of one device's batch"):
         Split(build, 2, 0, communicator(2))

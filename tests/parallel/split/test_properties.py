@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.parallel.split.harness import Model, check, rows
-from tests.parallel.split.models import weights
+from tests.parallel.split.models import FLOAT, one_hot, weights
 
 # Each takes a tensor [batch, m, n], a number that is used in no other step, and the variant; and gives one like it.
 FUNCTIONS = [tf.nn.relu, tf.tanh, tf.square, tf.nn.softmax, tf.nn.log_softmax, tf.negative, tf.abs, tf.nn.softplus]
@@ -72,7 +72,7 @@ def contracted(x, number, variant):
 
 def picked(x, number, variant):
     n = x.shape[-1].value
-    best = tf.one_hot(tf.argmax(x, -1, output_type=tf.int32), n)
+    best = one_hot(tf.argmax(x, -1, output_type=tf.int32), n)
     return tf.where(best > 0, x, x * 0.5) + tf.cumsum(best, 1 + variant % 2)
 
 
@@ -94,14 +94,14 @@ def few_choices(seed):
 
 def equal_unsplit(steps, counts, seed):
     def build():
-        x = tf.placeholder(tf.float32, [None, 4, 6], "x")
+        x = tf.placeholder(FLOAT, [None, 4, 6], "x")
         h = x * weights("first", 6)
         for number, (step, variant) in enumerate(steps):
             h = step(h, number, variant)
             h = h / (1 + tf.reduce_max(tf.abs(tf.stop_gradient(h)), [1, 2], keepdims=True))
         return Model(tf.reduce_mean(tf.reduce_sum(tf.square(h), [1, 2])) + tf.nn.l2_loss(h), [h])
 
-    check(build, rows(counts, seed, x=(4, 6)), tolerance=3e-5, prepare=few_choices(seed))
+    check(build, rows(counts, seed, x=(4, 6)), prepare=few_choices(seed))
 
 
 GRAPHS = hypothesis.given(
@@ -118,7 +118,7 @@ def settings(examples):
     )
 
 
-@settings(4)
+@settings(3)
 @GRAPHS
 def test_random_graphs(steps, counts, seed):
     equal_unsplit(steps, counts, seed)

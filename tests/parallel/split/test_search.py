@@ -11,7 +11,7 @@ from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_va
 from epl.parallel.split.search import search
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Split, communicator, moved
-from tests.parallel.split.models import attention, cross_entropy, mixture, weights
+from tests.parallel.split.models import FLOAT, attention, cross_entropy, mixture, weights
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_bias_of_a_column_goes_with_it(wire):
 
 def test_attention_is_split_by_heads(wire):
     def build():
-        x, before = outside(1, 16, 1024)
+        x, before = outside(1, 4, 1024)
         return Model(tf.reduce_sum(tf.square(attention(x, 16, 64, "attention"))), [], before)
 
     split = Split(build, 4, 0, wire, costs={})
@@ -60,7 +60,7 @@ def test_attention_is_split_by_heads(wire):
 
 def test_heads_that_do_not_divide_are_split_by_whole_heads(wire):
     def build():
-        x, before = outside(1, 16, 640)
+        x, before = outside(1, 4, 640)
         return Model(tf.reduce_sum(tf.square(attention(x, 10, 64, "attention"))), [], before)
 
     split = Split(build, 4, 0, wire, costs={})
@@ -91,7 +91,7 @@ def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
 
 def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
     def build():
-        x = tf.placeholder(tf.float32, [None, 4], "x")
+        x = tf.placeholder(FLOAT, [None, 4], "x")
         return Model(tf.reduce_mean(tf.square(tf.matmul(x, weights("w", 4, 4)))), [])
 
     assert Split(build, 4, 0, wire, costs={}).layouts == {"w": FULL}
@@ -104,13 +104,13 @@ def test_the_decision_is_the_same_every_time(wire):
 
 def test_bytes_are_those_of_the_collectives(wire):
     split = Split(dense_pair, 4, 0, wire, costs={})
-    all_reduce = 2 * 3 / 4 * 16 * 1024 * 4
+    all_reduce = 2 * 3 / 4 * 16 * 1024 * 8
     assert moved_bytes(split.program, split.decision) == (2 * all_reduce, 0)
     assert "in all {:,.0f} bytes".format(2 * all_reduce) in table(split.program, split.decision)
 
 
 def dilation():
-    x = tf.placeholder(tf.float32, [None, 4, 4, 192], "x")
+    x = tf.placeholder(FLOAT, [None, 4, 4, 192], "x")
     y = tf.nn.dilation2d(x, weights("filter", 3, 3, 192), [1] * 4, [1] * 4, "SAME")
     return Model(tf.reduce_mean(tf.square(y)), [])
 
@@ -125,6 +125,6 @@ def test_a_large_variable_that_would_stay_whole_is_refused(wire):
     split = Split(dilation, 4, 0, wire, costs={})
     refuse_full_variables(split.program, split.decision, REFUSED_BYTES)
     with pytest.raises(
-        PlanError, match=r"\"filter\" of 6,912 bytes would stay whole .* Dilation2D \"Dilation2D\" \(.*:\d+\)"
+        PlanError, match=r"\"filter\" of 13,824 bytes would stay whole .* Dilation2D \"Dilation2D\" \(.*:\d+\)"
     ):
         refuse_full_variables(split.program, split.decision, 1024)
