@@ -3,11 +3,12 @@
     epl-launch --num_workers 1 --gpu_per_worker 4 examples/image_classification/train_images.py \
         --records records --output my_model
 
-An ordinary training script of TensorFlow 1.x for one device; what is EPL's are two lines in `main`, and the share of
-the images that a process reads.
+An ordinary training script of TensorFlow 1.x for one device; what is EPL's are `annotate`, the two scopes that it
+returns, and the share of the images that a process reads.
 """
 
 import argparse
+from contextlib import ExitStack
 from typing import Any, Tuple
 
 import image_records
@@ -19,7 +20,19 @@ import epl
 _SAMPLES_OF_RATE = 256.0  # the learning rate is given for steps of so many images
 
 
-def build(options: argparse.Namespace, dataset: image_records.Dataset, steps: int) -> Tuple[tf.Tensor, tf.Operation]:
+def annotate(options: argparse.Namespace) -> Tuple[Any, Any]:
+    """Sets EPL up; returns the scopes of the features and of the head."""
+    if options.variant == "split":
+        epl.init(epl.Config({"cluster.colocate_split_and_replicate": True}))
+        return epl.replicate(1), epl.split(epl.Env.get().cluster.total_gpu_num)
+    epl.init()
+    epl.set_default_strategy(epl.replicate(1))
+    return ExitStack(), ExitStack()
+
+
+def build(
+    options: argparse.Namespace, scopes: Tuple[Any, Any], dataset: image_records.Dataset, steps: int
+) -> Tuple[tf.Tensor, tf.Operation]:
     """Returns the loss and the op of a training step."""
     cluster = epl.Env.get().cluster
     share = image_records.Share(cluster.worker_num, cluster.worker_index)
@@ -27,8 +40,10 @@ def build(options: argparse.Namespace, dataset: image_records.Dataset, steps: in
     images, labels = image_records.training_batches(
         dataset, options.batch_size, options.image_size, distortion, share, options.seed
     )
-    features = resnet.features(images, options.depth, options.width, training=True)
-    loss = resnet.loss(labels, resnet.logits(features, len(dataset.classes)))
+    with scopes[0]:
+        features = resnet.features(images, options.depth, options.width, training=True)
+    with scopes[1]:
+        loss = resnet.loss(labels, resnet.logits(features, len(dataset.classes)))
     step = tf.train.get_or_create_global_step()
     rate = learning_rate(step, steps, options.learning_rate * step_size(options) / _SAMPLES_OF_RATE, options.warm_up)
     optimizer = tf.train.MomentumOptimizer(rate, 0.9, use_nesterov=True)
@@ -54,6 +69,7 @@ def step_size(options: argparse.Namespace) -> int:
 def parse(arguments: Any) -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--variant", choices=["dp", "split"], default="dp", help="(default: %(default)s)")
     parser.add_argument("--records", required=True, help="folder of prepare_images.py")
     parser.add_argument("--output", required=True, help="folder of the checkpoints")
     parser.add_argument("--depth", type=int, default=50, help="of the ResNet (default: %(default)s)")
@@ -78,11 +94,10 @@ def main(arguments: Any = None) -> None:
     options = parse(arguments)
     tf.logging.set_verbosity(tf.logging.INFO)
     tf.set_random_seed(options.seed)
-    epl.init()
-    epl.set_default_strategy(epl.replicate(1))
+    scopes = annotate(options)
     dataset = image_records.read_dataset(options.records)
     steps = max(1, int(options.epochs * dataset.images["train"] / step_size(options)))
-    loss, train_op = build(options, dataset, steps)
+    loss, train_op = build(options, scopes, dataset, steps)
     hooks = [
         tf.train.StopAtStepHook(last_step=steps),
         tf.train.LoggingTensorHook({"loss": loss, "step": tf.train.get_global_step()}, options.log_steps, at_end=True),

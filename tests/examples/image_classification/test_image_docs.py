@@ -23,7 +23,7 @@ def test_every_command_is_there(page, images_folder):
 
 
 def test_the_table_of_settings_is_that_of_the_script(page, images_folder):
-    with open(os.path.join(images_folder, "scripts", "dp.sh"), encoding="utf-8") as source:
+    with open(os.path.join(images_folder, "scripts", "common.sh"), encoding="utf-8") as source:
         read = set(re.findall(r"\$\{([A-Z_]+):-", source.read())) - {"PYTHON", "PYTHONPATH", "VIRTUAL_ENV"}
     table = page.split("| Setting |")[1].split("\n\n")[0]
     assert {name for row in table.split("\n")[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])} == read

@@ -12,11 +12,11 @@ import tensorflow.compat.v1 as tf
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
-def launch(folder, images_folder, options=(), settings=None):
-    """Runs dp.sh; returns what it printed about the test images."""
+def launch(folder, images_folder, script, options=(), settings=None):
+    """Runs a launch script; returns what it printed about the test images."""
     env = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="", OUTPUT=str(folder / "run"), **settings or {})
     done = subprocess.run(
-        [os.path.join(images_folder, "scripts", "dp.sh")] + list(options), cwd=str(folder), env=env, timeout=1000,
+        [os.path.join(images_folder, "scripts", script)] + list(options), cwd=str(folder), env=env, timeout=1000,
         check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -24,16 +24,18 @@ def launch(folder, images_folder, options=(), settings=None):
 
 
 @pytest.mark.timeout(240)
-def test_a_small_network_learns_digits(tmp_path, images_folder):
-    settings = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16", "EPOCHS": "6"}
-    result = launch(tmp_path, images_folder, ["--seed", "1"], settings)
+@pytest.mark.parametrize("script", ["dp.sh", "split.sh"])
+def test_a_small_network_learns_digits(script, tmp_path, images_folder):
+    settings = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16", "EPOCHS": "4"}
+    result = launch(tmp_path, images_folder, script, ["--seed", "1"], settings)
     assert result["images"] == 359 and result["top_1"] > 0.8
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_script_as_it_stands(tmp_path, images_folder):
-    assert launch(tmp_path, images_folder, ["--seed", "1"])["top_1"] > 0.9
+@pytest.mark.parametrize("script", ["dp.sh", "split.sh"])
+def test_the_scripts_as_they_stand(script, tmp_path, images_folder):
+    assert launch(tmp_path, images_folder, script, ["--seed", "1"])["top_1"] > 0.9
 
 
 @pytest.mark.parametrize("depth,parameters", [(18, 11689512), (50, 25557032)])
