@@ -8,7 +8,7 @@ label are cut alike, a tensor without the label is FULL. A label that is summed 
                                           k: shard(1), shard(0) -> PARTIAL
 """
 
-from typing import Any, Callable, Collection, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -42,6 +42,8 @@ def labelled(
       created: whether the emitter can cut dimensions that no input has.
     """
     tensors = list(zip(list(inputs) + list(outputs), op.inputs + op.outputs))
+    if not _fit(tensors[: len(op.inputs)]):
+        return
     seen: List[Hashable] = []
     for labels, _ in tensors:
         seen += [label for label in labels if label is not None and label not in seen]
@@ -57,6 +59,17 @@ def labelled(
             into = tuple(_layout(labels, label, sizes) for labels in inputs)
             out = tuple(PARTIAL if is_summed else _layout(labels, label, sizes) for labels in outputs)
             yield Choice(into, out, None if emitter is None else emitter(out))
+
+
+def _fit(inputs: Sequence[Tuple[Labels, TensorInfo]]) -> bool:
+    """Whether dimensions with one label have one size; where they do not, one is that of a single rank's batch."""
+    sizes: Dict[Hashable, int] = {}
+    for labels, info in inputs:
+        for dim, label in enumerate(labels):
+            size = _size(info, dim)
+            if label is not None and size is not None and sizes.setdefault(label, size) != size:
+                return False
+    return True
 
 
 def _cuts(op: OpInfo, label: Hashable, tensors: Sequence[Tuple[Labels, TensorInfo]]) -> List[Any]:
@@ -97,8 +110,7 @@ def is_number(dtype: tf.DType) -> bool:
 def broadcast_labels(info: TensorInfo, rank: int) -> List[Optional[Hashable]]:
     """Labels of an input that is broadcast to `rank` dimensions, which are labelled 0, 1, ...
 
-    A dimension of size 1 has none: all parts of the result take it. It has one where the result has size 1, too, which
-    does no harm, as no such dimension is cut.
+    A dimension of size 1 has none: all parts of the result take it.
     """
     shape = info.shape or ()
     return [None if size == 1 else rank - len(shape) + dim for dim, size in enumerate(shape)]

@@ -74,8 +74,8 @@ def _mean(op: OpInfo) -> Iterator[Choice]:
     if found is not None:
         for choice in labelled(op, [found.data, []], [found.output], summed=found.axes):
             if choice.inputs[0].dim in found.axes:
-                open_batch = _open_batch(op.inputs[0], choice.inputs[0])
-                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=4.0 * open_batch)
+                moved = all_reduced(op, (), 8, 1) if _open_batch(op.inputs[0], choice.inputs[0]) else 0.0
+                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=moved)
     yield from linear(op, 0)
 
 
@@ -88,16 +88,14 @@ def _emit_mean(found: _Reduction, layout: Layout) -> Emit:
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, axes = inputs
-        count = tf.constant(1, tf.int32)
+        count = tf.constant(1, tf.int64)
         for axis in found.axes:
             size = (op.inputs[0].shape or ())[axis]
+            own = tf.shape(part, out_type=tf.int64)[axis]
             if size is not None:
-                full = tf.constant(size, tf.int32)
-            elif axis == layout.dim:
-                full = emission.sum_partial(tf.shape(part)[axis])
+                count *= size
             else:
-                full = tf.shape(part)[axis]
-            count *= full
+                count *= emission.sum_partial(own) if axis == layout.dim else own
         total = tf.reduce_sum(part, axes, keepdims=bool(op.attrs.get("keep_dims")))
         return [total / tf.cast(count, total.dtype)]
 

@@ -34,3 +34,9 @@ def test_what_is_not_known_is_not_cut():
 def test_op_types_exist_once():
     assert set(RULES) <= set(op_def_registry.get_registered_ops())
     assert len(RULES) > 230
+
+
+def test_the_batch_of_one_rank_beside_that_of_all_is_not_cut():
+    inputs = (TensorInfo((16, 7), tf.float32, None, 0), TensorInfo((8, 7), tf.float32))
+    op = OpInfo("Mul", "dropout", {}, inputs, (TensorInfo((16, 7), tf.float32, None, 0),), 2, {})
+    assert not any(layout.is_shard for choice in choices_of(op) for layout in choice.inputs)
