@@ -70,6 +70,9 @@ Attributes:
   changed: whether some gradient is another than tf.gradients returned: clipped, for example.
 """
 
+ScaleUpdate = NamedTuple("ScaleUpdate", [("reads", Tuple[str, ...]), ("writes", Tuple[str, ...])])
+ScaleUpdate.__doc__ = """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
+
 
 class Graph(object):
     """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
@@ -84,6 +87,7 @@ class Graph(object):
         self.accumulations: List[Accumulation] = []
         self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
+        self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks

@@ -15,6 +15,11 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types, wire
 
+# Of conversions of weights to half precision: the attribute that marks them.
+WEIGHT_ATTR = "_epl_weight_copy"
+# Of an op that prints, and does so in replica 0 of a process alone.
+REPLICA_0_ATTR = "_epl_replica_0"
+
 Twin = NamedTuple("Twin", [("original", tf.Tensor), ("half", tf.Tensor), ("shown", Optional[tf.Tensor])])
 Twin.__doc__ = """What stands for an output of an op of the user.
 

@@ -84,7 +84,7 @@ def choose(
         for node in listed
         if node not in kept
         and able.is_able(node)
-        and (view.types[node] in amp_lists.ALLOW or (node not in weights and listed[node].inputs))
+        and (view.types[node] in amp_lists.ALLOW or _takes_activations(view, node, listed[node], weights))
     }
     chosen = {node for node in possible if view.types[node] in amp_lists.ALLOW}
     follows = {node for node in possible if view.types[node] in _FOLLOWING} - _denied(view, edges, listed)
@@ -230,6 +230,12 @@ def _constant(tf_graph: tf.Graph, view: GraphView, order: Iterable[int]) -> Tupl
             if data <= constants:
                 constants.add(node)
     return weights, constants
+
+
+def _takes_activations(view: GraphView, node: int, places: Places, weights: Set[int]) -> bool:
+    """Whether what would be converted for an op is something else than weights: a lookup takes a whole table."""
+    inputs = data_inputs(view, node)
+    return any(inputs[position][0] not in weights for position in places.inputs)
 
 
 def _casts(

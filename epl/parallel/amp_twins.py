@@ -18,13 +18,11 @@ import tensorflow.compat.v1 as tf
 from epl.ir.colocation import taskgraph_index
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
-from epl.ir.twins import Twin
+from epl.ir.twins import WEIGHT_ATTR, Twin
 from epl.ir.view import GraphView
 from epl.parallel.amp_colours import Choice, data_inputs, type_attr
 from epl.utils import tf_compat
 
-# Of conversions of weights: the attribute that marks them.
-WEIGHT_ATTR = "_epl_weight_copy"
 _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
 
 

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order, depths_of
+from epl.ir.twins import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.costs_shapes import TensorType, Types, num_bytes
@@ -87,6 +88,8 @@ def find_recomputable(
 ) -> Set[int]:
     """The nodes of the forward pass that give the same again when they are computed again, and differ with the batch.
 
+    So do copies of weights in half precision: they are made anew, not kept.
+
     Args:
       tf_graph: the graph.
       view: of it.
@@ -104,7 +107,7 @@ def find_recomputable(
     found = {
         node
         for node in sweep.forward
-        if node in batch
+        if (node in batch or WEIGHT_ATTR in view.nodes[node].attr)
         and view.types[node] not in never
         and depths[node] == (0, 0)
         and node not in unsteady
@@ -234,6 +237,7 @@ def find_segments(
       checkpoints: nodes that are kept in any case.
       whole: segments of which everything is kept.
     """
+    places = _with_copies_of_weights(view, recomputable, places)
     kept = _kept(view, recomputable, places, checkpoints)
     uses: Dict[Place, List[Use]] = {}
     for consumer in sorted(sweep.backward):
@@ -251,6 +255,19 @@ def find_segments(
                     stack.append(producer)
         segments.append(Segment(place, sorted(nodes), uses[place]))
     return segments
+
+
+def _with_copies_of_weights(
+    view: GraphView, recomputable: Set[int], places: Mapping[int, Place]
+) -> Mapping[int, Place]:
+    """The places, a copy of a weight in half precision with the one op that takes it."""
+    moved = {}
+    for node in recomputable:
+        if WEIGHT_ATTR in view.nodes[node].attr:
+            takers = recomputable.intersection(view.consumers()[node])
+            if len(takers) == 1:
+                moved[node] = places[takers.pop()]
+    return {**places, **moved} if moved else places
 
 
 def _kept(

@@ -25,6 +25,7 @@ from epl.parallel.passes import (
     group_apply,
     io_slicing,
     merge_outputs,
+    order_scale_updates,
     recompute,
     select_ops,
     sync_variables,
@@ -41,6 +42,7 @@ PASSES = (
     clone_micro_batches.PASS,
     aggregate_gradients.PASS,
     group_apply.PASS,
+    order_scale_updates.PASS,
     merge_outputs.GLOBAL_PASS,
     select_ops.PASS,
     clone_replicas.PASS,
@@ -48,7 +50,7 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS, group_apply.PASS)
+PLAIN_PASSES = (recompute.PASS, group_apply.PASS, order_scale_updates.PASS)
 
 TransformReport = NamedTuple(
     "TransformReport",

@@ -66,7 +66,8 @@ def _facts(view: GraphView, node: int) -> Tuple[object, ...]:
     own = view.nodes[node]
     data = [name for name in own.input if name[0] != "^"]
     producers = {view.nodes[p].name for p in view.producers[node]}
-    return own.name, view.types[node], data, producers, own.device, dict(own.attr)
+    attrs = {key: value.SerializeToString(deterministic=True) for key, value in own.attr.items()}  # NaN equals NaN
+    return own.name, view.types[node], data, producers, own.device, attrs
 
 
 def verify(tf_graph: tf.Graph, devices: Optional[Sequence[str]] = None) -> List[str]:

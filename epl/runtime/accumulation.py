@@ -318,7 +318,7 @@ def _late(graph: Graph, pairs: Sequence[Pair], early: Dict[str, Boundary]) -> Li
         source = boundary(source_of(gradient) if direct else gradient)
         parts = gradient_sums.parts_of(source)
         found.append(_Late(place, source, _storage(variable_name(variable), parts, graph)))
-    return sorted(found, key=lambda one: _readiness(one.source))
+    return sorted(found, key=lambda one: readiness(one.source))
 
 
 def _with_means(pairs: Sequence[Pair], late: Sequence[_Late], steps: Steps) -> List[Pair]:
@@ -393,7 +393,7 @@ def _at_start() -> Any:
     return tf.control_dependencies(None)
 
 
-def _readiness(gradient: Gradient) -> int:
+def readiness(gradient: Gradient) -> int:
     """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
     op = first_tensor(gradient).op
     while op.type == "Identity":

@@ -108,10 +108,12 @@ def finish(graph: Graph, differentiation: Differentiation, gradients: Sequence[O
     if differentiation.scale is not None:
         with in_taskgraph(graph.tf_graph, taskgraph_index(differentiation.scale.op)):
             inverse = 1.0 / differentiation.scale
-    for i, dtype in enumerate(differentiation.types):
-        if result[i] is not None and dtype is not None:
-            result[i] = tf.cast(result[i], dtype)
-        if result[i] is not None and inverse is not None:
+    made = [i for i, gradient in enumerate(result) if gradient is not None]
+    # In the order of the backward pass, which is that in which gradients are sent.
+    for i in sorted(made, key=lambda i: tf_compat.op_id(first_tensor(result[i]).op)):
+        if differentiation.types[i] is not None:
+            result[i] = tf.cast(result[i], differentiation.types[i])
+        if inverse is not None:
             result[i] = _times(result[i], inverse)
     return result
 

@@ -10,8 +10,7 @@ and micro batches, so all of them decide alike. Gradients that the user changes 
 checked as tf.gradients returned them, too: a clip by value makes a number of an infinite one. What is found there makes
 one of the applied gradients a NaN, which reaches all replicas as that gradient does.
 
-With `amp.debug_log` a skipped step says which gradient was the first that was not finite. That is built behind all
-writes, so that it is a part of replica 0 alone.
+With `amp.debug_log`, replica 0 of each process says of a skipped step which gradient was the first that was not finite.
 """
 
 import contextlib
@@ -23,9 +22,10 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.boundary import variable_name
 from epl.ir.colocation import taskgraph_index
-from epl.ir.graph import Gradient, Graph, first_tensor
+from epl.ir.graph import Gradient, Graph, ScaleUpdate, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.runtime import accumulation
+from epl.ir.twins import REPLICA_0_ATTR
+from epl.runtime.accumulation import control_flow_v1, readiness, returned_gradients, upstream
 from epl.utils import tf_compat
 
 FIRST_SCALE = 2.0**15
@@ -60,20 +60,25 @@ class LossScale(object):
             return self.scale.read_value()
         return None if self._value == 1.0 else tf.constant(self._value, tf.float32, name="loss_scale")
 
-    def update(self, finite: tf.Tensor) -> tf.Operation:
-        """Adapts it to what became of a step."""
-        good = self.good_steps.read_value() + 1.0
-        scale = self.scale.read_value()
+    def update(self, graph: Graph, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
+        """What adapts it to what became of a step, and its value before; noted in `graph.scale_updates`."""
+        scale, good = (
+            tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+            for variable in (self.scale, self.good_steps)
+        )
+        steps = good + 1.0
         larger = scale * _FACTOR
         grown = tf.where(tf.is_finite(larger), larger, scale)
-        grows = tf.greater_equal(good, GOOD_STEPS)
+        grows = tf.greater_equal(steps, GOOD_STEPS)
         smaller = tf.maximum(scale / _FACTOR, 1.0)
         new_scale = tf.where(finite, tf.where(grows, grown, scale), smaller)
-        new_good = tf.where(tf.logical_and(finite, tf.logical_not(grows)), good, tf.zeros_like(good))
-        return tf.group(
+        new_good = tf.where(tf.logical_and(finite, tf.logical_not(grows)), steps, tf.zeros_like(steps))
+        writes = [
             tf.raw_ops.AssignVariableOp(resource=self.scale.handle, value=new_scale),
             tf.raw_ops.AssignVariableOp(resource=self.good_steps.handle, value=new_good),
-        )
+        ]
+        graph.scale_updates.append(ScaleUpdate((scale.op.name, good.op.name), tuple(op.name for op in writes)))
+        return tf.group(*writes), scale
 
 
 def loss_scale_of(graph: Graph) -> LossScale:
@@ -132,13 +137,13 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
             result = apply()
         return tf.group(*[value for value in tf.nest.flatten(result) if value is not None])
 
-    with tf.name_scope("epl_loss_scale"), accumulation.control_flow_v1():
+    with tf.name_scope("epl_loss_scale"), control_flow_v1():
         with in_taskgraph(graph.tf_graph, loss_scale.taskgraph):
             finite = _all_finite(gradients)
         done = tf.cond(finite, apply_as_user, lambda: tf.no_op("skip"), name="step")
         with in_taskgraph(graph.tf_graph, loss_scale.taskgraph):
-            updated = loss_scale.update(finite)
-        told = [_tell(graph, pairs, finite)] if Env.get().config.amp.debug_log else []
+            updated, scale = loss_scale.update(graph, finite)
+        told = [_tell(graph, pairs, finite, scale)] if Env.get().config.amp.debug_log else []
         train_op = tf.group(done, updated, *told, name="train_op")
     train_ops[before:] = [train_op] if len(train_ops) > before else []
     return train_op
@@ -178,7 +183,7 @@ def _finite(values: tf.Tensor) -> tf.Tensor:
 def _returned(graph: Graph, pairs: Sequence[Pair]) -> Dict[str, Tuple[str, Gradient]]:
     """What tf.gradients returned and the pairs are computed from."""
     ops = [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None]
-    return accumulation.upstream(accumulation.returned_gradients(graph), ops)
+    return upstream(returned_gradients(graph), ops)
 
 
 def _plus(gradient: Any, nothing: tf.Tensor) -> Gradient:
@@ -199,24 +204,28 @@ def _elements(gradient: Any) -> float:
 # ---- What is said of it
 
 
-def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor) -> tf.Operation:
+def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor, scale: tf.Tensor) -> tf.Operation:
     """Names the first gradient that is not finite, in the order of the backward pass."""
     checked: List[Tuple[str, Gradient]] = list(_returned(graph, pairs).values())
     checked += [
         (variable_name(variable) or str(variable), gradient) for gradient, variable in pairs if gradient is not None
     ]
-    checked.sort(key=lambda one: tf_compat.op_id(first_tensor(one[1]).op))
+    checked.sort(key=lambda one: readiness(one[1]))
     with tf.device(_HOST):
         names = tf.constant([name for name, _ in checked])
         bad = tf.stack([tf.logical_not(_finite(first_tensor(gradient))) for _, gradient in checked])
         first = tf.gather(names, tf.argmax(tf.cast(bad, tf.int32)))
-        scale = loss_scale_of(graph).scale
 
         def tell() -> tf.Operation:
-            text = "Skipped a training step: the gradient of"
-            return tf.print(
-                text, first, "is not finite; the loss scale was", scale.read_value(), output_stream=sys.stderr
-            )
+            text = [
+                "Skipped a training step: the gradient of ",
+                first,
+                " is not finite; the loss scale was ",
+                tf.as_string(scale, precision=0),
+            ]
+            told = tf.print(tf.strings.join(text), output_stream=sys.stderr)
+            told._set_attr(REPLICA_0_ATTR, tf.AttrValue(b=True))
+            return told
 
         return tf.cond(finite, lambda: tf.no_op("fine"), tell, name="debug_log").op
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import Edit, clone_nodes
+from epl.ir.twins import REPLICA_0_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.pass_manager import Pass
@@ -146,7 +147,9 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
 
 
 def _own_attrs(view: GraphView, node: int, rank: int) -> List[Tuple[str, tf.AttrValue]]:
-    """The attributes in which the copy for `rank` differs: the rank of a collective, the seed of a random op."""
+    """The attributes that differ in the copy for `rank`: rank of a collective, seed of a random op, where it prints."""
+    if REPLICA_0_ATTR in view.nodes[node].attr:
+        return [("output_stream", tf.AttrValue(s=b"file:///dev/null"))]
     if view.types[node] in COLLECTIVE_OP_TYPES:
         return [("rank", tf.AttrValue(i=rank))]
     seed2 = own_seed(view.nodes[node], rank)

@@ -157,7 +157,8 @@ def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
     forward = set(sweep.forward)
     depths = depths_of(view)
     for item in rewrite.tf_graph.get_collection(COLLECTION):
-        op = item if isinstance(item, tf.Operation) else item.op
+        twin = None if isinstance(item, tf.Operation) else rewrite.graph.twins.get(item.name)
+        op = item if isinstance(item, tf.Operation) else (item if twin is None else twin.half).op
         node = view.index[op.name]
         if node not in forward or depths[node] != (0, 0):
             logger.warning(

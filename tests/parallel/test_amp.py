@@ -1,0 +1,424 @@
+"""Mixed precision: which ops compute in half precision, what the script sees of it, and the loss scale."""
+
+from typing import Any, Dict, List, Set
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.ir.graph import Graph
+from epl.ir.twins import WEIGHT_ATTR
+from epl.ir.view import GraphView
+from epl.parallel import amp_colours, amp_lists
+from tests.parallel.in_process import error_text, value
+
+
+@pytest.fixture
+def mixed(init: Any) -> Any:
+    """`mixed(devices, section__key=value)`: as `init`, with mixed precision."""
+
+    def call(devices: int = 1, **config: Any) -> None:
+        config.setdefault("amp__level", "O1")
+        init(devices, **config)
+
+    return call
+
+
+def weights(name: str, *shape: int) -> tf.Variable:
+    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(stddev=0.3, seed=1))
+
+
+def batch(*shape: int) -> tf.Tensor:
+    return tf.placeholder(tf.float32, (None,) + shape, "x")
+
+
+def converted() -> Set[str]:
+    """Names of the user's ops that have a twin."""
+    return {twin.original.op.name for twin in Graph.get().twins.values()}
+
+
+def halves(ys: tf.Tensor, dtype: tf.DType = tf.float16, **arguments: Any) -> Set[str]:
+    """Names of the ops that would compute in half precision."""
+    tf_graph = tf.get_default_graph()
+    view = GraphView(tf_graph)
+    root = view.index[ys.op.name]
+    choice = amp_colours.choose(tf_graph, view, [root], [root], dtype, "CPU", **arguments)
+    return {view.nodes[node].name for node in choice.half}
+
+
+# ---- Which ops
+
+
+def test_ops_between_two_of_half_precision_follow_them(init: Any) -> None:
+    init(1)
+    hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(batch(4), weights("w", 4, 4)), weights("b", 4)))
+    loss = tf.reduce_mean(tf.matmul(hidden, weights("v", 4, 2)))
+    assert halves(loss) == {"MatMul", "BiasAdd", "Relu", "MatMul_1"}
+
+
+def test_what_is_denied_makes_what_is_inferred_behind_it_float(init: Any) -> None:
+    init(1)
+    product = tf.matmul(batch(4), weights("w", 4, 4))
+    scores = tf.reshape(tf.nn.softmax(product), [-1, 4], name="way") * 2.0
+    loss = tf.reduce_mean(tf.matmul(scores, weights("v", 4, 2), name="last"))
+    assert halves(loss) == {"MatMul", "last"}
+
+
+def test_a_clear_op_beside_one_of_half_precision_follows_it(init: Any) -> None:
+    init(1)
+    product = tf.reshape(tf.matmul(batch(4), weights("w", 4, 4)), [-1, 2, 2], name="way")
+    assert halves(tf.reduce_mean(product)) == {"MatMul", "way"}
+
+
+def test_preserved_types_keep_their_type(init: Any) -> None:
+    init(1)
+    x = batch(4)
+    first, second = tf.matmul(x, weights("w", 4, 4)), tf.matmul(x, weights("v", 4, 4))
+    joined = tf.concat([first, second], 1)
+    loss = tf.reduce_mean(tf.matmul(joined, weights("u", 8, 2), name="last"))
+    assert "ConcatV2" in amp_lists.PRESERVE and "ConcatV2" in amp_lists.CLEAR
+    assert halves(loss) == {"MatMul", "MatMul_1", "last"}
+
+
+def test_the_lists_are_what_counts(init: Any, monkeypatch: Any) -> None:
+    init(1)
+    loss = tf.reduce_mean(tf.matmul(batch(4), weights("w", 4, 4)))
+    monkeypatch.setattr(amp_lists, "PRESERVE", amp_lists.PRESERVE | {"MatMul"})
+    assert halves(loss) == set()
+
+
+def test_what_is_computed_from_weights_alone_stays_float(init: Any) -> None:
+    init(1)
+    table = weights("table", 9, 4)
+    ids = tf.placeholder(tf.int32, [None])
+    rows = tf.nn.embedding_lookup(table, ids)
+    kernel = tf.reshape(tf.transpose(weights("w", 2, 8)), [4, 4])
+    assert halves(tf.reduce_mean(tf.matmul(rows, kernel))) == {"MatMul", "embedding_lookup/Identity"}
+
+
+def test_an_op_without_kernel_stays_float(init: Any) -> None:
+    init(1)
+    images = tf.placeholder(tf.float32, [None, 4, 4, 1])
+    hidden = tf.nn.conv2d(images, weights("k", 2, 2, 1, 3), 1, "SAME")
+    loss = tf.reduce_mean(tf.matmul(tf.reshape(hidden, [-1, 48]), weights("w", 48, 2)))
+    assert halves(loss) == {"Conv2D", "Reshape", "MatMul"}
+    assert halves(loss, tf.bfloat16) == {"Reshape", "MatMul"}
+
+
+def test_an_op_whose_gradient_has_no_kernel_stays_float(init: Any) -> None:
+    init(1)
+    loss = tf.reduce_mean(tf.matmul(tf.nn.relu(tf.matmul(batch(4), weights("w", 4, 4))), weights("v", 4, 4)))
+    missing = "ReluGrad"
+    assert halves(loss, has_kernel=lambda name, *_: name != missing) == {"MatMul", "MatMul_1"}
+
+
+def test_numbers_become_half_where_all_that_takes_them_is(init: Any) -> None:
+    init(1)
+    ids = tf.placeholder(tf.int32, [None, 4])
+    loss = tf.reduce_mean(tf.matmul(tf.cast(ids, tf.float32, name="numbers"), weights("w", 4, 4)))
+    assert halves(loss) == {"numbers", "MatMul"}
+
+
+def test_an_op_with_a_gradient_of_its_own_stays_float(init: Any) -> None:
+    @tf.custom_gradient
+    def doubled(x: tf.Tensor) -> Any:
+        return x * 2.0, lambda grad: grad * 2.0
+
+    init(1)
+    loss = tf.reduce_mean(tf.matmul(doubled(tf.matmul(batch(4), weights("w", 4, 4))), weights("v", 4, 2)))
+    assert not any("IdentityN" in name for name in halves(loss))
+
+
+# ---- The graph
+
+
+def test_gradients_of_weights_are_float_and_activations_are_not(mixed: Any) -> None:
+    mixed()
+    loss = tf.reduce_mean(tf.matmul(tf.nn.relu(tf.matmul(batch(4), weights("w", 4, 4))), weights("v", 4, 2)))
+    gradients = tf.gradients(loss, tf.trainable_variables())
+    assert [gradient.dtype for gradient in gradients] == [tf.float32, tf.float32]
+    types = [op.outputs[0].dtype for op in tf.get_default_graph().get_operations() if op.type == "MatMul"]
+    assert types.count(tf.float16) == 2 + 4 and types.count(tf.float32) == 2  # what the twins stand for
+
+
+def test_no_copy_of_a_weight_is_kept_for_the_backward_pass(mixed: Any) -> None:
+    mixed()
+    hidden = batch(4)
+    for layer in range(3):
+        hidden = tf.nn.relu(tf.matmul(hidden, weights("w%d" % layer, 4, 4)))
+    tf.gradients(tf.reduce_mean(hidden), tf.trainable_variables())
+    copies = [op for op in tf.get_default_graph().get_operations() if WEIGHT_ATTR in op.node_def.attr]
+    assert len(copies) == 3 + 3
+    for copy in copies:
+        assert len(copy.outputs[0].consumers()) == 1 and len(copy.control_inputs) == 1
+    assert sum("backward" in str(op.node_def.attr["_epl_phase"].s) for op in copies) == 3
+
+
+@pytest.mark.parametrize("how", ["collection", "auto"])
+def test_recomputed_segments_convert_weights_anew(mixed: Any, how: str) -> None:
+    mixed(gradient_checkpoint__type=how)
+    hidden = batch(4)
+    for layer in range(6):
+        hidden = tf.nn.relu(tf.matmul(hidden, weights("w%d" % layer, 4, 4)))
+        tf.add_to_collection("checkpoints", hidden)
+        hidden = tf.nn.tanh(tf.matmul(hidden, weights("v%d" % layer, 4, 4)))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+    run(train_op, {"x:0": np.ones([2, 4], "f")})
+    recomputed = [name for name in Graph.get().plan.recomputed if name.startswith("MatMul")]
+    assert len(recomputed) >= 4
+    graph = tf.get_default_graph()
+    for name in recomputed:
+        (copy,) = Graph.get().plan.recomputed[name]
+        own, again = graph.get_operation_by_name(name).inputs[1].op, graph.get_operation_by_name(copy).inputs[1].op
+        assert again is not own and len(own.outputs[0].consumers()) == 1 and WEIGHT_ATTR in again.node_def.attr
+
+
+def run(fetch: Any, feed: Dict[str, Any], steps: int = 1) -> List[Any]:
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        return [sess.run(fetch, feed) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_the_script_holds_has_the_value_of_the_twin(mixed: Any, devices: int) -> None:
+    mixed(devices)
+    product = tf.matmul(batch(4), weights("w", 4, 4))
+    loss = tf.reduce_mean(product)
+    train_op = tf.train.GradientDescentOptimizer(0.0).minimize(loss)
+    later = tf.identity(product)
+    x = np.random.RandomState(0).randn(3 * devices, 4).astype("f")
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        kernel = sess.run(tf.trainable_variables()[0])
+        seen, copy, _ = sess.run([product, later, train_op], {"x:0": x})
+    expected = np.matmul(x[:3].astype(np.float16), kernel.astype(np.float16))
+    assert seen.dtype == np.float32
+    np.testing.assert_array_equal(seen, seen.astype(np.float16))
+    np.testing.assert_allclose(seen, expected, rtol=2e-3, atol=2e-3)
+    np.testing.assert_array_equal(seen, copy)
+
+
+def test_what_has_a_twin_cannot_be_fed(mixed: Any) -> None:
+    mixed()
+    product = tf.matmul(batch(4), weights("w", 4, 4))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(product))
+    text = error_text(run, train_op, {"x:0": np.ones([1, 4]), product: np.ones([1, 4])})
+    assert text.startswith("FeedError") and "'MatMul:0'" in text and "amp.level" in text
+
+
+def test_a_second_loss_takes_the_twins_of_the_first(mixed: Any) -> None:
+    mixed(amp__loss_scale=8.0)
+    hidden = tf.matmul(batch(4), weights("w", 4, 4), name="shared")
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    first = optimizer.minimize(tf.reduce_mean(hidden))
+    second = optimizer.minimize(tf.reduce_mean(tf.matmul(hidden, weights("v", 4, 2), name="own")))
+    assert converted() == {"shared", "own"}
+    (twin,) = [
+        op for op in tf.get_default_graph().get_operations() if op.name.startswith("own_EPL") and op.type == "MatMul"
+    ]
+    assert twin.inputs[0] is Graph.get().twins["shared:0"].half
+    run(tf.group(first, second), {"x:0": np.ones([2, 4], "f")})
+
+
+def test_gradients_by_an_activation(mixed: Any) -> None:
+    mixed(amp__loss_scale=1024.0)
+    hidden = tf.matmul(batch(4), weights("w", 4, 4))
+    loss = tf.reduce_sum(tf.matmul(hidden, weights("v", 4, 2)))
+    (own,) = tf.gradients(loss, [tf.trainable_variables()[1]])
+    (late,) = tf.gradients(loss, [hidden])
+    assert late.dtype == tf.float32
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        seen, kernel, _ = sess.run([late, tf.trainable_variables()[1], own], {"x:0": np.ones([2, 4], "f")})
+    np.testing.assert_allclose(seen, np.tile(kernel.sum(1), [2, 1]), rtol=2e-3)
+
+
+def test_a_loop_is_converted_and_keeps_no_copies_of_weights(mixed: Any) -> None:
+    mixed()
+    kernel = weights("w", 4, 4)
+    x = batch(4)
+
+    def body(i: tf.Tensor, hidden: tf.Tensor) -> Any:
+        return i + 1, tf.tanh(tf.matmul(hidden, kernel))
+
+    _, hidden = tf.while_loop(lambda i, _: i < 3, body, [tf.constant(0), x])
+    loss = tf.reduce_mean(hidden)
+    (gradient,) = tf.gradients(loss, [kernel])
+    assert {name for name in converted() if "MatMul" in name} == {"while/MatMul"}
+    pushed = [op.inputs[1] for op in tf.get_default_graph().get_operations() if op.type == "StackPushV2"]
+    assert pushed and not any(WEIGHT_ATTR in tensor.op.node_def.attr for tensor in pushed)
+    rows = np.random.RandomState(0).randn(3, 4).astype("f")
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        start, seen = sess.run([kernel, gradient], {x: rows})
+    with tf.Graph().as_default(), tf.Session() as sess:
+        expected_kernel = tf.constant(start)
+        hidden = tf.constant(rows)
+        for _ in range(3):
+            hidden = tf.tanh(tf.matmul(hidden, expected_kernel))
+        expected = sess.run(tf.gradients(tf.reduce_mean(hidden), [expected_kernel])[0])
+    np.testing.assert_allclose(seen, expected, rtol=2e-2, atol=1e-3)
+
+
+def test_a_branch_is_converted(mixed: Any) -> None:
+    mixed()
+    x, kernel = batch(4), weights("w", 4, 4)
+    hidden = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, kernel), lambda: x * 2.0)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(hidden)))
+    assert converted() == {"cond/MatMul"}
+    run(train_op, {"x:0": np.ones([2, 4], "f")})
+
+
+def test_bfloat16(mixed: Any) -> None:
+    mixed(amp__dtype="bfloat16")
+    x, kernel = batch(4), weights("w", 4, 4)
+    loss = tf.reduce_mean(tf.matmul(tf.nn.relu(tf.matmul(x, kernel)), weights("v", 4, 2)))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    assert {twin.half.dtype for twin in Graph.get().twins.values()} == {tf.bfloat16}
+    losses = run([loss, train_op], {"x:0": np.ones([2, 4], "f")}, steps=4)
+    assert losses[-1][0] < losses[0][0]
+
+
+# ---- The loss scale
+
+
+def scalar_model(power: float = 1.0) -> Any:
+    """A training step whose gradient is the one row of the placeholder x; and its variable."""
+    x = tf.placeholder(tf.float32, [None, 1], "x")
+    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf.matmul(x, kernel))
+    step = tf.train.get_or_create_global_step()
+    return tf.train.GradientDescentOptimizer(0.5).minimize(loss, step), kernel
+
+
+@pytest.mark.parametrize("scale", [1.0, 256.0, "dynamic"])
+def test_gradients_are_true_whatever_the_scale(mixed: Any, scale: Any) -> None:
+    mixed(amp__loss_scale=scale)
+    train_op, kernel = scalar_model()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {"x:0": [[0.25]]})
+        np.testing.assert_array_equal(sess.run(kernel), [[1.0 - 0.5 * 0.25]])
+
+
+def test_small_gradients_do_not_vanish(mixed: Any) -> None:
+    mixed(amp__loss_scale=2.0**15)
+    x = batch(1)
+    hidden = tf.matmul(tf.matmul(x, weights("w", 1, 1)), weights("v", 1, 1)) * 2.0**-26
+    (gradient, _) = tf.gradients(tf.reduce_sum(hidden), tf.trainable_variables())
+    assert np.all(run(gradient, {"x:0": [[1.0]]})[0] != 0)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_step_that_overflows_changes_nothing_but_the_scale(mixed: Any, devices: int) -> None:
+    mixed(devices)
+    train_op, kernel = scalar_model()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for last in (1.0, np.inf, np.nan, 1.0):
+            sess.run(train_op, {"x:0": [[1.0]] * (devices - 1) + [[last]]})
+        for prefix in ["", "EPL_REPLICA_1/"][:devices]:
+            assert value(sess, prefix + "current_loss_scale") == 2.0**13
+            assert value(sess, prefix + "good_steps") == 1
+            np.testing.assert_array_equal(value(sess, prefix + "w"), [[0.0]])
+        assert sess.run(tf.train.get_global_step()) == 2
+
+
+def test_the_scale_grows_after_2000_good_steps_and_is_at_least_1(mixed: Any) -> None:
+    mixed()
+    train_op, _ = scalar_model()
+    scale, good = (
+        next(v for v in tf.global_variables() if v.op.name == name) for name in ("current_loss_scale", "good_steps")
+    )
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        assert sess.run([scale, good]) == [2.0**15, 0]
+        good.load(1998.0, sess)
+        seen = []
+        for _ in range(3):
+            sess.run(train_op, {"x:0": [[0.01]] * 4})
+            seen.append(sess.run([scale, good]))
+        assert seen == [[2.0**15, 1999], [2.0**16, 0], [2.0**16, 1]]
+        scale.load(1.0, sess)
+        sess.run(train_op, {"x:0": [[np.inf]]})
+        assert sess.run([scale, good]) == [1.0, 0]
+
+
+def test_the_fixed_scale_has_no_variables_and_skips_nothing(mixed: Any) -> None:
+    mixed(amp__loss_scale=128)
+    train_op, kernel = scalar_model()
+    assert [v.op.name for v in tf.global_variables()] == ["w", "global_step"]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {"x:0": [[np.inf]]})
+        assert not np.isfinite(sess.run(kernel)).all()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("together", [True, False])
+def test_two_optimizers_adapt_one_scale_in_their_order(mixed: Any, devices: int, steps: int, together: bool) -> None:
+    mixed(devices, pipeline__num_micro_batch=steps)
+    x = batch(1)
+    product = tf.matmul(x, weights("w", 1, 1))
+    losses = [tf.reduce_mean(product), tf.reduce_mean(tf.matmul(product * 0.5, weights("v", 1, 1)))]
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    first, second = [
+        optimizer.minimize(loss, var_list=[v]) for loss, v in zip(losses, tf.trainable_variables())
+    ]  # fmt: skip
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(5):
+            for _ in range(steps):
+                feed = {"x:0": [[np.inf if number == 3 else 1.0]] * devices}
+                for fetch in [[first, second]] if together else [first, second]:
+                    sess.run(fetch, feed)
+        assert len(Graph.get().plan.apply_orders) == 1
+        for prefix in ["", "EPL_REPLICA_1/"][:devices]:
+            assert value(sess, prefix + "current_loss_scale") == 2.0**13
+            assert value(sess, prefix + "good_steps") == 2
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_first_gradient_that_is_not_finite_is_named(mixed: Any, capfd: Any, devices: int, steps: int) -> None:
+    mixed(devices, amp__debug_log=True, pipeline__num_micro_batch=steps)
+    x = batch(2)
+    first = tf.matmul(x, weights("inner", 2, 2))
+    loss = tf.reduce_mean(tf.square(tf.matmul(first, weights("outer", 2, 2))))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    run(train_op, {"x:0": np.full([2, 2], 1e3, "f")}, steps=steps)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "Skipped a training step" in line]
+    assert lines == ["Skipped a training step: the gradient of outer is not finite; the loss scale was 32768"]
+
+
+def test_the_training_op_stands_once_in_its_collection(mixed: Any) -> None:
+    mixed()
+    train_op, _ = scalar_model()
+    assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
+
+
+def test_slots_have_their_usual_names(mixed: Any) -> None:
+    mixed()
+    loss = tf.reduce_mean(tf.matmul(batch(4), weights("w", 4, 4)))
+    tf.train.AdamOptimizer().minimize(loss)
+    names = {v.op.name for v in tf.global_variables()}
+    assert names == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power", "current_loss_scale", "good_steps"}
+
+
+def test_apply_gradients_after_the_first_run_is_refused(mixed: Any) -> None:
+    mixed()
+    train_op, kernel = scalar_model()
+    run(train_op, {"x:0": [[1.0]]})
+    gradients = tf.gradients(tf.reduce_sum(kernel), [kernel])
+    text = error_text(tf.train.GradientDescentOptimizer(0.1).apply_gradients, [(gradients[0], kernel)])
+    assert text.startswith("PlanError")
+
+
+def test_processes_compare_the_precision(mixed: Any) -> None:
+    mixed(2, amp__loss_scale=4)
+    train_op, _ = scalar_model()
+    run(train_op, {"x:0": [[1.0], [1.0]]})
+    assert Graph.get().plan.plan.precision == "float16, loss scale 4.0"
+    assert epl.VERSION
