@@ -138,7 +138,11 @@ class _Tracer(object):
 
     def _layout(self, tensor: tf.Tensor) -> Layout:
         found = self._layouts.get(tensor)
-        return self._variables.get(tensor.op.name, FULL) if found is None else found
+        if found is not None:
+            return found
+        if tensor.op.type in op_types.READS:  # of before
+            tensor = tensor.op.inputs[0]
+        return self._variables.get(tensor.op.name, FULL)
 
     def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
         """What is written with a part, or together with a variable that is a part, is a part of the same kind."""

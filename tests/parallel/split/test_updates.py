@@ -218,6 +218,14 @@ def test_slots_of_an_update_written_by_hand_are_found(graph):
     assert traced(build, {"v": EVEN[0]}).variables == {"v": EVEN[0], "v/mean": EVEN[0]}
 
 
+@pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
+def test_the_norm_of_a_variable_is_that_of_all_parts(graph, resource):
+    variable = tf.get_variable("v", [5, 4], use_resource=resource)
+    value = variable.value()
+    updates = traced(lambda part: part * tf.norm(value) / tf.norm(part), {"v": EVEN[0]})
+    assert [len(one.addends) for one in updates.rounds] == [2]
+
+
 def test_an_update_in_a_branch_is_followed(graph):
     variable, slot = tf.get_variable("v", [5, 4]), tf.get_variable("slot", [5, 4])
 
