@@ -78,6 +78,7 @@ def test_a_followed_view_is_that_of_the_graph_now():
         view.consumers()
         copies = clone_nodes(graph, view, view.ancestors([view.index["e"]]), ["A/", "B/"], lambda *unused: SAME)
         f = tf.identity(graph.get_tensor_by_name("A/b:0"), name="f")
+        tf.constant(float("nan"))
         graph.get_operation_by_name("d")._update_input(1, f)
         followed = view.followed(graph, ["d"], copies)
         assert differences(followed, GraphView(graph)) == []
