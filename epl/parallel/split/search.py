@@ -18,6 +18,8 @@ BEAM = 24
 # A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the
 # slots of an optimizer on every rank, which is what a split is to avoid.
 FULL_VARIABLE = 16.0
+# A variable of fewer bytes counts less by as much: it is not worth a collective.
+_LARGE_VARIABLE = 64 * 1024
 # A part that is gathered for use, and kept for the backward pass, is one of these four copies.
 _GATHERED_VARIABLE = 0.25
 
@@ -240,8 +242,9 @@ class _Search(object):
 
     def _whole_variable(self, number: int) -> float:
         """The cost of having a variable, or what is made of it alone, whole on every rank."""
-        beyond = 1 - 1 / self._program.ranks
-        return beyond * num_bytes(self._program.values[number]) * self._full_variable / self._link.bandwidth
+        size = num_bytes(self._program.values[number])
+        beyond = (1 - 1 / self._program.ranks) * size * min(1.0, size / _LARGE_VARIABLE)
+        return beyond * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, layout: Layout) -> bool:
         """Whether a variable would be what no variable can be."""

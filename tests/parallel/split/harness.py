@@ -27,7 +27,7 @@ Model.__new__.__defaults__ = ((),)
 Feeds = List[Dict[str, np.ndarray]]  # by rank: name of a placeholder -> its rows
 
 # Small models are split, too: variables are dear, and starting a collective costs next to nothing.
-DEAR = {"link": Link(1e-9, 1e6), "full_variable": 1e4}
+DEAR = {"link": Link(1e-9, 1e6), "full_variable": 1e7}
 
 _NAMES = itertools.count()
 
