@@ -9,7 +9,7 @@ points outside is shared with the original.
 """
 
 import functools
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -25,11 +25,13 @@ class Edit(NamedTuple):
       device: its device; None: that of the original.
       attrs: attributes to set.
       controls: names of the ops that it waits for besides: of the graph, of the copies, or extra.
+      op: its type; "": that of the original.
     """
 
     device: Optional[str]
     attrs: Optional[Sequence[Tuple[str, tf.AttrValue]]]
     controls: Sequence[str] = ()
+    op: str = ""
 
 
 SAME = Edit(None, None)  # for copies that differ in their names alone: these are written fastest
@@ -46,6 +48,7 @@ def clone_nodes(
     prefixes: Sequence[str],
     edit: Callable[[int, int], Edit],
     extra: Sequence[tf.NodeDef] = (),
+    library: Optional[Any] = None,
 ) -> Iterator[wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
@@ -56,6 +59,7 @@ def clone_nodes(
       prefixes: name prefix of each copy, ending in "/".
       edit: called with (index of the copy from 0, index of the original); says what differs in the copy.
       extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
+      library: functions to add to the graph.
 
     Returns:
       The copies, as they stand in the graph now; made when they are asked for.
@@ -84,7 +88,7 @@ def clone_nodes(
             if name[name[0] == "^" :].partition(":")[0] not in names:
                 outside.add(name)
         parts.append(wire.field(wire.NODE, node.SerializeToString()))
-    parts.append(tf.GraphDef(versions=view.graph_def.versions).SerializeToString())
+    parts.append(tf.GraphDef(versions=view.graph_def.versions, library=library).SerializeToString())
     operation = tf_graph.get_operation_by_name
     tf_compat.import_nodes(
         tf_graph,
@@ -161,7 +165,7 @@ class _Template(object):
 
     def write(self, prefix: bytes, edit: Edit) -> bytes:
         """The NodeDef of the copy with `prefix`."""
-        parts = [wire.field(wire.NAME, prefix + self._name.encode()), _op_field(self._op)]
+        parts = [wire.field(wire.NAME, prefix + self._name.encode()), _op_field(edit.op or self._op)]
         for name, own in self._inputs:
             value = name.encode() if own is None else own[0].encode() + prefix + own[1].encode()
             parts.append(wire.field(wire.INPUT, value))
@@ -182,7 +186,7 @@ class _Template(object):
         attrs = self._attrs
         if self._own_names or edit.attrs:
             attrs = b"".join([attrs] + self._own_attrs(prefix.encode(), edit))
-        return wire.Node(prefix + self._name, self._op, inputs, device, attrs)
+        return wire.Node(prefix + self._name, edit.op or self._op, inputs, device, attrs)
 
     def _own_attrs(self, prefix: bytes, edit: Edit) -> List[bytes]:
         """The attributes in which a copy differs."""

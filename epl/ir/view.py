@@ -134,7 +134,7 @@ class GraphView(object):
         return [
             i
             for i, op_type in enumerate(self.types)
-            if op_type in op_types.WRITES or (writing and not writing.isdisjoint(_functions_of(self.nodes[i])))
+            if op_type in op_types.WRITES or (writing and not writing.isdisjoint(functions_of(self.nodes[i])))
         ]
 
     def variable_inputs(self, node: int) -> List[int]:
@@ -185,7 +185,7 @@ def _read_nodes(tf_graph: tf.Graph, names: Iterable[str]) -> List[wire.Node]:
     return [wire.read_node(data) for data in tf_compat.serialized_nodes(tf_graph, sorted(names))]
 
 
-def _functions_of(node: Union[tf.NodeDef, wire.Node]) -> Set[str]:
+def functions_of(node: Union[tf.NodeDef, wire.Node]) -> Set[str]:
     """Names of the functions that a node calls."""
     names = {value.func.name for value in node.attr.values() if value.HasField("func")}
     names.update(f.name for value in node.attr.values() if value.HasField("list") for f in value.list.func)
@@ -195,7 +195,7 @@ def _functions_of(node: Union[tf.NodeDef, wire.Node]) -> Set[str]:
 
 def _writing_functions(library: Any) -> Set[str]:
     """The functions that write variables, themselves or through functions that they call."""
-    calls = {f.signature.name: set().union(*[_functions_of(n) for n in f.node_def]) for f in library.function}
+    calls = {f.signature.name: set().union(*[functions_of(n) for n in f.node_def]) for f in library.function}
     writing = {name for name, called in calls.items() if called & op_types.WRITES}
     while True:
         more = {name for name, called in calls.items() if called & writing} - writing

@@ -89,7 +89,8 @@ class Rewrite(object):
         plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
         syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
         built: names of the ops that passes created on replica 0.
-        user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added.
+        user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
+          `added_functions` those of the functions.
     user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
         foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
@@ -136,6 +137,7 @@ class Rewrite(object):
         self.user_nodes: Dict[str, tf.NodeDef] = {}
         self.user_devices: Dict[str, str] = {}
         self.added: FrozenSet[str] = frozenset()
+        self.added_functions: Set[str] = set()
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         self.global_variables = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))

@@ -36,7 +36,9 @@ def user_graph_def(
     everything = tf_compat.full_graph_def(tf_graph)
     result = tf.GraphDef()
     result.versions.CopyFrom(everything.versions)
-    result.library.CopyFrom(everything.library)
+    library = everything.library
+    result.library.function.extend(f for f in library.function if f.signature.name not in rewrite.added_functions)
+    result.library.gradient.extend(g for g in library.gradient if g.function_name not in rewrite.added_functions)
     for node in everything.node:
         if node.name in rewrite.added:
             continue

@@ -301,6 +301,12 @@ def num_functions(graph: tf.Graph) -> int:
     return c_api.TF_GraphNumFunctions(graph._c_graph)
 
 
+def add_functions(graph: tf.Graph, library: Any) -> None:
+    """Adds the functions of a FunctionDefLibrary to the graph."""
+    if library.function:
+        import_nodes(graph, tf.GraphDef(library=library).SerializeToString(), [], [], [])
+
+
 def op_names(graph: tf.Graph) -> Set[str]:
     """Names of all ops in the graph, those without a Python object included."""
     return untouched_names(graph).union(graph._nodes_by_name)

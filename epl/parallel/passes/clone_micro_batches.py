@@ -18,6 +18,7 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import micro_batches
+from epl.parallel.function_seeds import OwnSeeds
 from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
@@ -26,7 +27,6 @@ from epl.parallel.passes.order_writes import order_reads, order_writes, read_var
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import order_actions
 from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
-from epl.parallel.random_seeds import seed_edit
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import colocated_with, stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
@@ -97,13 +97,21 @@ def _clone(
     extra: Sequence[tf.NodeDef],
 ) -> Iterator[wire.Node]:
     """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies."""
-    random = [node for node in ops.cloned if "seed2" in view.nodes[node].attr]
-    edits = {(copy, node): seed_edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
+    seeds = OwnSeeds(view)
+    random = [node for node in ops.cloned if seeds.is_random(view.nodes[node])]
+    edits = {(copy, node): seeds.edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
+    rewrite.added_functions |= seeds.functions
     for key, names in waits.items():
         edits[key] = edits.get(key, SAME)._replace(controls=names)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]
     cloned = clone_nodes(
-        rewrite.tf_graph, view, ops.cloned, prefixes, lambda copy, node: edits.get((copy + 1, node), SAME), extra
+        rewrite.tf_graph,
+        view,
+        ops.cloned,
+        prefixes,
+        lambda copy, node: edits.get((copy + 1, node), SAME),
+        extra,
+        seeds.take_library(),
     )
     for (copy, node), names in waits.items():
         if copy == 0:

@@ -5,7 +5,7 @@ that the user pinned to the CPU, and those that use a shared resource, stay wher
 """
 
 import re
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -14,12 +14,13 @@ from epl.ir.clone import Edit, clone_nodes
 from epl.ir.twins import REPLICA_0_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.function_seeds import OwnSeeds
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import sync_variables
-from epl.parallel.random_seeds import own_seed
 from epl.parallel.rewrite import Rewrite, local_name
 from epl.parallel.stages import stages_of_rewritten
 from epl.utils import tf_compat
+from epl.utils.errors import PlanError
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
@@ -36,7 +37,8 @@ def run(rewrite: Rewrite) -> None:
         else [0] * len(view)
     )
     _place_replica_0(rewrite, view, devices, stages)
-    _vary_seeds_of_replica_0(rewrite, view)
+    seeds = OwnSeeds(view)
+    _vary_seeds_of_replica_0(rewrite, view, seeds)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -47,17 +49,16 @@ def run(rewrite: Rewrite) -> None:
     special = [
         node
         for node in rewrite.cloned
-        if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or "seed2" in view.nodes[node].attr
+        if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or seeds.is_random(view.nodes[node])
     ]
     split = rewrite.graph.split
     own_parts = {} if split is None else split.own_attrs(view, rewrite.cloned)
     special += [node for node in own_parts if node in rewrite.cloned]
     edits = [
         {
-            node: Edit(
-                devices.get(node, target[stages[node]]),
-                own_parts[node][first_rank + copy] if node in own_parts else _own_attrs(view, node, first_rank + copy),
-            )
+            node: Edit(devices.get(node, target[stages[node]]), own_parts[node][first_rank + copy])
+            if node in own_parts
+            else _edit(view, seeds, node, devices.get(node, target[stages[node]]), first_rank + copy)
             for node in special
         }
         for copy, target in enumerate(targets)
@@ -69,7 +70,8 @@ def run(rewrite: Rewrite) -> None:
 
     prefixes = [rewrite.prefix(replica) for replica in replicas]
     nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
-    clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes)
+    clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes, seeds.take_library())
+    rewrite.added_functions |= seeds.functions
     weight = rewrite.weights[0].name
     rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
 
@@ -133,27 +135,33 @@ def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], st
     tf_compat.set_devices(rewrite.tf_graph, ((proto.name, proto.device) for proto in view.nodes))
 
 
-def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView) -> None:
+def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds) -> None:
     """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
     if rewrite.base_rank == 0:
         return
     split = rewrite.graph.split
     kept = () if split is None else split.own_attrs(view, rewrite.cloned)
-    for node in rewrite.cloned:
-        seed2 = own_seed(view.nodes[node], rewrite.base_rank) if node not in kept else None
-        if seed2 is not None:
-            op = rewrite.remember(rewrite.tf_graph.get_operation_by_name(view.nodes[node].name))
-            op._set_attr("seed2", seed2)
+    random = [view.nodes[node] for node in rewrite.cloned if node not in kept and seeds.is_random(view.nodes[node])]
+    edits = [(node, seeds.edit(node, rank=rewrite.base_rank)) for node in random]
+    tf_compat.add_functions(rewrite.tf_graph, seeds.take_library())
+    for node, own in edits:
+        if own.op:
+            raise PlanError(
+                "{!r} calls the Defun {!r}, in which ops draw random numbers by a seed: each replica needs others, and "
+                "an op that calls a Defun cannot be given another. Use tf.function.".format(node.name, node.op)
+            )
+        for key, value in own.attrs or ():
+            rewrite.remember(rewrite.operation(node.name))._set_attr(key, value)
+    rewrite.added_functions |= seeds.functions
 
 
-def _own_attrs(view: GraphView, node: int, rank: int) -> List[Tuple[str, tf.AttrValue]]:
-    """The attributes that differ in the copy for `rank`: rank of a collective, seed of a random op, where it prints."""
+def _edit(view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
+    """What differs in the copy for `rank`: device, rank of a collective, seed of a random op, where it prints."""
     if REPLICA_0_ATTR in view.nodes[node].attr:
-        return [("output_stream", tf.AttrValue(s=b"file:///dev/null"))]
+        return Edit(device, [("output_stream", tf.AttrValue(s=b"file:///dev/null"))])
     if view.types[node] in COLLECTIVE_OP_TYPES:
-        return [("rank", tf.AttrValue(i=rank))]
-    seed2 = own_seed(view.nodes[node], rank)
-    return [] if seed2 is None else [("seed2", seed2)]
+        return Edit(device, [("rank", tf.AttrValue(i=rank))])
+    return seeds.edit(view.nodes[node], device, rank)
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
