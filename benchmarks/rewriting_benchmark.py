@@ -86,8 +86,8 @@ def _ops_after(figures: Dict[str, Any]) -> int:
 def _growth(rewritten: Dict[Tuple[int, int], List[Dict[str, Any]]]) -> List[harness.Row]:
     """Returns the cost per cloned op of each case relative to the smallest graph's.
 
-    Other work on the machine makes the same op cost up to twice the CPU time from one minute to the next. So the cost is
-    counted in the time that building an op takes in the same process, right before.
+    Other work on the machine makes the same op cost up to twice the CPU time from one minute to the next. So the cost
+    is counted in the time that building an op takes in the same process, right before.
     """
     def cost(figures: Dict[str, Any]) -> float:
         return figures['rewrite'] / figures['added'] / (figures['build'] / figures['ops'])
