@@ -4,6 +4,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils import tf_compat
 
 PREFIX = "EPL_REPLICA_{}/"
@@ -32,6 +33,8 @@ def edits(view, exchange, shapes, seeds, ranks):
             attrs.append(("shape", tf.AttrValue(shape=tf.TensorShape(shapes[name][rank]).as_proto())))
         if name in seeds:
             attrs.append(("seed2", tf.AttrValue(i=seeds[name][rank])))
+        if view.types[original] in COLLECTIVE_OP_TYPES:
+            attrs.append(("rank", tf.AttrValue(i=rank)))
         return Edit(None, attrs)
 
     return edit
