@@ -76,6 +76,18 @@ def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
             )
 
 
+def warn_of_precision(graph: Graph, config: Config) -> None:
+    """Warns where `amp.level` means nothing."""
+    if config.amp.level and not graph.twins:
+        logger.warning(
+            "amp.level is %r and has no effect: %s.",
+            config.amp.level,
+            "no op of the model computes in half precision"
+            if graph.gradient_calls
+            else "tf.gradients was not called for variables of the model",
+        )
+
+
 def refuse_accumulation(graph: Graph, stages: Sequence[Stage], groups: Sequence[BoundaryGroup], config: Config) -> None:
     """Raises PlanError where `pipeline.num_micro_batch` could not mean what it says; warns where it means nothing."""
     count = config.pipeline.num_micro_batch

@@ -105,6 +105,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
         amp_twins.use_twins(graph)
+        planner.warn_of_precision(graph, env.config)
         if graph.split is not None:
             graph.split.finish()
         stages, owners = plan_stages(graph, cluster)

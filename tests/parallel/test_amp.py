@@ -270,6 +270,21 @@ def test_a_branch_is_converted(mixed: Any) -> None:
     run(train_op, {"x:0": np.ones([2, 4], "f")})
 
 
+@pytest.mark.parametrize("how", ["nothing", "tape"])
+def test_what_has_no_effect_is_said(mixed: Any, caplog: Any, how: str) -> None:
+    mixed()
+    kernel = tf.get_variable("w", [2], initializer=tf.ones_initializer(), use_resource=True)
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    if how == "nothing":
+        train_op = optimizer.minimize(tf.reduce_sum(kernel))
+    else:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(batch(2), kernel[:, None]))
+        train_op = optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
+    run(train_op, {"x:0": [[1.0, 2.0]]} if how == "tape" else {})
+    assert "amp.level is 'o1' and has no effect" in caplog.text
+
+
 def test_bfloat16(mixed: Any) -> None:
     mixed(amp__dtype="bfloat16")
     x, kernel = batch(4), weights("w", 4, 4)
@@ -397,6 +412,30 @@ def test_the_training_op_stands_once_in_its_collection(mixed: Any) -> None:
     mixed()
     train_op, _ = scalar_model()
     assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
+
+
+def test_an_optimizer_of_keras_skips_steps(mixed: Any) -> None:
+    mixed(2)
+    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer(), use_resource=True)
+    gradients = tf.gradients(tf.reduce_mean(tf.matmul(batch(1), kernel)), [kernel])
+    train_op = tf.keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, [kernel]))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for last in (1.0, np.inf):
+            sess.run(train_op, {"x:0": [[1.0], [last]]})
+        np.testing.assert_array_equal(sess.run(kernel), [[0.5]])
+
+
+def test_the_scale_is_saved_and_restored(mixed: Any, tmpdir: Any) -> None:
+    mixed(2)
+    train_op, _ = scalar_model()
+    seen = []
+    for _ in range(2):
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmpdir), save_checkpoint_steps=1) as sess:
+            sess.run(train_op, {"x:0": [[1.0], [np.inf]]})
+            sess.run(train_op, {"x:0": [[1.0], [1.0]]})
+            seen.append(sess.run(["current_loss_scale/Read/ReadVariableOp:0", "good_steps/Read/ReadVariableOp:0"]))
+    assert seen == [[2.0**14, 1], [2.0**13, 1]]
 
 
 def test_slots_have_their_usual_names(mixed: Any) -> None:
