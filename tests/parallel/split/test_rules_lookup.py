@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.layouts import FULL, shard
 from epl.parallel.split.rules import OpInfo, TensorInfo
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, on_ranks
+from tests.parallel.split.rule_harness import TWO, Case, check, constant, floats, integers, on_ranks
 
 raw = tf.raw_ops
 
@@ -58,7 +58,7 @@ def scatter_cases():
                [floats(8, 7), integers(5), ids], "s1,F,F>s1 P,F,F>P")  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", THREE)
+@pytest.mark.parametrize("ranks", TWO)
 def test_lookups_and_scatters(ranks):
     check(list(lookup_cases()) + list(one_hot_cases()) + list(scatter_cases()), ranks)
 

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.layouts import FULL, balanced_sizes, shard
 from epl.parallel.split.rules import OpInfo, TensorInfo, choices_of
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, integers, on_ranks, positive, tied
+from tests.parallel.split.rule_harness import TWO, Case, check, constant, floats, integers, on_ranks, positive, tied
 
 raw = tf.raw_ops
 
@@ -54,7 +54,7 @@ def in_top_k_cases():
                [infinite, integers(5, high=7), constant(3)], "s0,s0,F>s0 s1,F,F>F")  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", THREE)
+@pytest.mark.parametrize("ranks", TWO)
 def test_scores_of_classes(ranks):
     check(list(softmax_cases()) + list(cross_entropy_cases()) + list(in_top_k_cases()), ranks)
 

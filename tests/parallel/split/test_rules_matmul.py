@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, check, floats
+from tests.parallel.split.rule_harness import TWO, Case, check, floats
 
 MATMUL = "s0,F>s0 s1,s0>P F,s1>s1"
 
@@ -65,6 +65,6 @@ def einsum_cases():
     yield Case("row_sums", einsum("ij->i"), [floats("B", 7)], "b0>b0 s1>P")
 
 
-@pytest.mark.parametrize("ranks", THREE)
+@pytest.mark.parametrize("ranks", TWO)
 def test_products(ranks):
     check(list(matmul_cases()) + list(batch_matmul_cases()) + list(einsum_cases()), ranks)

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, booleans, check, constant, floats, integers, positive, tied
+from tests.parallel.split.rule_harness import (
+    THREE,
+    TWO,
+    Case,
+    booleans,
+    check,
+    constant,
+    floats,
+    integers,
+    positive,
+    tied,
+)
 
 raw = tf.raw_ops
 
@@ -66,6 +77,6 @@ def test_sums(ranks):
     check(list(sum_cases()), ranks)
 
 
-@pytest.mark.parametrize("ranks", THREE)
+@pytest.mark.parametrize("ranks", TWO)
 def test_extrema_and_searches(ranks):
     check(list(extremum_cases()) + list(search_cases()), ranks)
