@@ -185,6 +185,9 @@ def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
 
 
 def _close(original: Callable[..., None], session: Any) -> None:
+    graph = Graph.of(session.graph)
+    if graph is not None and graph.runner is not None:
+        graph.runner.closing(session)
     server.close(original, session)
 
 

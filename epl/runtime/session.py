@@ -37,6 +37,7 @@ class GraphRunner(object):
         """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
         self._raw = raw
+        self._split = rewrite.graph.split
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -75,11 +76,21 @@ class GraphRunner(object):
             return result
 
         if step.is_collective:
-            return self._collectively(run_step)
+            result = self._collectively(run_step)
+            if self._split is not None:
+                self._split.step_done()
+            return result
         if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
                 return run_step()
         return run_step()
+
+    def closing(self, session: tf.Session) -> None:
+        """The session is about to close."""
+        with self._lock:
+            is_known = self._states.pop(session, None) is not None
+        if is_known and self._split is not None:
+            self._split.session_closes()
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
@@ -121,6 +132,8 @@ class GraphRunner(object):
             if session not in self._states:
                 self._check_devices(session)
                 self._states[session] = SessionState()
+                if self._split is not None:
+                    self._split.session_begins(lambda ts: self._raw(session, None, [], list(ts), {}, None, None))
             return self._states[session]
 
     def _check_devices(self, session: tf.Session) -> None:

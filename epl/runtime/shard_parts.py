@@ -14,6 +14,7 @@ All processes see one file system, as with every TensorFlow checkpoint of severa
 """
 
 import json
+import os
 import sys
 import threading
 import time
@@ -133,9 +134,15 @@ class CheckpointParts(object):
         return [answer["file"] for answer in answers if answer["file"]]
 
     def own_prefix(self, filename: tf.Tensor) -> tf.Tensor:
-        """Where worker 0 writes its own part of a checkpoint."""
-        before, after = PART.format("|", 0, self._processes).split("|")
-        return tf.strings.join([before, filename, after])
+        """Where worker 0 writes its own part of a checkpoint; a sharded Saver's own folder may not exist yet."""
+
+        def prepared(name: bytes) -> bytes:
+            prefix = PART.format(name.decode(), 0, self._processes)
+            tf.io.gfile.makedirs(os.path.dirname(prefix))
+            return prefix.encode()
+
+        with tf.device("/cpu:0"):
+            return tf.reshape(tf.py_func(prepared, [filename], tf.string), [])
 
     def merged(self, filename: tf.Tensor, write: tf.Operation, entries: Sequence[Tuple[str, str]]) -> tf.Operation:
         """An op that makes the checkpoint of all parts.

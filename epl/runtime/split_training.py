@@ -11,6 +11,7 @@ Here: when it is done, and what the user's program sees of it. The program itsel
 variables, slots and checkpoints are the `shard_*` modules'.
 """
 
+import atexit
 import logging
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -23,16 +24,19 @@ from epl.ir.colocation import phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
+from epl.ops.job import Job
 from epl.parallel.split import report
+from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
 from epl.parallel.split.lowering import Lowering
-from epl.parallel.split.program import RESULT, Program, Value, batch_layout
+from epl.parallel.split.program import RESULT, Program, Value
 from epl.parallel.split.region import find_region
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.updates import complete_updates, trace_updates
 from epl.parallel.stages import plan_stages
 from epl.parallel.transformation import start_job
+from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of, shard_variable
@@ -181,6 +185,8 @@ class SplitModel(object):
             self._give(tensor, tensor.consumers())
         self._lowered_through = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
         self._saved_through = 0
+        self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
+        self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
 
     def _build(self, decision: Decision) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
@@ -403,8 +409,31 @@ class SplitModel(object):
         ranks = [(prefix, self.exchange.rank + copy) for copy, prefix in enumerate(prefixes)]
         before = {made.old.op.name: made.variable.op.name for made in self._shards}
         slices = slices_of(self.held, ranks, before)
-        complete_savers(self._graph.tf_graph, slices, self._saved_through)
+        job = Job.current()
+        assert job is not None
+        if self._checkpoint_parts is None and job.num_processes > 1:
+            own = [part for name in self.held for part in slices[name]]
+            self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
+            self._checkpoint_parts = CheckpointParts(job, {one.variable: (one.full_name, one.spec) for one in own})
+            atexit.register(self._checkpoint_parts.leave)
+        parts = self._checkpoint_parts if job.process == 0 else None
+        complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
         self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
+        """A session has the variables; `read` gives values without a step of the plan."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.attach(lambda names: read([self._values[name] for name in names]))
+
+    def step_done(self) -> None:
+        """A step of all processes has ended here."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.step_done()
+
+    def session_closes(self) -> None:
+        """The session is about to close; the variables of its parts go with it."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.close()
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

@@ -33,7 +33,7 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], after: bool) -> None
         np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
 
 
-@pytest.mark.parametrize('topology', [(1, 2)], ids=topology_name)
+@pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize('resource', [False, True])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:
     """Each continues from the checkpoint of the other; slots included."""
