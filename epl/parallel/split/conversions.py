@@ -139,11 +139,11 @@ class Exchange(object):
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The largest of all ranks, element by element; no gradient."""
-        return self._reduce(tf.stop_gradient(tensor), "max", "max")
+        return tf.stop_gradient(self._reduce(tensor, "max", "max"))
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
         """The smallest of all ranks, element by element; no gradient."""
-        return self._reduce(tf.stop_gradient(tensor), "min", "min")
+        return tf.stop_gradient(self._reduce(tensor, "min", "min"))
 
     def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
@@ -157,7 +157,7 @@ class Exchange(object):
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """What rank 0 has, on every rank; no gradient."""
-        return self._run(lambda own: self._communicator.broadcast(tf.stop_gradient(tensor), self.rank, own), "first")
+        return tf.stop_gradient(self._run(lambda own: self._communicator.broadcast(tensor, self.rank, own), "first"))
 
     # ---- The collectives themselves, without gradients.
 
