@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, Layout
+from epl.parallel.split.origin import user_line
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
-from epl.parallel.split.report import user_line
 from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
 from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
 from epl.utils.errors import PlanError
@@ -194,14 +194,12 @@ class Lowering(object):
         return outputs
 
     def _emit_full(self, step: Step, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        target = step.info.outputs[0] if step.info.outputs else None
         if step.op.type == "ResourceGather":  # the variable comes as a value
             outputs = [tf.gather(inputs[0], inputs[1], batch_dims=step.info.attrs.get("batch_dims", 0))]
         elif step.op.type == "ResourceGatherNd":
             outputs = [tf.gather_nd(inputs[0], inputs[1])]
-        elif step.op.type == "Reshape" and target is not None and target.batch is not None and _is_known(step):
-            sizes = [-1 if dim == target.batch else size for dim, size in enumerate(target.shape or ())]
-            outputs = [tf.reshape(inputs[0], sizes)]
+        elif step.op.type == "Reshape" and None not in self._target(step):
+            outputs = [tf.reshape(inputs[0], self._target(step))]
         else:
             copied = copy_op(step.op, inputs, {})
             self._controls[step.op] = [copied]
@@ -211,8 +209,22 @@ class Lowering(object):
         self._controls.setdefault(step.op, [output.op for output in outputs])
         return outputs
 
+    def _target(self, step: Step) -> List[Optional[int]]:
+        """The shape that a reshape makes of the batches of all ranks; [None] if it does not matter or is not known."""
+        info, batch = step.info.outputs[0], self._program.values[step.outputs[0]].batch
+        if batch is None or info.shape is None:
+            return [None]
+        return [-1 if dim == batch.dim else size for dim, size in enumerate(info.shape)]
+
     def _keep(self, step: Step) -> None:
         """An op in a loop or branch stays; it takes the new tensors, whole."""
+        if step.draws and not step.info.attrs["seed"] and not step.info.attrs["seed2"]:
+            raise PlanError(
+                'split: {} "{}" ({}) draws random numbers in a loop or a branch, which is computed on each of the {} '
+                "devices and would differ. Give it a seed (tf.set_random_seed), or draw outside of the loop.".format(
+                    step.op.type, step.op.name, user_line(step.op), self._program.ranks
+                )
+            )
         for position, number in enumerate(step.inputs):
             value = self._program.values[number] if number >= 0 else None
             if value is None or value.kind == VARIABLE or value.tensor is not step.op.inputs[position]:
@@ -252,12 +264,6 @@ class _Scopes(object):
     def __exit__(self, *error: object) -> None:
         for scope in reversed(self._scopes):
             scope.__exit__(*error)
-
-
-def _is_known(step: Step) -> bool:
-    """Whether only the batch is open in the shape that a reshape makes."""
-    info = step.info.outputs[0]
-    return info.shape is not None and all(size is not None for dim, size in enumerate(info.shape) if dim != info.batch)
 
 
 def _local_shape(shape: Optional[Tuple[Optional[int], ...]], batch: Optional[int], layout: Layout) -> tf.TensorShape:

@@ -4,7 +4,7 @@ The unsplit program computes the concatenated batches of all ranks. The user's g
 the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,11 +14,20 @@ from epl.parallel.costs import MACHINES, op_seconds
 from epl.parallel.costs_shapes import TensorType
 from epl.parallel.op_costs import Kind, op_cost
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.layouts import FULL, Layout, shard
+from epl.parallel.split.batches import (  # noqa: F401  (batch_layout: for those who read programs)
+    Batch,
+    batch_layout,
+    guessed,
+    is_ambiguous,
+    reshaped,
+    traced,
+)
+from epl.parallel.split.granularities import granularities
 from epl.parallel.split.open_shapes import closed_shape, open_shapes, shape_of
-from epl.parallel.split.region import DataDependence, Region, batch_dimension, draws_data
+from epl.parallel.split.origin import user_line
+from epl.parallel.split.region import Dependence, Region, batch_dimension, draws_data, draws_numbers, holds_variable
 from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
-from epl.utils import tf_compat
+from epl.utils.errors import PlanError
 
 ENTRY, VARIABLE, RESULT = "entry", "variable", "result"
 
@@ -26,14 +35,6 @@ _CONSTANT_ELEMENTS = 1024
 _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "Ceil", "Round", "Rint", "ZerosLike",
                           "OnesLike"])  # fmt: skip
 _BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
-
-Batch = NamedTuple("Batch", [("dim", int), ("outer", int)])
-Batch.__doc__ = """Where the rows of a batch are in a tensor.
-
-Attributes:
-  dim: the dimension that holds them.
-  outer: how often they stand there one after the other; only with 1 they can be cut.
-"""
 
 Value = NamedTuple(
     "Value",
@@ -107,18 +108,49 @@ class Program(object):
           device_type: a key of epl.parallel.costs.MACHINES.
         """
         self.ranks = ranks
-        self.values: List[Value] = []
-        self.steps: List[Step] = []
-        self.number: Dict[tf.Tensor, int] = {}
         self._region = region
         self._inside = frozenset(region.ops)
         self._machine = MACHINES[device_type]
-        self._depends_on_data = DataDependence()
+        self._depends_on_data = Dependence()
+        self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region)
         self._granularities = granularities(region.ops, self._shape)
-        for op in _in_order(region):
+        self._own: Dict[tf.Tensor, int] = {}  # written with the size of one rank's batch -> which dimension that is
+        self._read()
+        while set(self._found_own) - set(self._own):
+            self._own.update(self._found_own)
+            self._read()
+        self.exits = {self.number[tensor] for tensor in region.exits if tensor in self.number}
+        for number in self.exits & self._unsure:
+            tensor = self.values[number].tensor
+            if tensor.shape.ndims != 0:
+                raise PlanError(
+                    "split: cannot tell which dimension of {} ({}), {}, holds the batch, and ops outside of epl.split "
+                    "take it. Take those ops into the scope, or reshape the tensor in it so that its other dimensions "
+                    "are known.".format(tensor.name, user_line(tensor.op), tensor.shape)
+                )
+
+    def _read(self) -> None:
+        self.values: List[Value] = []
+        self.steps: List[Step] = []
+        self.number: Dict[tf.Tensor, int] = {}
+        self._found_own: Dict[tf.Tensor, int] = {}
+        self._unsure: Set[int] = set()  # numbers of what has a batch somewhere
+        self._fixed: Set[int] = set()  # numbers of what depends on neither data nor variables
+        for op in self._needed(_in_order(self._region)):
             self._add_step(op)
-        self.exits = {self.number[tensor] for tensor in region.exits}
+
+    def _needed(self, ops: List[tf.Operation]) -> List[tf.Operation]:
+        """The ops without those that make only what each rank has its own of."""
+        dropped: Set[tf.Operation] = set()
+        for op in reversed(ops):
+            consumers = [
+                consumer for output in op.outputs if output not in self._own for consumer in output.consumers()
+            ]
+            if self._own and op.outputs and all(consumer in dropped for consumer in consumers):
+                if consumers or any(output in self._own for output in op.outputs):
+                    dropped.add(op)
+        return [op for op in ops if op not in dropped]
 
     def train(self, losses: Sequence[tf.Tensor]) -> None:
         """Says what will be differentiated: the losses are exits; what they do not depend on is not trained."""
@@ -142,9 +174,11 @@ class Program(object):
         """The number of what an op takes; -1 if it comes from inside a loop."""
         if tensor in self.number:
             return self.number[tensor]
+        if tensor in self._own:
+            return self._entry(tensor, self._own[tensor])
         if tensor in self._region.variables:
             return self._variable(tensor, self._region.variables[tensor])
-        return -1 if tensor.op in self._inside else self._entry(tensor)
+        return -1 if tensor.op in self._inside else self._entry(tensor, batch_dimension(tensor, self._depends_on_data))
 
     def _variable(self, tensor: tf.Tensor, variable: tf.Operation) -> int:
         handle = variable.outputs[0]
@@ -159,12 +193,14 @@ class Program(object):
         self.number[tensor] = self.number[handle]
         return self.number[handle]
 
-    def _entry(self, tensor: tf.Tensor) -> int:
-        batch = batch_dimension(tensor, self._depends_on_data)
+    def _entry(self, tensor: tf.Tensor, batch: Optional[int]) -> int:
         dtype = tensor.dtype.base_dtype
         info = TensorInfo(self._concatenated(shape_of(tensor.shape), batch), dtype, _constant(tensor), batch)
-        differentiable = dtype.is_floating and tensor.op.type != "Const"
+        fixed = not self._depends_on_data(tensor) and not self._depends_on_variables(tensor)
+        differentiable = dtype.is_floating and not fixed
         trained = differentiable and not draws_data(tensor.op)
+        if fixed and batch is None:
+            self._fixed.add(len(self.values))
         closed = closed_shape(shape_of(tensor.shape), batch, self.ranks)
         rows_of = -1 if batch is None else len(self.values)
         place = None if batch is None else Batch(batch, 1)
@@ -198,6 +234,10 @@ class Program(object):
         kept = op in self._region.kept
         bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
         batches = self._batches(bare, known, kept)
+        if any(number in self._unsure for number in inputs):
+            self._unsure.update(range(len(self.values), len(self.values) + len(outputs)))
+        if not kept and all(number in self._fixed for number in inputs):
+            self._fixed.update(range(len(self.values), len(self.values) + len(outputs)))
         infos = tuple(
             info._replace(
                 shape=self._concatenated(info.shape, batch and batch.dim),
@@ -219,7 +259,7 @@ class Program(object):
             added.append(self._add(value))
         full = bare._replace(outputs=infos)
         choices = () if kept else tuple(choices_of(full))
-        draws = "seed2" in full.attrs and tf_compat.is_stateful(op.graph, op.type)
+        draws = draws_numbers(op)
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
 
@@ -229,13 +269,34 @@ class Program(object):
         if all(place is None for place in places):
             return [None] * len(op.outputs)
         if op.type == "Reshape":
-            return [_reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
+            return [reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
         # What is done to a dimension does not depend on how the batch stands in it.
         infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
         asked = op._replace(inputs=tuple(infos))
-        dims = _guessed(asked) if kept else _traced(asked) or _guessed(asked)
+        dims = None if kept else traced(asked) or self._traced_with_own(asked, inputs)
+        if dims is None:
+            dims = guessed(asked)
+            self._unsure.update(
+                len(self.values) + at for at, info in enumerate(op.outputs) if is_ambiguous(asked, info)
+            )
         outer = max([place.outer for place in places if place is not None])
         return [None if dim is None else Batch(dim, outer) for dim in dims]
+
+    def _traced_with_own(self, op: OpInfo, inputs: Sequence[Value]) -> Optional[List[Optional[int]]]:
+        """`_traced`, where a fixed tensor is as large as one rank's batch: each rank has its own rows of it."""
+        places = [(value.info.shape, value.batch) for value in inputs if value.info.shape is not None]
+        rows = {(shape[batch.dim] or 0) // self.ranks for shape, batch in places if batch is not None} - {0, 1}
+        for position, value in enumerate(inputs):
+            if self.number[value.tensor] not in self._fixed:
+                continue
+            for dim, size in enumerate(value.info.shape or ()):
+                own = value.info._replace(batch=dim, shape=self._concatenated(value.info.shape, dim))
+                taken = op.inputs[:position] + (own,) + op.inputs[position + 1 :]
+                dims = traced(op._replace(inputs=taken)) if size in rows else None
+                if dims is not None:
+                    self._found_own[value.tensor] = dim
+                    return dims
+        return None
 
     def _rows_of(self, value: Value) -> Optional[int]:
         """The rows of one rank's batch, if the user's graph says it."""
@@ -275,106 +336,10 @@ def _in_order(region: Region) -> List[tf.Operation]:
     return ordered
 
 
-def batch_layout(info: TensorInfo) -> Layout:
-    """How a tensor lies when each rank has the rows of its own batch."""
-    return FULL if info.batch is None else shard(info.batch, None)
-
-
 def num_bytes(value: Value) -> int:
     """Bytes of the whole tensor."""
     dtype = value.info.dtype
     return 0 if dtype in (tf.resource, tf.variant) else int(np.prod(value.closed or (1,))) * max(dtype.size, 1)
-
-
-def granularities(
-    ops: Sequence[tf.Operation], shape_of_tensor: Callable[[tf.Tensor], Optional[Shape]]
-) -> Dict[int, Tuple[int, ...]]:
-    """Sizes of dimensions that reshapes split or make -> multiples in which they can be cut, 1 first.
-
-    [n, 10 * 64] -> [n, 10, 64] is possible on parts if the dimension of 640 is cut in multiples of 64.
-    """
-    found: Dict[int, Set[int]] = {}
-    for op in ops:
-        if op.type == "Reshape":
-            for one, other in _aligned(shape_of_tensor(op.inputs[0]) or (), shape_of_tensor(op.outputs[0]) or ()):
-                whole, parts = (one, other) if len(one) == 1 else (other, one)
-                if len(whole) == 1 and len(parts) > 1:
-                    found.setdefault(whole[0], {1}).add(int(np.prod(parts[1:])))
-    return {size: tuple(sorted(multiples)) for size, multiples in found.items()}
-
-
-def _aligned(one: Shape, other: Shape) -> List[Tuple[List[int], List[int]]]:
-    """Groups of dimensions of two shapes with the same number of elements, from the last to the first that is known."""
-    left, right = ([size for size in shape if size != 1] for shape in (one, other))
-    groups: List[Tuple[List[int], List[int]]] = []
-    while left and right:
-        a: List[int] = []
-        b: List[int] = []
-        while not a or np.prod(a) != np.prod(b):
-            shorter, rest = (a, left) if not a or (b and np.prod(a) < np.prod(b)) else (b, right)
-            if not rest or not rest[-1]:
-                return groups
-            shorter.insert(0, rest.pop() or 0)
-        groups.append((a, b))
-    return groups
-
-
-# ---- Batches.
-
-
-def _traced(op: OpInfo) -> Optional[List[Optional[int]]]:
-    """Which dimension of each output holds the batch, by the rule of the op; None if the rule does not say."""
-    layouts = tuple(batch_layout(info) for info in op.inputs)
-    for choice in choices_of(op):
-        if choice.inputs == layouts:
-            return [layout.dim if layout.is_shard else None for layout in choice.outputs]
-    return None
-
-
-def _reshaped(
-    batch: Optional[Batch], rows: Optional[int], before: Optional[Shape], after: Optional[Shape]
-) -> Optional[Batch]:
-    """Where a reshape leads the batch of so many rows: there as here, as many elements are outside of a row.
-
-    Args:
-      batch: where it is.
-      rows: of one rank, if they are known.
-      before: shape that is reshaped.
-      after: shape that it gets, with one rank's batch.
-    """
-    if batch is None or before is None or after is None:
-        return None
-    outside = _product(before[: batch.dim], batch.outer)
-    if outside is None:
-        return None
-    passed = 1
-    for dim, size in enumerate(after):
-        if size is None or (rows is not None and passed * size % (outside * rows) == 0):
-            return Batch(dim, outside // passed) if outside % passed == 0 else None
-        passed *= size
-    return None
-
-
-def _product(sizes: Sequence[Optional[int]], product: int) -> Optional[int]:
-    for size in sizes:
-        if size is None:
-            return None
-        product *= size
-    return product
-
-
-def _guessed(op: OpInfo) -> List[Optional[int]]:
-    """The same by the shapes: the first dimension that is as open, or as large, as a batch of the inputs."""
-    sizes = set()
-    for info in op.inputs:
-        if info.batch is not None and info.shape is not None:
-            size = info.shape[info.batch]
-            sizes.add(None if size is None else size // op.ranks)
-    found: List[Optional[int]] = []
-    for info in op.outputs:
-        dims = [dim for dim, size in enumerate(info.shape or ()) if size in sizes]
-        found.append(dims[0] if dims else None)
-    return found
 
 
 # ---- What TensorFlow knows.

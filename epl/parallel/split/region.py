@@ -10,7 +10,7 @@ What depends on nothing of these (constants, initial values), reads and writes o
 they are. Loops and branches stay, too, and take whole tensors. What is known of the tensors is `program.py`'s.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -30,7 +30,7 @@ Region.__doc__ = """The part of a graph that a split computes.
 
 Attributes:
   ops: in the order of creation; they do not change but for those in `kept`.
-  kept: those of `ops` that are in a loop or a branch: they stay, and take FULL tensors.
+  kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take FULL tensors.
   variables: reference, handle or value that was read -> the op of the variable.
   exits: outputs of `ops` that other ops take.
 """
@@ -42,7 +42,8 @@ _SHAPE_ARITHMETIC = frozenset(
     StridedSlice Slice Pack Unpack ConcatV2 Concat Mul Add AddV2 Sub FloorDiv FloorMod TruncateDiv Maximum Minimum
     Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
 )
-_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES
+_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | {"PyFunc", "EagerPyFunc"}
+_LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
 _CONTROL_FLOW = (
     op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
 )
@@ -67,7 +68,9 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
     lowered = _depending(inside, variables, members)
     lowered |= _drawn_for(inside, lowered)
     kept = frozenset(
-        op for op in lowered if op.type in _CONTROL_FLOW or tf_compat.control_flow_context_of(op) is not None
+        op
+        for op in lowered
+        if op.type in _CONTROL_FLOW or _takes_handle(op, variables) or tf_compat.control_flow_context_of(op) is not None
     )
     ops = tuple(op for op in inside if op in lowered)
     exits = [
@@ -80,25 +83,36 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
 
 
 def draws_data(op: tf.Operation) -> bool:
-    """Whether an op is where data comes into the graph."""
-    return op.type in _SOURCES
+    """Whether an op is where data comes into the graph: what is read, and what is drawn at random."""
+    return op.type in _SOURCES or draws_numbers(op)
 
 
-class DataDependence(object):
-    """Tells which tensors depend on data that each rank reads for itself."""
+def draws_numbers(op: tf.Operation) -> bool:
+    """Whether an op draws random numbers."""
+    return tf_compat.is_stateful(op.graph, op.type) and "seed2" in op.node_def.attr
 
-    def __init__(self) -> None:
+
+def holds_variable(op: tf.Operation) -> bool:
+    """Whether an op is a variable."""
+    return op.type in op_types.VARIABLES
+
+
+class Dependence(object):
+    """Tells which tensors depend on ops of some kind, data that each rank reads for itself by default."""
+
+    def __init__(self, is_source: Callable[[tf.Operation], bool] = draws_data) -> None:
+        self._is_source = is_source
         self._known: Dict[tf.Operation, bool] = {}
 
     def __call__(self, tensor: tf.Tensor) -> bool:
-        """Whether the tensor is computed from data; variables are not looked into."""
+        """Whether the tensor is computed from such an op; it is not looked behind variables and sources of data."""
         known = self._known
         stack = [tensor.op]
         while stack:
             op = stack[-1]
             if op not in known:
                 if draws_data(op) or op.type in op_types.VARIABLES:
-                    known[op] = draws_data(op)
+                    known[op] = self._is_source(op)
                 else:
                     known[op] = False  # what a loop leads back to is being looked at
                     stack += [source.op for source in op.inputs if source.op not in known]
@@ -109,11 +123,17 @@ class DataDependence(object):
         return known[tensor.op]
 
 
-def batch_dimension(tensor: tf.Tensor, depends_on_data: DataDependence) -> Optional[int]:
+def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[int]:
     """The dimension of a tensor from outside a split that holds the rows of a rank's own batch, None if none does."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:
         return None
     return 0 if depends_on_data(tensor) else None
+
+
+def _takes_handle(op: tf.Operation, variables: Dict[tf.Tensor, tf.Operation]) -> bool:
+    """Whether an op needs a variable itself, as a function does that reads it."""
+    handles = [source for source in op.inputs if source.dtype == tf.resource and source in variables]
+    return bool(handles) and op.type not in _LOOKUPS
 
 
 def _with_shapes(members: Set[tf.Operation]) -> Set[tf.Operation]:

@@ -1,11 +1,9 @@
 """What people are told of a decision: what moves, what is computed in full and why; and what is refused."""
 
-import os
 from typing import List, Tuple
 
-import tensorflow.compat.v1 as tf
-
 from epl.parallel.split.layouts import FULL
+from epl.parallel.split.origin import user_line
 from epl.parallel.split.program import Program, Step, num_bytes
 from epl.parallel.split.routes import collectives
 from epl.parallel.split.rules import RULES
@@ -15,7 +13,6 @@ from epl.utils.errors import PlanError
 # A variable of so many bytes that stays FULL for lack of a rule would defeat the split.
 REFUSED_BYTES = 16 * 1024 * 1024
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _NO_WORK = frozenset(["Const", "Identity", "NoOp", "Assert"])
 
 
@@ -93,16 +90,3 @@ def refuse_full_variables(program: Program, decision: Decision, limit: int = REF
                         reason,
                     )
                 )
-
-
-def user_line(op: tf.Operation) -> str:
-    """File and line of the user's program that made an op: the innermost that is of no library."""
-    for frame in reversed(op.traceback or []):
-        filename, line = frame[0], frame[1]
-        if (
-            "-packages" not in filename
-            and not os.path.abspath(filename).startswith(_PACKAGE)
-            and not filename.startswith("<")
-        ):
-            return "{}:{}".format(filename, line)
-    return "made by a library"

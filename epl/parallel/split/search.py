@@ -9,8 +9,9 @@ the same graph decide alike.
 
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
+from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.layouts import FULL, Layout
-from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, batch_layout, num_bytes
+from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, num_bytes
 from epl.parallel.split.routes import LINKS, Conversion, Form, Link, count_collectives, route, total_bytes, wanted_form
 from epl.parallel.split.rules import Choice
 

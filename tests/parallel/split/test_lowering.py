@@ -4,7 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.split.layouts import shard
+from epl.parallel.split.layouts import FULL, shard
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Plain, Split, check, close, communicator, rows, run_split
 from tests.parallel.split.models import FLOAT, classifier, cross_entropy, mixture, transformer, weights
@@ -86,6 +86,46 @@ def test_a_loop_and_a_branch_take_whole_tensors():
     assert splits[0].layouts["kernel"].is_shard
 
 
+def test_random_numbers_in_a_loop_need_a_seed():
+    def build(seed=None):
+        if seed is None:
+            tf.get_default_graph().seed = None
+        h = tf.matmul(tf.placeholder(FLOAT, [None, 6], "x"), weights("kernel", 6, 8))
+        h = tf.while_loop(lambda _: True, lambda h: h + tf.random.uniform([], dtype=FLOAT), [h], maximum_iterations=2)
+        return Model(tf.reduce_mean(h), [])
+
+    with pytest.raises(PlanError, match=r"RandomUniform .*test_lowering.py:\d+\) draws random numbers in a loop"):
+        Split(build, 2, 0, communicator(2))
+    Split(lambda: build(seed=3), 2, 0, communicator(2))
+
+
+def test_what_leaves_the_split_must_have_a_known_batch():
+    def build(known):
+        x = tf.placeholder(FLOAT, [None, None, 6], "x")
+        h = tf.tensordot(x, weights("kernel", 6, 8), 1)
+        h = tf.while_loop(lambda _: True, tf.square, [h], maximum_iterations=2)
+        h = tf.reduce_mean(h, 1) if known else h
+        inside = set(tf.get_default_graph().get_operations())
+        loss = tf.reduce_mean(h)
+        return Model(loss, [], [op for op in tf.get_default_graph().get_operations() if op not in inside])
+
+    with pytest.raises(PlanError, match="cannot tell which dimension of while.* holds the batch"):
+        Split(lambda: build(known=False), 2, 0, communicator(2))
+
+
+def test_a_function_that_reads_a_variable_gets_all_of_it():
+    def build():
+        x = tf.placeholder(FLOAT, [None, 6], "x")
+        with tf.variable_scope("r", use_resource=True):
+            shift = weights("shift", 8)
+            kernel = weights("kernel", 6, 8)
+        read = tf.function(lambda h: h + shift, autograph=False)
+        return Model(tf.reduce_mean(tf.square(read(tf.matmul(x, kernel)))), [])
+
+    split = Split(build, 2, 0, communicator(2))
+    assert split.layouts["r/kernel"].is_shard and split.layouts["r/shift"] == FULL
+
+
 def test_what_is_drawn_is_the_same_on_every_rank():
     def build():
         x = tf.placeholder(FLOAT, [None, 6], "x")
@@ -97,37 +137,31 @@ def test_what_is_drawn_is_the_same_on_every_rank():
     assert (first[1][0] == second[1][0]).all()
 
 
-def test_the_size_of_a_batch_in_a_reshape_is_that_of_one_rank():
-    def build():
-        x = tf.placeholder(FLOAT, [4, 5, 6], "x")
-        flat = tf.reshape(x, [20, 6])
-        h = tf.reshape(tf.matmul(flat, weights("kernel", 6, 8)), [4, 5, 8])
-        return h
-
-    def of_rank():
-        h = build()
-        return Model(tf.reduce_mean(tf.square(tf.nn.softmax(h))), [h])
+def test_the_size_of_one_ranks_batch_may_be_written_into_the_model():
+    def build(count):
+        x = tf.placeholder(FLOAT, [count, 5, 6], "x")
+        positions = tf.tile(tf.reshape(tf.range(5.0), [1, 5, 1]), [count, 1, 1])
+        h = tf.nn.relu(x + tf.cast(positions, FLOAT) * tf.zeros([count, 5, 6], FLOAT) + tf.ones([count, 1, 6], FLOAT))
+        h = tf.reshape(tf.matmul(tf.reshape(h, [count * 5, 6]), weights("kernel", 6, 8)), [count, 5, 8])
+        h *= tf.floor(1 + 0.5 * tf.random.uniform([count, 5, 8], dtype=FLOAT))  # all ones, as a dropout with rate 0
+        head = tf.matmul(tf.reshape(h, [count, 40]), weights("head", 40, 3))
+        return Model(tf.reduce_mean(tf.square(tf.nn.softmax(head))), [h, head])
 
     feeds = rows((4, 4), x=(5, 6))
-    plain = Plain(lambda: whole(8), feeds)
-    results, splits = run_split(of_rank, feeds, plain)
+    plain = Plain(lambda: build(8), feeds)
+    results, splits = run_split(lambda: build(4), feeds, plain)
+    assert splits[0].layouts["kernel"].is_shard
     for loss, outputs, _ in results:
         close(loss, plain.loss, 1e-9)
-        close(outputs[0], plain.outputs[0], 1e-9)
-
-
-def whole(count):
-    """The same for all rows at once."""
-    x = tf.placeholder(FLOAT, [count, 5, 6], "x")
-    h = tf.reshape(tf.matmul(tf.reshape(x, [count * 5, 6]), weights("kernel", 6, 8)), [count, 5, 8])
-    return Model(tf.reduce_mean(tf.square(tf.nn.softmax(h))), [h])
+        for output, wanted in zip(outputs, plain.outputs):
+            close(output, wanted, 1e-9)
 
 
 def test_a_batch_that_does_not_fit_is_refused():
     def build():
         x = tf.placeholder(FLOAT, [4, 6], "x")
-        y = tf.matmul(tf.matrix_inverse(tf.matmul(x, x, transpose_b=True)), x)
-        return Model(tf.reduce_mean(y + tf.ones([4, 6], FLOAT)), [])
+        y = tf.matrix_inverse(tf.matmul(x, x, transpose_b=True)) @ tf.ones([4, 6], FLOAT)
+        return Model(tf.reduce_mean(y), [])
 
     with pytest.raises(PlanError, match=r"cannot be built on 2 devices.*the size of one device's batch"):
         Split(build, 2, 0, communicator(2))
