@@ -89,6 +89,7 @@ class Graph(object):
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
         self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
+        self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}

@@ -103,6 +103,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     planner.refuse_unavailable(env.config)
     planner.refuse_taskgraphs(graph, cluster.total_gpu_num)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
+    if graph.placement is not None:  # the graph ran before it had gradients
+        graph.placement.undo(graph.tf_graph)
+        graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
         amp_twins.use_twins(graph)
         planner.warn_of_precision(graph, env.config)

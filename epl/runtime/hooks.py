@@ -37,7 +37,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import amp_twins, transformation
+from epl.parallel import amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
 from epl.runtime import amp, gradient_check, recorder, saver, server, split_training
 from epl.runtime.session import GraphRunner
@@ -180,8 +180,21 @@ def _session_init(
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
     _rewritten(session)
+    _place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, original, session)
+
+
+def _place(session: Any) -> None:
+    """A graph without gradients is placed by stage, before the session gets its ops."""
+    graph, env = Graph.of(session.graph), Env.get()
+    if graph is not None and env.is_ready and env.cluster is not None:
+        inference.place(
+            graph,
+            env.cluster,
+            env.config,
+            lambda device: any(one.name.endswith(device) for one in session.list_devices()),
+        )
 
 
 def _close(original: Callable[..., None], session: Any) -> None:

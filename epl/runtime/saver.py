@@ -32,7 +32,11 @@ def user_graph_def(
     graph = Graph.of(tf_graph)
     rewrite: Optional[Rewrite] = None if graph is None else graph.plan
     if rewrite is None or not rewrite.added or from_version is not None:
-        return original(tf_graph, from_version, add_shapes)
+        result = original(tf_graph, from_version, add_shapes)
+        if graph is not None and graph.placement is not None:
+            for node in result.node:
+                node.device = graph.placement.user_device(node)
+        return result
     everything = tf_compat.full_graph_def(tf_graph)
     result = tf.GraphDef()
     result.versions.CopyFrom(everything.versions)

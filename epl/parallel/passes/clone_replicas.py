@@ -30,7 +30,7 @@ def run(rewrite: Rewrite) -> None:
     """Places replica 0, varies its seeds, clones it."""
     view = rewrite.view
     assert view is not None
-    devices = _devices(rewrite, view)
+    devices = own_devices(rewrite, view)
     stages = (
         stages_of_rewritten(view, rewrite.plan.stages, rewrite.stage_of)
         if len(rewrite.plan.stages) > 1
@@ -76,7 +76,7 @@ def run(rewrite: Rewrite) -> None:
     rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
 
 
-def _devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
+def own_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
     host = rewrite.host
     shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}

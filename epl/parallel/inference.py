@@ -1,0 +1,112 @@
+"""A graph without gradients (evaluation, prediction) is placed by stage: those of one replica, each on its own device.
+
+Nothing else is done to it. The graph may grow and run again, and may be given gradients after all: until then its ops
+have the plan's devices, and what the user exports has the user's.
+"""
+
+import logging
+from typing import Callable, Dict, Iterable, Optional, Tuple, Union
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster import Cluster
+from epl.config import Config
+from epl.ir import op_types, wire
+from epl.ir.graph import Graph
+from epl.ir.view import GraphView
+from epl.parallel import planner
+from epl.parallel.passes.clone_replicas import own_devices
+from epl.parallel.plan import ranks_of
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import plan_stages, stages_of_nodes
+from epl.utils import tf_compat
+from epl.utils.errors import EplError
+
+logger = logging.getLogger("epl")
+
+
+class Placement(object):
+    """Which ops of a graph were placed."""
+
+    def __init__(self) -> None:
+        self.last_op = -1  # creation number of the last op that was there
+        self._devices: Dict[str, Tuple[str, str]] = {}  # name -> the user's device, the plan's
+
+    def user_device(self, node: Union[tf.NodeDef, wire.Node]) -> str:
+        """The device that the user gave to an op; one colocated with an op that was placed has got the plan's."""
+        if node.name in self._devices:
+            return self._devices[node.name][0]
+        user: str
+        placed: Optional[str]
+        user, placed = self._devices.get(_anchor(node), ("", None))
+        return user if node.device == placed else node.device
+
+    def add(self, tf_graph: tf.Graph, placed: Iterable[Tuple[str, str, str]]) -> None:
+        """Places ops that were not placed before; of each its name, the user's device, and the plan's."""
+        new = [(name, user, device) for name, user, device in placed if name not in self._devices]
+        self._devices.update((name, (user, device)) for name, user, device in new)
+        tf_compat.set_devices(tf_graph, [(name, device) for name, _, device in new])
+
+    def undo(self, tf_graph: tf.Graph) -> None:
+        """Gives all ops the user's devices again."""
+        nodes = tf_compat.full_graph_def(tf_graph).node
+        tf_compat.set_devices(tf_graph, [(node.name, self.user_device(node)) for node in nodes])
+
+
+def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[str], bool]) -> None:
+    """Places what is new in a graph; does nothing if it has one stage, gradients, or a plan.
+
+    Args:
+      graph: the graph.
+      cluster, config: of the environment.
+      has_device: whether the session that is to run it has a device of this name.
+    """
+    tf_graph = graph.tf_graph
+    strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
+    is_lowered = any(one.name_of_kind != "replicate" or (one.device_count or 1) > 1 for one in strategies)
+    if graph.plan is not None or graph.gradient_calls or graph.apply_calls or len(strategies) < 2 or is_lowered:
+        return
+    placement = graph.placement = graph.placement or Placement()
+    if placement.last_op == tf_compat.last_op_id(tf_graph):
+        return
+    placement.last_op = tf_compat.last_op_id(tf_graph)
+    try:
+        stages, owners = plan_stages(graph, cluster)
+        rewrite = Rewrite(
+            graph, planner.make_plan("inference", graph, stages, owners, [], config, cluster), [], [], config, cluster
+        )
+    except EplError as error:
+        _warn(graph, str(error))
+        return
+    if len(stages) == 1 or not ranks_of(rewrite.plan, cluster.worker_index):
+        return
+    own = [rewrite.device(stage) for stage in range(len(stages))]
+    missing = [device for device in own if not has_device(device)]
+    if missing:
+        _warn(graph, "The session has no {}.".format(missing[0]))
+        return
+    view = GraphView(tf_graph)
+    for node in view.nodes:
+        node.device = placement.user_device(node)
+    rewrite.cloned = view.descendants(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS | op_types.VARIABLES))
+    pinned = own_devices(rewrite, view)
+    of_nodes = stages_of_nodes(view, stages)
+    placement.add(
+        tf_graph,
+        [
+            (proto.name, proto.device, pinned.get(node) or own[stage])
+            for node, (proto, stage) in enumerate(zip(view.nodes, of_nodes))
+        ],
+    )
+
+
+def _anchor(node: Union[tf.NodeDef, wire.Node]) -> str:
+    """The name of the op with which another is colocated, or ""."""
+    groups = node.attr["_class"].list.s if "_class" in node.attr else ()
+    return next((group[5:].decode() for group in groups if group[:5] == b"loc:@"), "")
+
+
+def _warn(graph: Graph, reason: str) -> None:
+    if "not placed" not in graph.parallel_information:
+        graph.parallel_information["not placed"] = True
+        logger.warning("The graph has no gradients, and its stages run on one device: %s", reason)
