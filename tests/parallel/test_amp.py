@@ -234,6 +234,47 @@ def test_gradients_by_an_activation(mixed: Any) -> None:
     np.testing.assert_allclose(seen, np.tile(kernel.sum(1), [2, 1]), rtol=2e-3)
 
 
+@pytest.mark.parametrize("first", ["penalty", "training"])
+def test_gradients_of_gradients(mixed: Any, first: str) -> None:
+    mixed()
+    rows = np.random.RandomState(0).randn(4, 3).astype("f")
+    kernels = [
+        np.random.RandomState(seed).randn(*shape).astype("f") * 0.5 for seed, shape in ((1, (3, 3)), (2, (3, 1)))
+    ]
+
+    def gradients(x: tf.Tensor, variables: Any) -> Any:
+        score = tf.matmul(tf.tanh(tf.matmul(x, variables[0])), variables[1])
+        before = tf.gradients(tf.reduce_mean(score), variables) if first == "training" else []
+        (slope,) = tf.gradients(score, [x])
+        return tf.gradients(tf.reduce_mean(tf.square(slope)), variables) + before
+
+    with tf.Graph().as_default(), tf.Session() as sess:
+        expected = sess.run(gradients(tf.constant(rows), [tf.constant(kernel) for kernel in kernels]))
+    variables = [tf.get_variable("w%d" % i, initializer=kernel) for i, kernel in enumerate(kernels)]
+    fetches = gradients(batch(3), variables)
+    assert converted()
+    for seen, right in zip(run(fetches, {"x:0": rows})[0], expected):
+        np.testing.assert_allclose(seen, right, rtol=1e-2, atol=2e-3)
+
+
+def test_copies_of_weights_are_made_when_they_are_needed(mixed: Any) -> None:
+    mixed(amp__loss_scale=8.0)
+    hidden = batch(16)
+    for layer in range(8):
+        hidden = tf.nn.relu(tf.matmul(hidden, weights("w%d" % layer, 16, 16)))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+    metadata = tf.RunMetadata()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        sess.run(train_op, {"x:0": np.ones([2, 16])}, options=options, run_metadata=metadata)
+    starts = {n.node_name: n.all_start_micros for device in metadata.step_stats.dev_stats for n in device.node_stats}
+    for layer in range(2, 8):  # of the forward pass: each copy behind the product before
+        copies = [name for name in starts if name.startswith("w%d/" % layer) and name.endswith("cast_float16")]
+        assert len(copies) == 1
+        assert starts[copies[0]] >= starts["MatMul_%d_EPL_AMP_float16" % (layer - 1)]
+
+
 def test_a_loop_is_converted_and_keeps_no_copies_of_weights(mixed: Any) -> None:
     mixed()
     kernel = weights("w", 4, 4)
