@@ -16,11 +16,13 @@ from benchmarks import (
     pipeline_benchmark,
     pipeline_rewriting_benchmark,
     rewriting_benchmark,
+    split_benchmark,
     training_benchmark,
 )
 
 BENCHMARKS = {'a': training_benchmark.run, 'b': collective_benchmark.run, 'c': rewriting_benchmark.run,
-              'd': pipeline_benchmark.run, 'e': pipeline_rewriting_benchmark.run}
+              'd': pipeline_benchmark.run, 'e': pipeline_rewriting_benchmark.run,
+              'f': split_benchmark.run}
 
 
 def main() -> int:
@@ -28,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description='Measure EPL against named peers and bounds.')
     parser.add_argument('--only', action='append', choices=sorted(BENCHMARKS),
                         help='a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, '
-                             'e: rewriting of pipelines (repeatable; default: all)')
+                             'e: rewriting of pipelines, f: split head (repeatable; default: all)')
     parser.add_argument('--quick', action='store_true', help='tiny sizes and few rounds: checks that all works')
     arguments = parser.parse_args()
     # As an exception, so that the measured processes, some of which are stopped, are ended on the way out.

@@ -150,6 +150,7 @@ class SplitModel(object):
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
       seeds: random op -> its second seed by rank.
       ranks: devices of the split.
+      moved_bytes: that a rank sends in a step.
     """
 
     def __init__(self, graph: Graph, ranks: int, objective: Sequence[Any]) -> None:
@@ -171,6 +172,7 @@ class SplitModel(object):
         decision = search(self._program)
         report.refuse_full_variables(self._program, decision)
         logger.info("%s", report.table(self._program, decision))
+        self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.held: Dict[str, Held] = {}
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
         self.seeds: Dict[str, Tuple[int, ...]] = {}

@@ -74,6 +74,18 @@ def test_step_of_a_pipeline_runs_and_its_memory_is_known_per_device():
     assert sorted(memory['peak_bytes']) == ['CPU:0', 'CPU:1'] and min(memory['peak_bytes'].values()) > 8 * 16 * 4
 
 
+@pytest.mark.parametrize('kind', ['split', 'data_parallel'])
+def test_step_of_a_wide_head_runs_and_its_bytes_are_known(kind):
+    group = groups.start_plain('split', [kind, '2', '1000', '16', '8'])
+    try:
+        with group.awake():
+            (step,), (held,) = group.ask(steps=2, warm_up=1), group.ask(bytes=True)
+    finally:
+        group.close()
+    assert step['seconds'] > 0 and held['moved'] > 0
+    assert sorted(held['peak']) == sorted(held['persistent']) == ['CPU:0', 'CPU:1']
+
+
 def test_accumulation_on_one_device_runs():
     reply, = _ask(groups.start_plain('pipeline', ['accumulation'] + _PERCEPTRON), steps=2, warm_up=1)
     assert reply['seconds'] > 0
