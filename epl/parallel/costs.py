@@ -99,11 +99,11 @@ def node_costs(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int], devi
     kinds: Dict[str, List[int]] = {}
     for node in nodes:
         cost = op_cost(view.nodes[node], input_types(view, types, node), types[node])
-        if _keeps_order(view, folding, node):
+        if keeps_order(view, folding, node):
             cost = OpCost(Kind.FREE, 0.0, 0.0, 0)
         kinds.setdefault(cost.kind, []).append(node)
         times = runs.get(node, 1)
-        seconds = times * _seconds(cost, machine)
+        seconds = times * op_seconds(cost, machine)
         costs.flops[node] = times * cost.flops
         costs.bytes[node] = times * cost.bytes
         costs.seconds[node] = seconds
@@ -123,7 +123,7 @@ def input_types(view: GraphView, types: Types, node: int) -> List[TensorType]:
     return found
 
 
-def _keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
+def keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
     """Whether a transpose changes nothing, as the one of a matmul of a tensor of rank 3 with a matrix."""
     if view.types[node] != "Transpose":
         return False
@@ -131,7 +131,8 @@ def _keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
     return len(permutation) > 0 and list(permutation) == list(range(len(permutation)))
 
 
-def _seconds(cost: OpCost, machine: Machine) -> float:
+def op_seconds(cost: OpCost, machine: Machine) -> float:
+    """How long one run of an op takes."""
     if cost.kind == Kind.FREE:
         return 0.0
     moving = cost.bytes / machine.bandwidth * _SLOWER.get(cost.kind, 1.0)

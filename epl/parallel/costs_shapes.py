@@ -5,7 +5,7 @@ other dimensions. So the nodes are imported into a graph that is thrown away, in
 `UNKNOWN_DIMENSION` where the model says nothing, and TensorFlow infers the rest anew.
 """
 
-from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -19,13 +19,31 @@ Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
 TensorType = NamedTuple("TensorType", [("shape", Shape), ("dtype", tf.DType)])
 Types = Dict[int, List[TensorType]]
 
+_DEFAULTED = "PlaceholderWithDefault"
+
+_WITH_WORKSPACE = "FusedBatchNorm"  # its last output is what a kernel keeps for itself, of a size of its own
+
 # Where a node that brings data into the graph says its shapes: (attribute, whether it is a list).
 _SHAPE_ATTRS = {"Placeholder": ("shape", False), "IteratorGetNext": ("output_shapes", True),
-                "IteratorGetNextSync": ("output_shapes", True), "PlaceholderWithDefault": ("shape", False)}  # fmt: skip
+                "IteratorGetNextSync": ("output_shapes", True), _DEFAULTED: ("shape", False)}  # fmt: skip
 
 
-def output_types(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Tuple[Types, List[str]]:
+def output_types(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    nodes: Collection[int],
+    fed: Optional[Mapping[str, Sequence[int]]] = None,
+    same_as: Optional[Mapping[int, int]] = None,
+) -> Tuple[Types, List[str]]:
     """Shape and dtype of every output of `nodes`, which must contain all their own ancestors.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      nodes: whose outputs are asked for.
+      fed: name of a tensor -> the shape that it is fed; other placeholders have their defaults. None: nothing is
+        known of what is fed.
+      same_as: node -> a node of `nodes` whose outputs have the same types, and which stands for it as an input.
 
     Returns:
       The types, where dimensions that stay unknown are None, and what had to be assumed, for people.
@@ -34,13 +52,22 @@ def output_types(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) ->
     open_sources = _open_sources(view, types)
     if not open_sources:
         return types, _still_open(view, types)
-    source = view.nodes[open_sources[0]].name
+    given = {name.partition(":")[0] for name in fed or ()}
+    defaults = {n for n in nodes if view.types[n] == _DEFAULTED and fed is not None and view.nodes[n].name not in given}
+    assumed = [view.nodes[n].name for n in open_sources if n not in defaults and view.nodes[n].name not in given]
+    source = (assumed or [view.nodes[open_sources[0]].name])[0]
     scratch = tf.Graph()
     graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
     for node in sorted(nodes):
         copy = graph_def.node.add()
         copy.CopyFrom(view.nodes[node].to_proto())
-        _close(copy)
+        if node in defaults:
+            copy.op = "Identity"
+            copy.attr["T"].CopyFrom(copy.attr.pop("dtype"))
+            copy.attr.pop("shape")
+        _close(copy, fed or {})
+        if same_as:
+            _redirect(copy, view, node, same_as)
     try:
         tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
     except ValueError as error:
@@ -50,7 +77,7 @@ def output_types(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) ->
         return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + _still_open(view, types)
     types = _types_of(scratch, view, nodes)
     note = "the dimensions that {} leaves open, such as the batch, count as {}"
-    return types, [note.format(source, UNKNOWN_DIMENSION)] + _still_open(view, types)
+    return types, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + _still_open(view, types)
 
 
 def num_elements(shape: Shape) -> int:
@@ -96,21 +123,38 @@ def _open_sources(view: GraphView, types: Types) -> List[int]:
 
 def _still_open(view: GraphView, types: Types) -> List[str]:
     """Names what stays unknown; indices and the like are too small to matter."""
-    found = sorted(n for n, outputs in types.items() if any(_is_open(t) and t.dtype.is_floating for t in outputs))
+    found = sorted(
+        n
+        for n, outputs in types.items()
+        if not view.types[n].startswith(_WITH_WORKSPACE) and any(_is_open(t) and t.dtype.is_floating for t in outputs)
+    )
     if not found:
         return []
     note = "{} ops have outputs of unknown shape ({}, for example); an unknown dimension counts as {}"
     return [note.format(len(found), view.nodes[found[0]].name, UNKNOWN_DIMENSION)]
 
 
-def _close(node: tf.NodeDef) -> None:
+def _redirect(node: tf.NodeDef, view: GraphView, number: int, same_as: Mapping[int, int]) -> None:
+    """Has a node take its inputs from what stands for them."""
+    for at, producer in enumerate(view.producers[number]):
+        if producer in same_as:
+            text = node.input[at]
+            name = view.nodes[same_as[producer]].name
+            _, colon, output = text.partition(":")
+            node.input[at] = "^" + name if text[0] == "^" else name + colon + output
+
+
+def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[int]]) -> None:
     """Fills in the dimensions that a source of data leaves open, and drops shapes that were noted before."""
     node.attr.pop("_output_shapes", None)
     attr, is_list = _SHAPE_ATTRS.get(node.op, ("", False))
     shapes: Sequence[tf.AttrValue] = ()
     if attr in node.attr:
         shapes = node.attr[attr].list.shape if is_list else [node.attr[attr].shape]
-    for shape in shapes:
+    for output, shape in enumerate(shapes):
+        given = fed.get("{}:{}".format(node.name, output))
+        if given is not None:
+            shape.CopyFrom(tf.TensorShape(given).as_proto())
         for dim in shape.dim:
             if dim.size < 0:
                 dim.size = UNKNOWN_DIMENSION
