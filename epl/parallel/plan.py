@@ -63,6 +63,28 @@ Attributes:
   communicator: for global outputs.
 """
 
+Recomputed = NamedTuple(
+    "Recomputed",
+    [
+        ("objective", str),
+        ("stage", int),
+        ("segment", int),
+        ("ops", int),
+        ("first", str),
+        ("last", str),
+        ("digest", str),
+    ],
+)
+Recomputed.__doc__ = """Ops of the forward pass that the backward pass computes a second time, together.
+
+Attributes:
+  objective: what is differentiated.
+  stage, segment: the stage, and a number in it.
+  ops: how many.
+  first, last: names of the first and the last one, in creation order.
+  digest: of the names of all.
+"""
+
 Plan = NamedTuple(
     "Plan",
     [
@@ -76,6 +98,8 @@ Plan = NamedTuple(
         ("reduce_method", str),
         ("fp16_scale", Optional[int]),
         ("precision", str),
+        ("apply_groups", int),
+        ("recomputed", Tuple[Recomputed, ...]),
         ("groups", Tuple[GradientGroup, ...]),
         ("outputs", Tuple[Output, ...]),
     ],
@@ -92,7 +116,8 @@ Attributes:
   reduce_method: "mean" or "sum" over the micro batches and replicas.
   fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
   precision: the type of mixed precision and its loss scale; "" without.
-  groups, outputs: see there.
+  apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
+  recomputed, groups, outputs: see there.
 """
 
 
@@ -131,6 +156,7 @@ def from_json(text: str) -> Plan:
         )
         for group in values["groups"]
     )
+    values["recomputed"] = tuple(Recomputed(**segment) for segment in values["recomputed"])
     values["outputs"] = tuple(Output(**output) for output in values["outputs"])
     values["stages"] = tuple(
         Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
@@ -190,6 +216,14 @@ def describe(plan: Plan) -> str:
         lines.append(
             "  {}: {} gradients ({} sparse) in {} transfer(s)".format(
                 group.name, len(group.reductions), sum(r.sparse for r in group.reductions), len(group.transfers)
+            )
+        )
+    if plan.apply_groups > 1:
+        lines.append("  updates in {} groups".format(plan.apply_groups))
+    for one in plan.recomputed:
+        lines.append(
+            "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
+                one.objective, one.stage, one.segment, one.ops, one.first, one.last
             )
         )
     for output in plan.outputs:

@@ -151,6 +151,8 @@ def make_plan(
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
         precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
+        apply_groups=config.optimizer.num_apply_group,
+        recomputed=(),  # decided on the graph, when the rest is known
         groups=tuple(_plan_group(name, group, config) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )

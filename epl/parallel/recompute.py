@@ -11,7 +11,7 @@ them alone), shapes, random numbers, ops with state, loops and branches. Where t
 is changed by `passes/recompute.py`.
 """
 
-from typing import AbstractSet, Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Collection, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -287,14 +287,3 @@ def _kept(
             if view.types[producer] in ALIASES:
                 stack.append(producer)
     return kept
-
-
-def describe(view: GraphView, segments: Sequence[Segment]) -> str:
-    """What is recomputed, for people."""
-    ops = sum(len(segment.nodes) for segment in segments)
-    lines = ["{} ops are recomputed in {} segment(s)".format(ops, len(segments))]
-    for segment in segments:
-        first, last = (view.nodes[segment.nodes[at]].name for at in (0, -1))
-        stage, number = segment.place
-        lines.append("  stage {} segment {}: {} ops, {} to {}".format(stage, number, len(segment.nodes), first, last))
-    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Container, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -76,6 +76,7 @@ class Rewrite(object):
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
         later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
         apply_orders: the updates that run in groups.
+        recomputations: what `plan.recomputed` says, as the pass that does it needs it.
         recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
         gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
         view: the graph after everything was added to replica 0 and before it is cloned.
@@ -118,6 +119,7 @@ class Rewrite(object):
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
         self.apply_orders: List[ApplyOrder] = []
+        self.recomputations: List[Any] = []
         self.recomputed: Dict[str, List[str]] = {}
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None

@@ -14,8 +14,8 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import plan as plans
 from epl.parallel import amp_twins, planner
+from epl.parallel import plan as plans
 from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
@@ -116,8 +116,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         planner.refuse_accumulation(graph, stages, groups, env.config)
         trainings = find_trainings(graph) if len(stages) > 1 else []
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, groups, env.config, cluster)
-        logger.info("%s", plans.describe(plan))
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
+        plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite))
+        logger.info("%s", plans.describe(plan))
         passes: List[PassReport] = []
         if not rewrite.is_plain:
             _refuse_missing_workers(rewrite)

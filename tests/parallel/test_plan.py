@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epl.parallel import plan as plans
-from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
+from epl.parallel.plan import GradientGroup, Output, Plan, Recomputed, Reduction, Stage, Transfer
 
 NAMES = st.text(min_size=1, max_size=8)
 SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
@@ -23,11 +23,14 @@ STAGES = st.builds(
 OUTPUTS = st.builds(
     Output, NAMES, st.integers(0, 3), st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES
 )
+RECOMPUTED = st.builds(
+    Recomputed, NAMES, st.integers(0, 3), st.integers(0, 3), st.integers(1, 99), NAMES, NAMES, NAMES
+)  # fmt: skip
 PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
     st.lists(st.integers(0, 3), max_size=3).map(tuple), st.integers(1, 4), NAMES,
     st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES,
-    st.lists(GROUPS, max_size=2).map(tuple),
+    st.integers(1, 9), st.lists(RECOMPUTED, max_size=2).map(tuple), st.lists(GROUPS, max_size=2).map(tuple),
     st.lists(OUTPUTS, max_size=2).map(tuple),
 )  # fmt: skip
 
@@ -42,7 +45,7 @@ def example(**changes):
     )
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
-    plan = Plan("graph1", 2, "CPU", (stage,), (0,), 1, "", "mean", None, "", (group,), (output,))
+    plan = Plan("graph1", 2, "CPU", (stage,), (0,), 1, "", "mean", None, "", 1, (), (group,), (output,))
     return plan._replace(**changes)
 
 
@@ -96,3 +99,15 @@ def test_a_description_has_the_devices_and_the_gradients():
     ):
         assert words in text
     assert plans.world_size(example()) == 1
+
+
+def test_a_description_has_the_groups_of_updates_and_what_is_recomputed():
+    text = plans.describe(example(apply_groups=3, recomputed=(Recomputed("loss:0", 1, 0, 7, "a", "b", "ff"),)))
+    assert "updates in 3 groups" in text and "recomputed for loss:0: stage 1 segment 0: 7 ops, a to b" in text
+    assert "group" not in plans.describe(example()) and "recomputed" not in plans.describe(example())
+
+
+def test_other_ops_that_are_recomputed_are_a_difference():
+    one = Recomputed("loss:0", 0, 0, 7, "a", "b", "ff")
+    text = plans.first_difference(example(recomputed=(one,)), example(recomputed=(one._replace(digest="00"),)))
+    assert text == "plan.recomputed[0].digest is 'ff' here and '00' there"

@@ -376,3 +376,11 @@ def test_a_training_step_that_is_added_after_the_first_run_is_refused(init):
     rewritten()
     text = error_text(tf.train.AdamOptimizer().minimize, model.loss)
     assert text.startswith("PlanError") and "without recomputation" in text
+
+
+def test_the_plan_says_what_is_recomputed(init):
+    init(1, gradient_checkpoint__type="collection")
+    Layers()
+    (segment,) = [one for one in rewritten().plan.recomputed if one.segment == 0]
+    assert (segment.objective, segment.stage, segment.first.split("/")[0]) == ("loss:0", 0, "l0")
+    assert segment.ops == len([op for op in tf_compat.op_names(tf.get_default_graph()) if op.startswith(COPY)]) - 1

@@ -11,8 +11,9 @@ and replica gets its own. Copies differ from their ops in what they wait for, so
 It works on the user's graph, before any other pass, and on a model on one device as well.
 """
 
+import hashlib
 import logging
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -29,6 +30,7 @@ from epl.parallel.gradient_groups import find_trainings
 from epl.parallel.micro_batches import tensors_of
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import compare_gradients
+from epl.parallel.plan import Recomputed
 from epl.parallel.recompute import Segment, Sweep
 from epl.parallel.recompute_chain import choose
 from epl.parallel.recompute_order import find_waits, late_reads
@@ -43,13 +45,37 @@ COLLECTION = "checkpoints"
 SCOPE = "EPL_RECOMPUTE"
 
 
-def run(rewrite: Rewrite) -> None:
-    """Recomputes in the backward pass of each call of tf.gradients that trains, as `gradient_checkpoint` says.
+_Recomputation = NamedTuple(
+    "_Recomputation",
+    [
+        ("call", GradientCall),
+        ("ends", Set[int]),
+        ("sweep", Sweep),
+        ("stages", Sequence[int]),
+        ("segments", List[Segment]),
+    ],
+)
+_Recomputation.__doc__ = """What is recomputed for a call of tf.gradients.
 
-    Gradients that are only looked at may be computed beside an update, which what is computed late would see.
+Nodes are those of the graph before the passes, which add others behind them.
+
+Attributes:
+  call: the call.
+  ends: the nodes that pass its gradients on.
+  sweep: its backward pass.
+  stages: of all nodes.
+  segments: what is recomputed.
+"""
+
+
+def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
+    """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
+
+    Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
+    is changed; `run` does it.
     """
     if not rewrite.config.gradient_checkpoint.type:
-        return
+        return ()
     trained = {
         first_tensor(gradient).op.name
         for training in find_trainings(rewrite.graph)
@@ -61,8 +87,41 @@ def run(rewrite: Rewrite) -> None:
         if call.seeds and any(first_tensor(gradient).op.name in trained for _, gradient in call.boundaries)
     ]
     _warn_of_shared_objectives(rewrite, calls)
-    for number, call in enumerate(calls):
-        _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, call)
+    view = GraphView(rewrite.tf_graph)
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
+    return tuple(
+        _summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments
+    )  # fmt: skip
+
+
+def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
+    ends = _ends(rewrite, view, call)
+    sweep = recompute.find_sweep(
+        view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
+    )
+    segments = _segments(rewrite, view, sweep, stages, ends)
+    if not segments:
+        logger.warning(
+            "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
+            rewrite.config.gradient_checkpoint.type,
+            ", ".join(y.name for y in call.ys),
+        )
+    return _Recomputation(call, ends, sweep, stages, segments)
+
+
+def _summary(view: GraphView, call: GradientCall, segment: Segment) -> Recomputed:
+    names = [view.nodes[node].name for node in segment.nodes]
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    objective = ", ".join(y.name for y in call.ys)
+    return Recomputed(objective, segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+
+
+def run(rewrite: Rewrite) -> None:
+    """Recomputes what `find` has found."""
+    for number, recomputation in enumerate(rewrite.recomputations):
+        if recomputation.segments:
+            _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, recomputation)
 
 
 def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) -> None:
@@ -81,22 +140,9 @@ def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) 
         seen |= own
 
 
-def _recompute(rewrite: Rewrite, scope: str, call: GradientCall) -> None:
+def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
     view = GraphView(rewrite.tf_graph)
-    ends = _ends(rewrite, view, call)
-    sweep = recompute.find_sweep(
-        view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
-    )
-    stages = stages_of_nodes(view, rewrite.plan.stages)
-    segments = _segments(rewrite, view, sweep, stages, ends)
-    if not segments:
-        logger.warning(
-            "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
-            rewrite.config.gradient_checkpoint.type,
-            ", ".join(y.name for y in call.ys),
-        )
-        return
-    logger.info("%s", recompute.describe(view, segments))
+    _, ends, sweep, stages, segments = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
         rewrite.gradient_checks += compare_gradients.keep_plain(rewrite, view, sweep, segments, ends)
     # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
