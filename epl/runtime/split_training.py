@@ -362,6 +362,11 @@ class SplitModel(object):
         ops = [variable.initializer for name in self.held for variable in objects_of(operation(name))]
         return sorted({getattr(op, "op", op).name for op in ops})
 
+    def results(self) -> Set[str]:
+        """Names of the ops that compute what the user may ask for."""
+        tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.values())
+        return {tensor.op.name for tensor in tensors if tensor.op not in self._region.kept}
+
     def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
         """Node -> by rank, the attributes in which a copy differs; initial values are drawn with the seeds of all."""
         needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned

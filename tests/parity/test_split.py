@@ -52,3 +52,16 @@ def _of_worker_0(answers: List[Answer]) -> List[Answer]:
     for answer in answers:
         answer.results['variables'] = answers[0].results['variables']
     return answers
+
+
+@some_topologies
+def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    expected = oracle.plain(splits.evaluated).results
+    for answer in oracle.plan(topology, splits.evaluated):
+        (logits, found, best, *rest), (mine, my_found, my_best, *my_rest) = expected['found'][0], answer.results['found'][0]
+        np.testing.assert_allclose(mine, logits, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(my_found, found, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(my_best[1], best[1])
+        for value, other in zip(my_rest, rest):
+            np.testing.assert_allclose(value, other, rtol=1e-6)
+        np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)

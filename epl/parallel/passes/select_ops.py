@@ -29,6 +29,8 @@ def run(rewrite: Rewrite) -> None:
     if rewrite.graph.split is not None:  # every rank initializes its own parts
         writes.update(view.index[name] for name in rewrite.graph.split.initializers())
     roots = set(writes)
+    if rewrite.graph.split is not None:  # what is fetched of it is computed by all ranks
+        roots.update(view.index[name] for name in rewrite.graph.split.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update(view.index[weight.op.name] for weight in rewrite.weights)

@@ -159,6 +159,37 @@ def saved(ctx: Context, path: str = '', resource: bool = False) -> None:
         ctx.results['path'] = path
 
 
+def evaluated(ctx: Context) -> None:
+    """Trains, and records what is fetched in evaluation: scores, the best classes, accuracy, the loss of other rows."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = _annotations(ctx)
+    x = tf.placeholder(tf.float32, [None, FEATURES])
+    ids = tf.placeholder(tf.int32, [None, TOKENS])
+    with replicate():
+        features = dense(x, 16, 'features', tf.nn.tanh)
+    with split():
+        labels = _wide_labels(ids)
+        logits = dense(features, WIDE, 'head')
+        found = tf.nn.softmax(logits)
+        best = tuple(tf.nn.top_k(found, 3))
+        correct = tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels)
+        accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
+        loss = cross_entropy(labels, logits)
+    train_op = OPTIMIZERS['sgd']().minimize(loss)
+    with replicate():
+        among = tf.reduce_mean(tf.cast(tf.nn.in_top_k(logits, labels, 100), tf.float32))  # built behind minimize
+    rows = samples()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            feeds = {x: ctx.step_rows(rows.x, number), ids: ctx.step_rows(rows.ids, number)}
+            ctx.record(loss=sess.run([loss, train_op], feeds)[0])
+        feeds = {x: rows.x[:7], ids: rows.ids[:7]}  # the same in every process
+        ctx.record(found=sess.run([logits, found, best, accuracy, among, loss, correct], feeds))
+        ctx.record(predicted=sess.run(logits, {x: rows.x[:7]}))
+        ctx.results['variables'] = [{}]
+
+
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., resource: bool = False,
           **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job."""
