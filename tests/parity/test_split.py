@@ -58,7 +58,8 @@ def _of_worker_0(answers: List[Answer]) -> List[Answer]:
 def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int]) -> None:
     expected = oracle.plain(splits.evaluated).results
     for answer in oracle.plan(topology, splits.evaluated):
-        (logits, found, best, *rest), (mine, my_found, my_best, *my_rest) = expected['found'][0], answer.results['found'][0]
+        logits, found, best, *rest = expected['found'][0]
+        mine, my_found, my_best, *my_rest = answer.results['found'][0]
         np.testing.assert_allclose(mine, logits, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(my_found, found, rtol=1e-5, atol=1e-7)
         np.testing.assert_array_equal(my_best[1], best[1])
