@@ -5,3 +5,4 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from tests.parallel.in_process import init  # noqa: F401
+from tests.parallel.mixed import mixed  # noqa: F401

@@ -1,6 +1,6 @@
-"""Mixed precision: which ops compute in half precision, what the script sees of it, and the loss scale."""
+"""Mixed precision: which ops compute in half precision, and what the script sees of it."""
 
-from typing import Any, Dict, List, Set
+from typing import Any, Set
 
 import numpy as np
 import pytest
@@ -11,26 +11,8 @@ from epl.ir.graph import Graph
 from epl.ir.twins import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.parallel import amp_colours, amp_lists
-from tests.parallel.in_process import error_text, value
-
-
-@pytest.fixture
-def mixed(init: Any) -> Any:
-    """`mixed(devices, section__key=value)`: as `init`, with mixed precision."""
-
-    def call(devices: int = 1, **config: Any) -> None:
-        config.setdefault("amp__level", "O1")
-        init(devices, **config)
-
-    return call
-
-
-def weights(name: str, *shape: int) -> tf.Variable:
-    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(stddev=0.3, seed=1))
-
-
-def batch(*shape: int) -> tf.Tensor:
-    return tf.placeholder(tf.float32, (None,) + shape, "x")
+from tests.parallel.in_process import error_text
+from tests.parallel.mixed import batch, run, weights
 
 
 def converted() -> Set[str]:
@@ -174,12 +156,6 @@ def test_recomputed_segments_convert_weights_anew(mixed: Any, how: str) -> None:
         assert again is not own and len(own.outputs[0].consumers()) == 1 and WEIGHT_ATTR in again.node_def.attr
 
 
-def run(fetch: Any, feed: Dict[str, Any], steps: int = 1) -> List[Any]:
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        return [sess.run(fetch, feed) for _ in range(steps)]
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_the_script_holds_has_the_value_of_the_twin(mixed: Any, devices: int) -> None:
     mixed(devices)
@@ -197,6 +173,39 @@ def test_what_the_script_holds_has_the_value_of_the_twin(mixed: Any, devices: in
     np.testing.assert_array_equal(seen, seen.astype(np.float16))
     np.testing.assert_allclose(seen, expected, rtol=2e-3, atol=2e-3)
     np.testing.assert_array_equal(seen, copy)
+
+
+def test_a_collected_output_is_merged(mixed: Any) -> None:
+    mixed(2)
+    product = tf.matmul(batch(4), weights("w", 4, 4))
+    epl.add_to_collection(product, epl.GraphKeys.GLOBAL_CONCAT_OBJECTS)
+    train_op = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_mean(product))
+    rows = np.random.RandomState(0).randn(6, 4).astype("f")
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        kernel = sess.run(tf.trainable_variables()[0])
+        seen, _ = sess.run([product, train_op], {"x:0": rows})
+    assert seen.dtype == np.float32
+    np.testing.assert_allclose(seen, np.matmul(rows, kernel), rtol=1e-2, atol=5e-3)
+
+
+def test_statistics_of_batch_norm_are_those_of_the_twin(mixed: Any) -> None:
+    mixed()
+    images = tf.placeholder(tf.float32, [None, 4, 4, 2], "x")
+    hidden = tf.nn.conv2d(images, weights("k", 1, 1, 2, 2), 1, "SAME")
+    hidden = tf.layers.batch_normalization(hidden, training=True, momentum=0.0, name="norm")
+    last = tf.nn.conv2d(tf.nn.relu(hidden), weights("l", 1, 1, 2, 2), 1, "SAME")
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_mean(last))
+    assert any("FusedBatchNorm" in name for name in converted())
+    rows = np.random.RandomState(0).randn(3, 4, 4, 2).astype("f")
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        kernel = sess.run(tf.trainable_variables()[0])
+        sess.run(train_op, {images: rows})
+        seen = sess.run(sess.graph.get_tensor_by_name("norm/moving_mean/read:0"))
+    expected = np.matmul(rows.reshape(-1, 2), kernel[0, 0]).astype(np.float16)
+    np.testing.assert_allclose(seen, expected.mean(0, dtype=np.float32), rtol=1e-2, atol=1e-3)
 
 
 def test_what_has_a_twin_cannot_be_fed(mixed: Any) -> None:
@@ -334,171 +343,3 @@ def test_bfloat16(mixed: Any) -> None:
     assert {twin.half.dtype for twin in Graph.get().twins.values()} == {tf.bfloat16}
     losses = run([loss, train_op], {"x:0": np.ones([2, 4], "f")}, steps=4)
     assert losses[-1][0] < losses[0][0]
-
-
-# ---- The loss scale
-
-
-def scalar_model(power: float = 1.0) -> Any:
-    """A training step whose gradient is the one row of the placeholder x; and its variable."""
-    x = tf.placeholder(tf.float32, [None, 1], "x")
-    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer())
-    loss = tf.reduce_mean(tf.matmul(x, kernel))
-    step = tf.train.get_or_create_global_step()
-    return tf.train.GradientDescentOptimizer(0.5).minimize(loss, step), kernel
-
-
-@pytest.mark.parametrize("scale", [1.0, 256.0, "dynamic"])
-def test_gradients_are_true_whatever_the_scale(mixed: Any, scale: Any) -> None:
-    mixed(amp__loss_scale=scale)
-    train_op, kernel = scalar_model()
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        sess.run(train_op, {"x:0": [[0.25]]})
-        np.testing.assert_array_equal(sess.run(kernel), [[1.0 - 0.5 * 0.25]])
-
-
-def test_small_gradients_do_not_vanish(mixed: Any) -> None:
-    mixed(amp__loss_scale=2.0**15)
-    x = batch(1)
-    hidden = tf.matmul(tf.matmul(x, weights("w", 1, 1)), weights("v", 1, 1)) * 2.0**-26
-    (gradient, _) = tf.gradients(tf.reduce_sum(hidden), tf.trainable_variables())
-    assert np.all(run(gradient, {"x:0": [[1.0]]})[0] != 0)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_step_that_overflows_changes_nothing_but_the_scale(mixed: Any, devices: int) -> None:
-    mixed(devices)
-    train_op, kernel = scalar_model()
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        for last in (1.0, np.inf, np.nan, 1.0):
-            sess.run(train_op, {"x:0": [[1.0]] * (devices - 1) + [[last]]})
-        for prefix in ["", "EPL_REPLICA_1/"][:devices]:
-            assert value(sess, prefix + "current_loss_scale") == 2.0**13
-            assert value(sess, prefix + "good_steps") == 1
-            np.testing.assert_array_equal(value(sess, prefix + "w"), [[0.0]])
-        assert sess.run(tf.train.get_global_step()) == 2
-
-
-def test_the_scale_grows_after_2000_good_steps_and_is_at_least_1(mixed: Any) -> None:
-    mixed()
-    train_op, _ = scalar_model()
-    scale, good = (
-        next(v for v in tf.global_variables() if v.op.name == name) for name in ("current_loss_scale", "good_steps")
-    )
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        assert sess.run([scale, good]) == [2.0**15, 0]
-        good.load(1998.0, sess)
-        seen = []
-        for _ in range(3):
-            sess.run(train_op, {"x:0": [[0.01]] * 4})
-            seen.append(sess.run([scale, good]))
-        assert seen == [[2.0**15, 1999], [2.0**16, 0], [2.0**16, 1]]
-        scale.load(1.0, sess)
-        sess.run(train_op, {"x:0": [[np.inf]]})
-        assert sess.run([scale, good]) == [1.0, 0]
-
-
-def test_the_fixed_scale_has_no_variables_and_skips_nothing(mixed: Any) -> None:
-    mixed(amp__loss_scale=128)
-    train_op, kernel = scalar_model()
-    assert [v.op.name for v in tf.global_variables()] == ["w", "global_step"]
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        sess.run(train_op, {"x:0": [[np.inf]]})
-        assert not np.isfinite(sess.run(kernel)).all()
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("together", [True, False])
-def test_two_optimizers_adapt_one_scale_in_their_order(mixed: Any, devices: int, steps: int, together: bool) -> None:
-    mixed(devices, pipeline__num_micro_batch=steps)
-    x = batch(1)
-    product = tf.matmul(x, weights("w", 1, 1))
-    losses = [tf.reduce_mean(product), tf.reduce_mean(tf.matmul(product * 0.5, weights("v", 1, 1)))]
-    optimizer = tf.train.GradientDescentOptimizer(0.1)
-    first, second = [
-        optimizer.minimize(loss, var_list=[v]) for loss, v in zip(losses, tf.trainable_variables())
-    ]  # fmt: skip
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        for number in range(5):
-            for _ in range(steps):
-                feed = {"x:0": [[np.inf if number == 3 else 1.0]] * devices}
-                for fetch in [[first, second]] if together else [first, second]:
-                    sess.run(fetch, feed)
-        assert len(Graph.get().plan.apply_orders) == 1
-        for prefix in ["", "EPL_REPLICA_1/"][:devices]:
-            assert value(sess, prefix + "current_loss_scale") == 2.0**13
-            assert value(sess, prefix + "good_steps") == 2
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("steps", [1, 2])
-def test_the_first_gradient_that_is_not_finite_is_named(mixed: Any, capfd: Any, devices: int, steps: int) -> None:
-    mixed(devices, amp__debug_log=True, pipeline__num_micro_batch=steps)
-    x = batch(2)
-    first = tf.matmul(x, weights("inner", 2, 2))
-    loss = tf.reduce_mean(tf.square(tf.matmul(first, weights("outer", 2, 2))))
-    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    run(train_op, {"x:0": np.full([2, 2], 1e3, "f")}, steps=steps)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "Skipped a training step" in line]
-    assert lines == ["Skipped a training step: the gradient of outer is not finite; the loss scale was 32768"]
-
-
-def test_the_training_op_stands_once_in_its_collection(mixed: Any) -> None:
-    mixed()
-    train_op, _ = scalar_model()
-    assert tf.get_collection(tf.GraphKeys.TRAIN_OP) == [train_op]
-
-
-def test_an_optimizer_of_keras_skips_steps(mixed: Any) -> None:
-    mixed(2)
-    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer(), use_resource=True)
-    gradients = tf.gradients(tf.reduce_mean(tf.matmul(batch(1), kernel)), [kernel])
-    train_op = tf.keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, [kernel]))
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        for last in (1.0, np.inf):
-            sess.run(train_op, {"x:0": [[1.0], [last]]})
-        np.testing.assert_array_equal(sess.run(kernel), [[0.5]])
-
-
-def test_the_scale_is_saved_and_restored(mixed: Any, tmpdir: Any) -> None:
-    mixed(2)
-    train_op, _ = scalar_model()
-    seen = []
-    for _ in range(2):
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmpdir), save_checkpoint_steps=1) as sess:
-            sess.run(train_op, {"x:0": [[1.0], [np.inf]]})
-            sess.run(train_op, {"x:0": [[1.0], [1.0]]})
-            seen.append(sess.run(["current_loss_scale/Read/ReadVariableOp:0", "good_steps/Read/ReadVariableOp:0"]))
-    assert seen == [[2.0**14, 1], [2.0**13, 1]]
-
-
-def test_slots_have_their_usual_names(mixed: Any) -> None:
-    mixed()
-    loss = tf.reduce_mean(tf.matmul(batch(4), weights("w", 4, 4)))
-    tf.train.AdamOptimizer().minimize(loss)
-    names = {v.op.name for v in tf.global_variables()}
-    assert names == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power", "current_loss_scale", "good_steps"}
-
-
-def test_apply_gradients_after_the_first_run_is_refused(mixed: Any) -> None:
-    mixed()
-    train_op, kernel = scalar_model()
-    run(train_op, {"x:0": [[1.0]]})
-    gradients = tf.gradients(tf.reduce_sum(kernel), [kernel])
-    text = error_text(tf.train.GradientDescentOptimizer(0.1).apply_gradients, [(gradients[0], kernel)])
-    assert text.startswith("PlanError")
-
-
-def test_processes_compare_the_precision(mixed: Any) -> None:
-    mixed(2, amp__loss_scale=4)
-    train_op, _ = scalar_model()
-    run(train_op, {"x:0": [[1.0], [1.0]]})
-    assert Graph.get().plan.plan.precision == "float16, loss scale 4.0"
-    assert epl.VERSION
