@@ -129,6 +129,7 @@ class _Search(object):
         self._full_variable = full_variable
         self._last_use = _last_uses(program)
         self._weights = _of_variables(program)
+        self._kept = {number for step in program.steps if step.kept for number in step.inputs}
         self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
         self._form_numbers: Dict[Form, int] = {}
 
@@ -248,9 +249,10 @@ class _Search(object):
         return beyond * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, layout: Layout) -> bool:
-        """Whether a variable would be what no variable can be."""
-        is_variable = self._program.values[number].kind == VARIABLE
-        return is_variable and layout != FULL and (not layout.is_shard or layout.sizes is None)
+        """Whether a variable would be what no variable can be, or not whole for a loop that takes it as it is."""
+        if self._program.values[number].kind != VARIABLE or layout == FULL:
+            return False
+        return not layout.is_shard or layout.sizes is None or number in self._kept
 
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
         """What it costs to give a tensor to those outside who take it, and the forms in which it then is there."""

@@ -52,13 +52,14 @@ class Plain(object):
             model = build()
             variables = tf.trainable_variables()
             grads = tf.gradients(model.loss, variables)
-            sess.run(tf.global_variables_initializer())
-            self.initial = {v.op.name: sess.run(v) for v in tf.global_variables()}
+            sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            self.initial = {v.op.name: sess.run(v) for v in tf.global_variables() + tf.local_variables()}
             feed = {
                 graph.get_tensor_by_name(name + ":0"): np.concatenate([rows[name] for rows in feeds])
                 for name in feeds[0]
             }
-            fetched = sess.run([model.loss, list(model.outputs), [tf.convert_to_tensor(grad) for grad in grads]], feed)
+            grads = [dense(v, grad) for v, grad in zip(variables, grads)]
+            fetched = sess.run([model.loss, list(model.outputs), grads], feed)
             self.loss, self.outputs = fetched[0], fetched[1]
             self.gradients = {v.op.name: grad for v, grad in zip(variables, fetched[2])}
 
@@ -69,6 +70,7 @@ class Split(object):
     Attributes:
       lowering, program, decision: as they were built.
       loss, outputs: FULL.
+      parts: name of a variable that is cut -> this rank's part.
       layouts: name of a variable -> its layout.
       gradients: name of a variable, or of one outside -> this rank's gradient.
     """
@@ -89,6 +91,7 @@ class Split(object):
             tf.set_random_seed(3)
             model = build()
             outside = set(model.outside)
+            user_variables = tf.global_variables() + tf.local_variables()
             user_ops = [op for op in self.graph.get_operations() if op not in outside]
             self.program = Program(find_region(user_ops), ranks)
             self.program.train([model.loss])
@@ -105,21 +108,23 @@ class Split(object):
             self.loss = self.lowering.whole(model.loss)
             self.outputs = [self.lowering.whole(output) for output in model.outputs]
             self.forward = len(self.exchange.collectives)
-            names = sorted(self.parts)
-            replicated = [variable for variable in tf.trainable_variables() if variable.op in outside]
-            grads = tf.gradients(self.loss, [self.parts[name] for name in names] + replicated)
-            names += [variable.op.name for variable in replicated]
-            self.gradients = {name: tf.convert_to_tensor(grad) for name, grad in zip(names, grads)}
-            self.initializer = [tf.variables_initializer(list(self.parts.values()))]
-            self.initializer += [tf.assign(v, initial[v.op.name]) for v in replicated if initial is not None]
+            whole = {v.op.name: v for v in user_variables if v.op.name not in self.parts}
+            variables = dict(self.parts, **{name: v for name, v in whole.items() if v in tf.trainable_variables()})
+            grads = tf.gradients(self.loss, list(variables.values()))
+            self.gradients = {name: dense(v, grad) for (name, v), grad in zip(variables.items(), grads)}
+            self.outside = {op.name for op in outside}
+            self.initializer = [part.initializer for part in self.parts.values()]
+            self.initializer += [tf.assign(v, initial[name]) for name, v in whole.items() if initial is not None]
 
     def _variable(self, op, layout):
         name = op.name
+        if layout == FULL:
+            original = [v for v in tf.global_variables() + tf.local_variables() if v.op.name == name][0]
+            return tf.convert_to_tensor(original)
         with tf.init_scope(), tf.name_scope("PART/"):
             if self._initial is None:  # the graph is only looked at
                 shape = list(tf.TensorShape(op.get_attr("shape")).as_list())
-                if layout.is_shard:
-                    shape[layout.dim] = layout.sizes[self._rank]
+                shape[layout.dim] = layout.sizes[self._rank]
                 value = tf.zeros(shape, tf.as_dtype(op.get_attr("dtype")))
             else:
                 value = part(self._initial[name], layout, self._rank)
@@ -133,6 +138,10 @@ class Split(object):
     def collectives(self):
         """(forward, backward) collectives."""
         return self.exchange.collectives[: self.forward], self.exchange.collectives[self.forward :]
+
+
+def dense(variable, grad):
+    return tf.zeros(variable.shape, variable.dtype.base_dtype) if grad is None else tf.convert_to_tensor(grad)
 
 
 def is_small(op):
@@ -195,9 +204,9 @@ def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-9, pre
         close(loss, plain.loss, tolerance)
         for output, wanted in zip(outputs, plain.outputs):
             close(output, wanted, tolerance)
-        for name in splits[rank].parts:
-            wanted = plain.gradients[name]
-            close(gradients[name], part(wanted, splits[rank].layouts[name], rank), tolerance, name)
+        for name in set(gradients).intersection(plain.gradients) - splits[rank].outside:
+            layout = splits[rank].layouts.get(name, FULL)
+            close(gradients[name], part(plain.gradients[name], layout, rank), tolerance, name)
     return splits
 
 

@@ -86,6 +86,36 @@ def test_a_loop_and_a_branch_take_whole_tensors():
     assert splits[0].layouts["kernel"].is_shard
 
 
+def test_variables_of_a_loop_stay_whole():
+    def build():
+        x = tf.placeholder(FLOAT, [None, 4, 6], "x")
+        states, _ = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(5), x, dtype=FLOAT)
+        h = tf.matmul(states[:, -1], weights("kernel", 5, 9))
+        return Model(tf.reduce_mean(tf.square(h)), [h])
+
+    splits = check(build, rows(UNEVEN, x=(4, 6)))
+    whole = [name for name, layout in splits[0].layouts.items() if layout == FULL]
+    assert sorted(splits[0].layouts) == sorted(whole + ["kernel"])
+
+
+def test_batch_norm_metrics_summaries_and_assertions():
+    def build():
+        x = tf.placeholder(FLOAT, [None, 6], "x")
+        y = tf.placeholder(tf.int32, [None], "y")
+        h = tf.layers.batch_normalization(tf.matmul(x, weights("kernel", 6, 9)), training=True)
+        tf.summary.histogram("hidden", h)
+        with tf.control_dependencies([tf.debugging.assert_greater(tf.reduce_sum(tf.abs(h)), tf.zeros([], FLOAT))]):
+            logits = tf.layers.dense(h, 5, kernel_regularizer=tf.keras.regularizers.l2(0.1))
+        tf.metrics.accuracy(y, tf.argmax(logits, 1))
+        best = tf.nn.in_top_k(tf.cast(logits, tf.float32), y, 2)
+        loss = tf.losses.sparse_softmax_cross_entropy(y, logits) + tf.losses.get_regularization_loss()
+        return Model(loss, [logits, best])
+
+    splits = check(build, rows(UNEVEN, x=(6,), y=5), tolerance=1e-5)  # tf.losses computes in float32
+    channels = [layout for name, layout in splits[0].layouts.items() if name.startswith("batch_normalization")]
+    assert channels == [shard(0, (3, 3, 3))] * 4
+
+
 def test_random_numbers_in_a_loop_need_a_seed():
     def build(seed=None):
         if seed is None:
