@@ -4,7 +4,7 @@ import contextlib
 import gc
 import logging
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -216,11 +216,16 @@ def _open_communicators(rewrite: Rewrite) -> None:
     """
     server = _process_server()
     if server is None:
-        raise PlanError(
-            "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
-            "has this worker's devices alone. Open the session after the model is built."
-        )
+        refuse_local_session()
     server.open(all_communicators(rewrite.plan))
+
+
+def refuse_local_session() -> NoReturn:
+    """Raises PlanError for a session that lacks the devices of other workers."""
+    raise PlanError(
+        "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
+        "has this worker's devices alone. Open the session after the model is built."
+    )
 
 
 def _agree(rewrite: Rewrite, what: str, mine: Dict[str, str]) -> None:

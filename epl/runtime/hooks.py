@@ -219,10 +219,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         return None
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
-            raise PlanError(
-                "The stages of the model lie in several workers, and the session was opened before they were "
-                "annotated: it has this worker's devices alone. Open the session after the model is built."
-            )
+            transformation.refuse_local_session()
         graph.runner = GraphRunner(
             rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
         )

@@ -2,13 +2,18 @@
 
     ops --> placeholder with default --> merge --> assertion --> what waits
 
-TensorFlow keeps the control edges of a fed op, unless it is a placeholder. The merge keeps TensorFlow's optimizer from
-taking edges away that lead past the barrier as well: it follows nothing through a merge.
+It is what it is because of TensorFlow: feeding an op does not cut its own control edges, unless it is a placeholder; of
+an op that nothing but control edges leave, the dependency optimizer makes one with control edges alone, unless it has
+side effects, which an assertion has; it removes edges that a longer way makes superfluous, also where that way leads
+through what is fed, but follows none through a merge; and a constant that an Enter waits for is taken for the one that
+enters the loop by the loop optimizer, which crashes.
 """
 
 from typing import Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
+
+from epl.parallel.passes.plan_nodes import PlanNodes
 
 
 def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]:
@@ -17,3 +22,15 @@ def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]
     done.op._add_control_inputs(list(waits_for))
     passed = tf.raw_ops.Merge(inputs=[done]).output
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
+
+
+def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Tuple[str, str]:
+    """The same, added as NodeDefs whose names end in `suffix`; names of ops are given, and given back."""
+    inputs = [added.constant(True, tf.bool)] + ["^" + name for name in waits_for]
+    done = added.add("barrier" + suffix, "PlaceholderWithDefault", inputs, dtype=tf.bool)
+    done.attr["shape"].shape.SetInParent()
+    merged = added.add("merged" + suffix, "Merge", [done.name], T=tf.bool)
+    merged.attr["N"].i = 1
+    passed = added.add("passed" + suffix, "Assert", [merged.name, merged.name])
+    passed.attr["T"].list.type.append(tf.bool.as_datatype_enum)
+    return done.name + ":0", passed.name

@@ -12,7 +12,7 @@ rates, powers of beta) runs when it is ready. Reads run then as well, so that up
 The gradients of last layers are ready first, so the last variables are the first group. A group has variables of one
 stage that are updated in one branch of control flow.
 
-A barrier is what it is in `schedule_actions.py`, and like those it is fed, which takes it out, in runs that do not
+A barrier (`barriers.py`) is fed, which takes it out, in runs that do not
 apply all gradients of the call: such a run changes nothing that it would not change without groups.
 """
 

@@ -7,14 +7,6 @@
 The sources of an action are its ops that nothing inside of it feeds, the sinks those that feed nothing inside of it:
 every op of the action lies between the two. Ops within a loop, or in a branch of tf.cond that may not be taken, are
 no sources or sinks themselves: the loop and the cond as a whole are.
-
-A barrier is a placeholder with a default that waits, and an assertion behind it for which the next action waits;
-feeding the placeholder, in a run that is no training step, leaves the actions before it out. They are what they are
-because of TensorFlow: feeding an op does not cut its own control edges; of an op that nothing but control edges leave,
-the dependency optimizer makes one with control edges alone, unless it has side effects, which an assertion has; it
-removes edges that a longer way makes superfluous, also where that way leads through what is fed, but follows none
-through a Merge, which stands between the two; and a constant that an Enter waits for is taken for the one that enters
-the loop by the loop optimizer, which crashes.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
@@ -24,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
+from epl.parallel.passes.barriers import add_barrier
 from epl.parallel.passes.plan_nodes import PlanNodes, Waits
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.schedule import Action, from_text
@@ -70,18 +63,11 @@ def _order_device(
             continue
         own = ends[action.stage, action.kind]
         if waiting:
-            number = len(barriers)
-            inputs = [added.constant(True, tf.bool)] + ["^" + name for name in waiting]
-            barrier = added.add("barrier{}".format(number), "PlaceholderWithDefault", inputs, dtype=tf.bool)
-            barrier.attr["shape"].shape.SetInParent()
-            merged = added.add("merged{}".format(number), "Merge", [barrier.name], T=tf.bool)
-            merged.attr["N"].i = 1
-            passed = added.add("passed{}".format(number), "Assert", [merged.name, merged.name])
-            passed.attr["T"].list.type.append(tf.bool.as_datatype_enum)
-            barriers.append(barrier.name + ":0")
+            name, passed = add_barrier(added, str(len(barriers)), waiting)
+            barriers.append(name)
             for node in own.sources:
-                waits.setdefault((action.micro_batch, node), []).append(passed.name)
-            waiting = [passed.name]
+                waits.setdefault((action.micro_batch, node), []).append(passed)
+            waiting = [passed]
         prefix = rewrite.micro_prefix(action.micro_batch)
         waiting = waiting + [prefix + view.nodes[node].name for node in own.sinks]
     return barriers
