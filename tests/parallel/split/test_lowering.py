@@ -4,7 +4,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import FULL, shard
+from epl.parallel.split.lowering import Lowering
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Plain, Split, check, close, communicator, rows, run_split
 from tests.parallel.split.models import FLOAT, classifier, cross_entropy, mixture, transformer, weights
@@ -215,3 +217,13 @@ def test_collectives_run_in_one_order():
     split = Split(transformer, 2, 0, communicator(2))
     for before, after in zip(split.exchange.collectives, split.exchange.collectives[1:]):
         assert before in after.control_inputs or any(source.op is before for source in after.inputs)
+
+
+def test_ops_get_the_device_and_the_scopes_of_the_users_ops():
+    split = Split(classifier, 2, 0, communicator(2))
+    with split.graph.as_default():
+        exchange = Exchange(communicator(2), 0, "again")
+        Lowering(split.program, split.decision, exchange, split._variable, "AGAIN/", "/device:CPU:1")
+    built = [op for op in split.graph.get_operations() if op.name.startswith("AGAIN/")]
+    assert {op.device for op in built} == {"/device:CPU:1"}
+    assert {op.name for op in built} > {"AGAIN/m/MatMul", "AGAIN/m/Relu", "AGAIN/Mean"}
