@@ -53,6 +53,31 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(mixed: Any, devices
         assert sess.run(tf.train.get_global_step()) == 2
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_clip_by_value_hides_no_overflow(mixed: Any, devices: int, steps: int, sparse: bool) -> None:
+    mixed(devices, pipeline__num_micro_batch=steps)
+    x = batch(1)
+    kernel = tf.get_variable("w", [2, 1], initializer=tf.ones_initializer())
+    row = tf.gather(kernel, [1]) if sparse else kernel[1:]
+    (gradient,) = tf.gradients(tf.reduce_mean(tf.matmul(x, row)), [kernel])
+    if sparse:
+        values = tf.clip_by_value(gradient.values, -1.0, 1.0)
+        gradient = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    else:
+        gradient = tf.clip_by_value(gradient, -1.0, 1.0)
+    train_op = tf.train.GradientDescentOptimizer(0.5).apply_gradients([(gradient, kernel)])
+    run_all = [{"x:0": [[1.0]] * (devices - 1) + [[np.inf if step == 0 else 1.0]]} for step in range(steps)]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for feed in run_all:
+            sess.run(train_op, feed)
+        for prefix in ["", "EPL_REPLICA_1/"][:devices]:
+            np.testing.assert_array_equal(value(sess, prefix + "w"), [[1.0], [1.0]])
+            assert value(sess, prefix + "current_loss_scale") == 2.0**14
+
+
 def test_the_scale_grows_after_2000_good_steps_and_is_at_least_1(mixed: Any) -> None:
     mixed()
     train_op, _ = scalar_model()
