@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.colocation import taskgraph_index
-from epl.ir.graph import Gradient
+from epl.ir.graph import Gradient, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.utils import tf_compat
 
@@ -41,6 +41,14 @@ def source_of(bound: Gradient) -> Gradient:
             bound.values.op.inputs[0], bound.indices.op.inputs[0], None if shape is None else shape.op.inputs[0]
         )
     return bound.op.inputs[0]
+
+
+def readiness(gradient: Gradient) -> int:
+    """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
+    op = first_tensor(gradient).op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return tf_compat.op_id(op)
 
 
 def variable_name(x: Any) -> Optional[str]:

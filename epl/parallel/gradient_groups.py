@@ -149,17 +149,21 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
     return context
 
 
-def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
-    """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
+def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
+    """Those of the boundaries `returned`, by the names of their ops, that `ops` are computed from."""
+    names = {op.name for op in _walk_up(ops, returned)[0]}
+    return {name: boundary for name, boundary in returned.items() if name in names}
 
-    A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
-    """
+
+def _walk_up(
+    ops: Sequence[tf.Operation], returned: Dict[str, Boundary]
+) -> Tuple[Set[tf.Operation], Dict[tf.Operation, List[tf.Operation]]]:
+    """The ops of `returned` that `ops` are computed from; and of every op that was met what takes it."""
     first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
     consumers: Dict[tf.Operation, List[tf.Operation]] = {}
-    own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
     found: Set[tf.Operation] = set()
     seen: Set[tf.Operation] = set()
-    stack = list(own)
+    stack = list(ops)
     while stack:
         op = stack.pop()
         if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
@@ -171,6 +175,16 @@ def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> D
         for tensor in op.inputs:
             consumers.setdefault(tensor.op, []).append(op)
             stack.append(tensor.op)
+    return found, consumers
+
+
+def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
+    """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
+
+    A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
+    """
+    own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
+    found, consumers = _walk_up(list(own), returned)
     computed = set(found)
     stack = list(found)
     while stack:

@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.ir import op_types
-from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
+from epl.ir.boundary import readiness
+from epl.ir.graph import Gradient, Graph, GraphKeys
 from epl.ops import fusion
 from epl.parallel.gradient_groups import BoundaryGroup
 from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
@@ -160,7 +161,7 @@ def make_plan(
 
 def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
-    ready = [_readiness(gradient) for _, gradient in group.boundaries]
+    ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
     plan = fusion.plan_buckets(
         [_bytes(reductions[i]) for i in dense],
@@ -218,11 +219,3 @@ def _bytes(reduction: Reduction) -> Optional[int]:
     for size in reduction.shape:
         elements *= size or 0
     return elements * tf.as_dtype(reduction.dtype).size
-
-
-def _readiness(boundary: Gradient) -> int:
-    """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
-    op = first_tensor(boundary).op
-    while op.type == "Identity":
-        op = op.inputs[0].op
-    return tf_compat.op_id(op)

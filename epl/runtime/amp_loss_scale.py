@@ -20,12 +20,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.boundary import variable_name
+from epl.ir.boundary import readiness, variable_name
 from epl.ir.colocation import taskgraph_index
 from epl.ir.graph import Gradient, Graph, ScaleUpdate, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.twins import REPLICA_0_ATTR
-from epl.runtime.accumulation import control_flow_v1, readiness, returned_gradients, upstream
+from epl.parallel.gradient_groups import upstream
+from epl.runtime.accumulated_gradients import returned_gradients
+from epl.runtime.accumulation import control_flow_v1
 from epl.utils import tf_compat
 
 FIRST_SCALE = 2.0**15

@@ -19,7 +19,7 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
-from epl.runtime import accumulation, amp, amp_loss_scale, split_training
+from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training
 from epl.runtime.dependencies import behind_one_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -142,7 +142,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
 def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
     """The pairs as the configuration wants them; and whether some gradient is another than tf.gradients returned."""
     sparse_as_dense = Env.get().config.communication.sparse_as_dense
-    returned = accumulation.returned_gradients(graph)
+    returned = accumulated_gradients.returned_gradients(graph)
     changed = False
     pairs = []
     for gradient, variable in grads_and_vars:
