@@ -60,7 +60,9 @@ def test_the_accuracy_alone_uses_no_replica(init):
     init()
     model, finder = prepare()
     step = finder.find([model.accuracy], [], model.feed())
-    assert step == ((model.accuracy,), (), False, False, False, False, False, (), frozenset(["y:0"]))
+    assert (step.fetches, step.targets, step.barriers) == ((model.accuracy,), (), ())
+    assert not step.uses_replicas and not step.is_collective and not step.writes_replica_0_alone
+    assert not step.shares_feeds and step.unneeded == {"y:0"}
 
 
 def test_a_group_made_after_the_rewriting_means_what_it_groups(init):
