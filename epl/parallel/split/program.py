@@ -96,6 +96,7 @@ class Program(object):
       steps: in the order of creation.
       number: of a value, by the tensor of the user's graph; a variable is there by its reads, too.
       exits: numbers of the values that are given back to the ops outside.
+      fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
     """
 
@@ -136,7 +137,7 @@ class Program(object):
         self.number: Dict[tf.Tensor, int] = {}
         self._found_own: Dict[tf.Tensor, int] = {}
         self._unsure: Set[int] = set()  # numbers of what has a batch somewhere
-        self._fixed: Set[int] = set()  # numbers of what depends on neither data nor variables
+        self.fixed: Set[int] = set()
         for op in self._needed(_in_order(self._region)):
             self._add_step(op)
 
@@ -200,7 +201,7 @@ class Program(object):
         differentiable = dtype.is_floating and not fixed
         trained = differentiable and not draws_data(tensor.op)
         if fixed and batch is None:
-            self._fixed.add(len(self.values))
+            self.fixed.add(len(self.values))
         closed = closed_shape(shape_of(tensor.shape), batch, self.ranks)
         rows_of = -1 if batch is None else len(self.values)
         place = None if batch is None else Batch(batch, 1)
@@ -236,8 +237,8 @@ class Program(object):
         batches = self._batches(bare, known, kept)
         if any(number in self._unsure for number in inputs):
             self._unsure.update(range(len(self.values), len(self.values) + len(outputs)))
-        if not kept and all(number in self._fixed for number in inputs):
-            self._fixed.update(range(len(self.values), len(self.values) + len(outputs)))
+        if not kept and all(number in self.fixed for number in inputs):
+            self.fixed.update(range(len(self.values), len(self.values) + len(outputs)))
         infos = tuple(
             info._replace(
                 shape=self._concatenated(info.shape, batch and batch.dim),
@@ -287,7 +288,7 @@ class Program(object):
         places = [(value.info.shape, value.batch) for value in inputs if value.info.shape is not None]
         rows = {(shape[batch.dim] or 0) // self.ranks for shape, batch in places if batch is not None} - {0, 1}
         for position, value in enumerate(inputs):
-            if self.number[value.tensor] not in self._fixed:
+            if self.number[value.tensor] not in self.fixed:
                 continue
             for dim, size in enumerate(value.info.shape or ()):
                 own = value.info._replace(batch=dim, shape=self._concatenated(value.info.shape, dim))

@@ -271,7 +271,7 @@ def _of_variables(program: Program) -> Set[int]:
     """The numbers of variables and of what is computed from them and constants alone."""
     found = {number for number, value in enumerate(program.values) if value.kind == VARIABLE}
     for step in program.steps:
-        taken = [number for number in step.inputs if number >= 0 and program.values[number].differentiable]
+        taken = [number for number in step.inputs if number not in program.fixed]
         if taken and found.issuperset(taken):
             found.update(step.outputs)
     return found

@@ -28,6 +28,8 @@ Feeds = List[Dict[str, np.ndarray]]  # by rank: name of a placeholder -> its row
 
 # Small models are split, too: variables are dear, and starting a collective costs next to nothing.
 DEAR = {"link": Link(1e-9, 1e6), "full_variable": 1e7}
+# As few collectives as can be with matrices that are cut.
+FEW_COLLECTIVES = {"link": Link(1.0, 1e9), "full_variable": 1e10}
 
 _NAMES = itertools.count()
 
@@ -163,7 +165,9 @@ def part(value, layout, rank):
     return np.take(value, range(begin, begin + layout.sizes[rank]), axis=layout.dim)
 
 
-def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: Any = None) -> List[Any]:
+def run_split(
+    build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: Any = None, costs: Any = None
+) -> List[Any]:
     """Runs all ranks: per rank (loss, outputs, gradients); and the Splits."""
     ranks = len(feeds)
     wire = communicator(ranks)
@@ -171,7 +175,7 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: A
     splits = []  # type: List[Split]
     for rank in range(ranks):
         decision = splits[0].decision if splits else None
-        splits.append(Split(build, ranks, rank, wire, plain.initial, None, decision, prepare))
+        splits.append(Split(build, ranks, rank, wire, plain.initial, costs, decision, prepare))
     results = [None] * ranks  # type: List[Any]
     errors = []
 
@@ -196,10 +200,12 @@ def run_split(build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: A
     return [results, splits]
 
 
-def check(build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-9, prepare: Any = None) -> List[Split]:
+def check(
+    build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-9, prepare: Any = None, costs: Any = None
+) -> List[Split]:
     """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
     plain = Plain(build, feeds)
-    results, splits = run_split(build, feeds, plain, prepare)
+    results, splits = run_split(build, feeds, plain, prepare, costs)
     for rank, (loss, outputs, gradients) in enumerate(results):
         close(loss, plain.loss, tolerance)
         for output, wanted in zip(outputs, plain.outputs):

@@ -8,7 +8,17 @@ from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import FULL, shard
 from epl.parallel.split.lowering import Lowering
 from epl.utils.errors import PlanError
-from tests.parallel.split.harness import Model, Plain, Split, check, close, communicator, rows, run_split
+from tests.parallel.split.harness import (
+    FEW_COLLECTIVES,
+    Model,
+    Plain,
+    Split,
+    check,
+    close,
+    communicator,
+    rows,
+    run_split,
+)
 from tests.parallel.split.models import FLOAT, classifier, cross_entropy, mixture, transformer, weights
 
 EVEN, UNEVEN = (4, 4), (3, 5, 2)
@@ -23,6 +33,14 @@ def test_classifier(counts):
 def test_transformer_with_a_tied_vocabulary():
     splits = check(transformer, rows(UNEVEN, tokens=([5], 11)))
     assert all(layout.is_shard for name, layout in splits[0].layouts.items() if not name.endswith(("norm", "shift_2")))
+
+
+def test_transformer_with_few_collectives():
+    splits = check(transformer, rows((2, 3), tokens=([5], 11)), costs=FEW_COLLECTIVES)
+    assert str(splits[0].layouts["attention/q"]) == "shard(1: 12+12)"
+    assert str(splits[0].layouts["attention/output"]) == "shard(0: 12+12)"
+    forward, backward = splits[0].kinds()
+    assert len(forward) + len(backward) <= 8
 
 
 def test_mixture_of_experts():
