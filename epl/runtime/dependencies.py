@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.utils import tf_compat
 
 _MOST = 4  # ops that others wait for themselves
@@ -27,16 +28,24 @@ def behind_one_op(phase: str) -> Callable[[Callable[..., Any]], Callable[..., An
         @functools.wraps(create)
         def call(*args: Any, **kwargs: Any) -> Any:
             graph = Graph.get()
-            if graph is None or not (graph.taskgraphs or Env.get().config.auto.auto_parallel):
+            if graph is None or not graph.taskgraphs or _waits_for_partition(graph):
                 return create(*args, **kwargs)
             many = tf_compat.dependencies_in_effect(graph.tf_graph, _MOST)
             if not many:
                 return create(*args, **kwargs)
+            last = tf.AttrValue(i=graph.taskgraphs[-1].index)  # what it waits for may be in any
+            before = tf_compat.set_attr_scope(graph.tf_graph, TASKGRAPH_ATTR, last)
             with graph.phase(phase):
                 one = tf.no_op(name="epl_dependencies")
+            tf_compat.set_attr_scope(graph.tf_graph, TASKGRAPH_ATTR, before)
             with tf_compat.replaced_dependencies(many, one):
                 return create(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def _waits_for_partition(graph: Graph) -> bool:
+    """Whether `auto.auto_parallel` is to divide the graph first: it knows no stage for an op that only waits."""
+    return Env.get().config.auto.auto_parallel and "partitioned" not in graph.parallel_information

@@ -225,6 +225,30 @@ def test_gradients_in_the_loss_that_go_back_over_stages_are_refused(init):
         check(init, build)
 
 
+@pytest.mark.parametrize("auto", [False, True])
+def test_many_updates_before_a_minimize_in_the_first_stage(init, auto):
+    begin(init, 2, 2, auto__auto_parallel=auto, pipeline__num_stages=2 if auto else -1)
+    first = no_stage() if auto else stage()
+    x = tf.placeholder(tf.float32, [None, 3])
+
+    def layers(hidden, start):
+        for index in range(start, start + 3):
+            hidden = tf.layers.batch_normalization(dense(hidden, 3, index), training=True)
+        return hidden
+
+    with first:
+        hidden = layers(x, 0)
+    with no_stage() if auto else stage():
+        loss = tf.reduce_mean(tf.square(layers(hidden, 3)))
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with no_stage() if auto else first, tf.control_dependencies(updates):
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        losses = [sess.run([loss, train_op], {x: rows(8, 3, seed)})[0] for seed in range(3)]
+        assert len(updates) == 12 and np.isfinite(losses).all()
+
+
 def test_gradients_of_a_tape_are_refused(init):
     begin(init, 2, 2)
     with tf.GradientTape() as tape:
