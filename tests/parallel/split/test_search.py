@@ -89,17 +89,6 @@ def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
     assert [forward.count("AllToAllV"), backward.count("AllToAllV")] == [2, 2]
 
 
-def test_what_a_lookup_gives_is_not_taken_for_a_variable(wire):
-    def build():
-        tokens = tf.placeholder(tf.int32, [None], "tokens")
-        x = tf.nn.embedding_lookup(weights("table", 1000, 1024), tokens)
-        return Model(tf.reduce_sum(tf.square(tf.matmul(tf.nn.relu(x), weights("head", 1024, 8192)))), [])
-
-    split = Split(build, 4, 0, wire, costs={})
-    assert split.layouts == {"table": shard(1, (256,) * 4), "head": shard(1, (2048,) * 4)}
-    assert split.kinds() == [["AllGather", "AllGather"], ["ReduceScatter"]]  # tokens, features
-
-
 def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
     def build():
         x = tf.placeholder(FLOAT, [None, 4], "x")
