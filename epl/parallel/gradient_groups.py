@@ -63,12 +63,21 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
             )
         groups.append(("apply{}".format(number), boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
-    if graph.split is not None:  # each rank has the gradient of its own part
-        groups = [(name, [one for one in members if one[0] not in graph.split.held]) for name, members in groups]
+    if graph.split is not None:
+        groups = [(name, [one for one in members if not _is_complete(graph.split, one)]) for name, members in groups]
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
     for group in result:
         control_flow_context(group)
     return result
+
+
+def _is_complete(split: Any, boundary: Boundary) -> bool:
+    """Whether each rank of a split has the gradient that it needs: that of its own part, or all of a sparse one.
+
+    The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
+    """
+    variable, gradient = boundary
+    return variable in split.held or (variable in split.whole and isinstance(gradient, tf.IndexedSlices))
 
 
 def find_trainings(graph: Graph) -> List[Training]:

@@ -13,6 +13,7 @@ variables, slots and checkpoints are the `shard_*` modules'.
 
 import atexit
 import logging
+import os
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -31,12 +32,14 @@ from epl.parallel.split.conversions import Exchange, with_gradient
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
+from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import find_region
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.updates import complete_updates, trace_updates
 from epl.parallel.stages import plan_stages
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_parts import CheckpointParts
+from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of, shard_variable
@@ -45,6 +48,9 @@ from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
 
+_NO_COMPUTATION = op_types.WRITES | frozenset(
+    ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
+)
 _ROWS = shard(0)  # of a sparse gradient: each rank has its own
 
 
@@ -147,6 +153,7 @@ class SplitModel(object):
     Attributes:
       exchange: moves data between its ranks.
       held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
+      whole: names of variables that every rank holds, of whose gradient it computes all.
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
       seeds: random op -> its second seed by rank.
       ranks: devices of the split.
@@ -166,7 +173,7 @@ class SplitModel(object):
         self._name, self._owners = name, owners
         start_job(env.config)
         self.exchange = Exchange(Communicator(name, owners), rank, "split")
-        self._region = find_region(_marked(graph))
+        self._region = find_region(with_readers(_marked(graph)))
         self._program = Program(self._region, ranks, cluster.device_type.lower())
         self._program.train([y for y in objective if isinstance(y, tf.Tensor)])
         decision = search(self._program)
@@ -174,6 +181,7 @@ class SplitModel(object):
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.held: Dict[str, Held] = {}
+        self.whole: Set[str] = set()
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self._shards: List[Shard] = []
@@ -185,6 +193,8 @@ class SplitModel(object):
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
+        for made in self._shards:
+            give_whole(made, self.exchange, set(self._region.ops))
         self._lowered_through = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
         self._saved_through = 0
         self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
@@ -211,8 +221,10 @@ class SplitModel(object):
                 "it with tf.get_variable, or with the collection tf.GraphKeys.GLOBAL_VARIABLES.".format(op.name)
             )
         if layout == FULL:
+            if not self._is_read_outside(op):
+                self.whole.add(op.name)
             return objects[0].value()
-        made = shard_variable(objects[0], layout, self.exchange)
+        made = shard_variable(objects[0], layout, self.exchange, _agreed_seed())
         self._shards.append(made)
         name = made.variable.op.name
         self.held[name] = Held(made.name, made.full_shape, layout)
@@ -221,6 +233,17 @@ class SplitModel(object):
         self._new[made.old] = made.variable.op.outputs[0]
         self._new.update(made.reads)
         return made.variable.value()
+
+    def _is_read_outside(self, variable: tf.Operation) -> bool:
+        """Whether ops that are not in the split compute with a variable."""
+        inside = set(self._region.ops)
+        tensors = [tensor for tensor, of in self._region.variables.items() if of is variable]
+        reads = {tensor.op for tensor in tensors}
+        return any(
+            consumer not in inside and consumer not in reads and consumer.type not in _NO_COMPUTATION
+            for tensor in tensors
+            for consumer in tensor.consumers()
+        )
 
     # ---- What the user's program sees.
 
@@ -332,6 +355,18 @@ class SplitModel(object):
                 if number is not None and self._program.values[number].kind == RESULT:
                     self._give(tensor, [op])
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
+        self._redirect_controls()
+
+    def _redirect_controls(self) -> None:
+        """Whoever waits for an op of the split waits for what computes in its place."""
+        inside = set(self._region.ops)
+        for op in inside - self._region.kept:
+            instead = {self._lowering.tensors[t][0].op for t in op.outputs if t in self._lowering.tensors}
+            for waiting in tf_compat.control_outputs(op):
+                if waiting not in inside and waiting not in self._own:
+                    controls = [one for one in waiting.control_inputs if one is not op]
+                    waiting._remove_all_control_inputs()
+                    waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
 
     def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation]) -> None:
         inside = set(self._region.ops)
@@ -405,6 +440,7 @@ class SplitModel(object):
         """What can be done only when the whole graph is built: before it is rewritten."""
         self.redirect()
         with self._graph.tf_graph.as_default():
+            self.adopt_updates()  # a moving average is built behind apply_gradients
             self._new.update(complete_updates(self._updates(), self.exchange))
 
     def _updates(self) -> Any:
@@ -441,6 +477,13 @@ class SplitModel(object):
         """The session is about to close; the variables of its parts go with it."""
         if self._checkpoint_parts is not None:
             self._checkpoint_parts.close()
+
+
+def _agreed_seed() -> int:
+    """A number that all processes have, another one at each call."""
+    job = Job.current()
+    assert job is not None
+    return int.from_bytes(job.exchange("seed of an initial value", os.urandom(4))[0], "little") + 1
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

@@ -25,10 +25,10 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
 
 
 @some_topologies
-@pytest.mark.parametrize('after', [True, False])
-def test_clipped(oracle: Oracle, topology: Tuple[int, int], after: bool) -> None:
-    answers = oracle.check(topology, splits.train, name='head', clip=0.1, communication__clip_after_allreduce=after)
-    norms = oracle.plain(splits.train, name='head', clip=0.1).results['norm']
+@pytest.mark.parametrize('name,after', [('head', True), ('head', False), ('small_table', False)])
+def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bool) -> None:
+    answers = oracle.check(topology, splits.train, name=name, clip=0.1, communication__clip_after_allreduce=after)
+    norms = oracle.plain(splits.train, name=name, clip=0.1).results['norm']
     for answer in answers:
         np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
 

@@ -175,10 +175,18 @@ def _initialization(ordered: List[tf.Operation]) -> Set[tf.Operation]:
     """Initializers of variables, and what is computed for them alone."""
     if not ordered:
         return set()
-    graph = ordered[0].graph
+    graph, members = ordered[0].graph, set(ordered)
     found: Set[tf.Operation] = set()
+    stack: List[tf.Operation] = []
     for name in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES):
-        found.update(variable.initializer for variable in graph.get_collection(name))
+        for variable in graph.get_collection(name):
+            found.add(variable.initializer)
+            stack.append(variable.initial_value.op)
+    while stack:  # an initial value, whoever else takes it, as a moving average does
+        op = stack.pop()
+        if op in members and op not in found and op.type not in op_types.VARIABLES:
+            found.add(op)
+            stack += [source.op for source in op.inputs]
     for op in reversed(ordered):
         consumers = [consumer for output in op.outputs for consumer in output.consumers()]
         if consumers and all(consumer in found for consumer in consumers) and op.type not in op_types.VARIABLES:

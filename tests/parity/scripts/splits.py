@@ -128,6 +128,16 @@ def experts(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
         return cross_entropy(y, dense(hidden + mixed, CLASSES, 'out')) + 0.01 * balance
 
 
+@split_model
+def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A table that is too small to be cut, and a head that is not; weight decay outside of the split."""
+    with split():
+        words = tf.reshape(tf.nn.embedding_lookup(weights('table', [VOCABULARY, 3]), ids), [-1, TOKENS * 3])
+        loss = cross_entropy(_wide_labels(ids), dense(words, WIDE, 'head'))
+    with replicate():
+        return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
+
+
 def _annotations(ctx: Context) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split over all devices of the job."""
     if not ctx.planned:
@@ -200,13 +210,12 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., res
     loss = SPLITS[name](x, ids, y, *_annotations(ctx))
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
+    pairs, norm = made.compute_gradients(loss), tf.zeros([])
     if clip:
-        variables = tf.trainable_variables()
-        gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, variables), clip)
-        train_op = made.apply_gradients(zip(gradients, variables), step)
-    else:
-        norm = tf.zeros([])
-        train_op = made.minimize(loss, step)
+        gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
+        pairs = list(zip(gradients, [variable for _, variable in pairs]))
+    with tf.control_dependencies([loss]):  # which reads variables that the step writes
+        train_op = made.apply_gradients(pairs, step)
     data = samples()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
