@@ -51,7 +51,7 @@ def output_types(
     types = _types_of(tf_graph, view, nodes)
     open_sources = _open_sources(view, types)
     if not open_sources:
-        return types, _still_open(view, types)
+        return types, still_open(view, types)
     given = {name.partition(":")[0] for name in fed or ()}
     defaults = {n for n in nodes if view.types[n] == _DEFAULTED and fed is not None and view.nodes[n].name not in given}
     assumed = [view.nodes[n].name for n in open_sources if n not in defaults and view.nodes[n].name not in given]
@@ -74,10 +74,10 @@ def output_types(
         # The model itself counts on another batch, in a reshape for example; its shapes stay as they are.
         note = "{} does not fit the model with {} for its unknown dimensions ({})"
         refusal = str(error).split("\n")[0]
-        return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + _still_open(view, types)
+        return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + still_open(view, types)
     types = _types_of(scratch, view, nodes)
     note = "the dimensions that {} leaves open, such as the batch, count as {}"
-    return types, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + _still_open(view, types)
+    return types, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + still_open(view, types)
 
 
 def num_elements(shape: Shape) -> int:
@@ -121,7 +121,7 @@ def _open_sources(view: GraphView, types: Types) -> List[int]:
     ]
 
 
-def _still_open(view: GraphView, types: Types) -> List[str]:
+def still_open(view: GraphView, types: Types) -> List[str]:
     """Names what stays unknown; indices and the like are too small to matter."""
     found = sorted(
         n

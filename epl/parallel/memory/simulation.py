@@ -1,0 +1,281 @@
+"""What is in memory while a graph runs: ops take and give back buffers in the order in which an executor starts them.
+
+    op         x --> Tanh --> MatMul --> Tanh --> ...
+    buffers    |-- a --------|                          a is free once its last consumer has run
+                        |-- b ------------------ ...    the second Tanh takes the memory of MatMul: b, too
+
+A `Program` is a graph without TensorFlow: devices, times, buffers and edges by number. The order follows TensorFlow's
+executor: an op is ready when all its inputs are there; a thread goes on with the cheap ops that it made ready, and at
+most one other; the rest waits in a queue for a thread that has nothing to do. A real run may choose otherwise, as times
+are estimates, and a thread of TensorFlow prefers what it has put into the queue itself.
+"""
+
+import heapq
+from collections import deque
+from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+Output = NamedTuple(
+    "Output", [("bytes", int), ("alias", int), ("in_place", Tuple[int, ...]), ("role", str), ("persistent", bool)]
+)
+Output.__doc__ = """What one output of an op is in memory.
+
+Attributes:
+  bytes: its size.
+  alias: position of the input that it shows; -1 for memory of its own.
+  in_place: positions of the inputs whose memory it may take, of its size.
+  role: what it counts as.
+  persistent: it is there before the step and behind it (a variable, a constant, what is fed).
+"""
+
+Op = NamedTuple(
+    "Op",
+    [
+        ("device", int),
+        ("seconds", float),
+        ("cheap", bool),
+        ("inputs", Tuple[Tuple[int, int], ...]),
+        ("after", Tuple[int, ...]),
+        ("outputs", Tuple[Output, ...]),
+        ("temporary", int),
+        ("stores", Tuple[int, int]),
+    ],
+)
+Op.__doc__ = """One op of a program.
+
+Attributes:
+  device: its number.
+  seconds: how long it runs.
+  cheap: the thread that makes it ready runs it, too.
+  inputs: (op, output) of each; op -1 for one that is there from the beginning.
+  after: ops that it waits for besides.
+  outputs: in order.
+  temporary: bytes that it takes while it runs.
+  stores: (position of an input, bytes): what it adds to the memory of that input, as a write to a stack or a
+    TensorArray does; (-1, 0) for most ops.
+"""
+
+Program = NamedTuple(
+    "Program",
+    [("ops", List[Op]), ("pools", Tuple[int, ...]), ("threads", Tuple[int, ...]), ("fetched", Tuple[int, ...])],
+)
+Program.__doc__ = """A step.
+
+Attributes:
+  ops: a graph without cycles; roots start in this order.
+  pools: per device, the number of the threads that run its ops. The CPU devices of a process share theirs.
+  threads: per pool, how many.
+  fetched: ops whose outputs stay until the end.
+"""
+
+Peak = NamedTuple("Peak", [("bytes", int), ("by_role", Dict[str, int]), ("op", int)])
+Peak.__doc__ = """The moment in which a device holds most.
+
+Attributes:
+  bytes: what ops have allocated; persistent memory is not in it.
+  by_role: the same by role.
+  op: what started then; -1 if nothing is ever allocated.
+"""
+
+
+class _Buffer(object):
+    __slots__ = ("bytes", "device", "persistent", "references", "role")
+
+    def __init__(self, size: int, device: int, role: str, persistent: bool) -> None:
+        self.bytes = size
+        self.device = device
+        self.role = role
+        self.references = 0
+        self.persistent = persistent
+
+
+_EXTERNAL = _Buffer(0, 0, "", True)
+
+
+class _Memory(object):
+    """What every device holds, and the peaks so far."""
+
+    def __init__(self, devices: int) -> None:
+        self._held = [0] * devices
+        self._by_role: List[Dict[str, int]] = [{} for _ in range(devices)]
+        self.peaks = [Peak(0, {}, -1) for _ in range(devices)]
+
+    def add(self, device: int, role: str, size: int) -> None:
+        """Adds to what a device holds, or takes away."""
+        if size:
+            self._held[device] += size
+            roles = self._by_role[device]
+            roles[role] = roles.get(role, 0) + size
+
+    def note(self, device: int, op: int) -> None:
+        """Called when an op has allocated."""
+        if self._held[device] > self.peaks[device].bytes:
+            self.peaks[device] = Peak(self._held[device], dict(self._by_role[device]), op)
+
+
+class _Pool(object):
+    """The threads of some devices: a queue of ops, and per thread those that it runs next itself."""
+
+    def __init__(self, threads: int) -> None:
+        self.queue: Deque[int] = deque()
+        self.inline: List[Deque[int]] = [deque() for _ in range(threads)]
+        self.idle = list(range(threads - 1, -1, -1))
+
+    def next(self, thread: int) -> int:
+        """The op that a thread runs next, -1 if there is none."""
+        own = self.inline[thread]
+        if own:
+            return own.popleft()
+        return self.queue.popleft() if self.queue else -1
+
+
+class _Run(object):
+    """One run of a program."""
+
+    def __init__(self, program: Program, temporary_role: str) -> None:
+        ops = program.ops
+        self._program = program
+        self._temporary_role = temporary_role
+        self.memory = _Memory(len(program.pools))
+        self._pools = [_Pool(threads) for threads in program.threads]
+        self._buffers: List[List[_Buffer]] = [[] for _ in ops]
+        self._uses = [[0] * len(op.outputs) for op in ops]  # of each output
+        self._waiting = [0] * len(ops)
+        self._followers: List[List[int]] = [[] for _ in ops]
+        for number, op in enumerate(ops):
+            for producer, output in op.inputs:
+                if producer >= 0:
+                    self._uses[producer][output] += 1
+            before = dict.fromkeys([producer for producer, _ in op.inputs if producer >= 0] + list(op.after))
+            self._waiting[number] = len(before)
+            for producer in before:
+                self._followers[producer].append(number)
+        for number in program.fetched:
+            self._uses[number] = [uses + 1 for uses in self._uses[number]]
+        self._events: List[Tuple[float, int, int, int]] = []  # (end, op, pool, thread), a heap
+        self.done = 0
+
+    def run(self) -> None:
+        """From the first op to the last."""
+        program = self._program
+        for number, op in enumerate(program.ops):
+            if not self._waiting[number]:
+                pool = self._pools[program.pools[op.device]]
+                if op.cheap:
+                    pool.inline[op.device % len(pool.inline)].append(number)  # each executor starts in some thread
+                else:
+                    pool.queue.append(number)
+        self._wake(0.0)
+        while self._events:
+            now, number, pool_number, thread = heapq.heappop(self._events)
+            self._finish(number)
+            self._release_followers(number, pool_number, thread)
+            self._pools[pool_number].idle.append(thread)
+            self._wake(now)
+
+    def _wake(self, now: float) -> None:
+        """Gives idle threads something to do."""
+        for pool_number, pool in enumerate(self._pools):
+            for thread in reversed(pool.idle[:]):
+                number = pool.next(thread)
+                if number >= 0:
+                    pool.idle.remove(thread)
+                    self._start(number)
+                    end = now + self._program.ops[number].seconds
+                    heapq.heappush(self._events, (end, number, pool_number, thread))
+
+    def _start(self, number: int) -> None:
+        op = self._program.ops[number]
+        inputs = [_EXTERNAL if p < 0 else self._buffers[p][output] for p, output in op.inputs]
+        memory = self.memory
+        at, size = op.stores
+        if size:
+            memory.add(inputs[at].device, inputs[at].role, size)
+            inputs[at].bytes += size
+        for output, uses in zip(op.outputs, self._uses[number]):
+            buffer = self._buffer_of(op, output, inputs)
+            buffer.references += uses
+            self._buffers[number].append(buffer)
+        if op.temporary:
+            memory.add(op.device, self._temporary_role, op.temporary)
+        memory.note(op.device, number)
+
+    def _buffer_of(self, op: Op, output: Output, inputs: Sequence[_Buffer]) -> _Buffer:
+        if output.persistent:
+            return _EXTERNAL
+        if output.alias >= 0:
+            return inputs[output.alias]
+        for at in output.in_place:
+            buffer = inputs[at]
+            if buffer.references == 1 and not buffer.persistent and buffer.bytes == output.bytes:
+                if buffer.device == op.device:
+                    self.memory.add(op.device, buffer.role, -buffer.bytes)
+                    self.memory.add(op.device, output.role, buffer.bytes)
+                    buffer.role = output.role
+                    return buffer
+        buffer = _Buffer(output.bytes, op.device, output.role, False)
+        self.memory.add(op.device, output.role, output.bytes)
+        return buffer
+
+    def _finish(self, number: int) -> None:
+        """Gives back the inputs, and outputs that nobody takes."""
+        op = self._program.ops[number]
+        self.done += 1
+        if op.temporary:
+            self.memory.add(op.device, self._temporary_role, -op.temporary)
+        for producer, output in op.inputs:
+            if producer >= 0:
+                buffer = self._buffers[producer][output]
+                buffer.references -= 1
+                self._free_unused(buffer)
+        for buffer in self._buffers[number]:
+            self._free_unused(buffer)
+
+    def _free_unused(self, buffer: _Buffer) -> None:
+        if not buffer.references and not buffer.persistent:
+            self.memory.add(buffer.device, buffer.role, -buffer.bytes)
+            buffer.bytes = 0
+
+    def _release_followers(self, number: int, pool_number: int, thread: int) -> None:
+        """Puts what has become ready where TensorFlow's executor would."""
+        program, pool = self._program, self._pools[pool_number]
+        device = program.ops[number].device
+        current: Optional[int] = None
+        for follower in self._followers[number]:
+            self._waiting[follower] -= 1
+            if self._waiting[follower]:
+                continue
+            op = program.ops[follower]
+            if op.device != device:  # another executor, behind a transfer
+                self._pools[program.pools[op.device]].queue.append(follower)
+            elif op.cheap:
+                pool.inline[thread].append(follower)
+            else:
+                if current is not None:
+                    pool.queue.append(current)
+                current = follower
+        if current is not None:
+            if pool.inline[thread]:
+                pool.queue.append(current)
+            else:
+                pool.inline[thread].append(current)
+
+
+def simulate(program: Program, temporary_role: str) -> List[Peak]:
+    """Per device, the peak of what ops allocate.
+
+    Args:
+      program: the step.
+      temporary_role: what temporary memory counts as.
+
+    Raises:
+      ValueError: ops wait for each other in a circle.
+    """
+    run = _Run(program, temporary_role)
+    run.run()
+    if run.done < len(program.ops):
+        raise ValueError(
+            "{} of {} ops of the program wait for each other in a circle".format(
+                len(program.ops) - run.done, len(program.ops)
+            )
+        )
+    return run.memory.peaks

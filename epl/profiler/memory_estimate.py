@@ -1,0 +1,110 @@
+"""How much memory a training step will take on each device: a function and a hook, before the step runs.
+
+What is estimated, and how, is in `epl/parallel/memory`. Here a step is what a `Session.run` would run: fetches and
+feeds mean what they mean to the session.
+"""
+
+import logging
+import os
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.parallel import transformation
+from epl.parallel.memory import what_if
+from epl.parallel.memory.estimate import MemoryEstimate, StepGraph, estimate, prepare
+from epl.parallel.memory.report import describe
+from epl.runtime.feeds import FeedSharing
+from epl.runtime.step import StepFinder
+from epl.utils import tf_compat
+
+logger = logging.getLogger("epl")
+
+Shapes = Dict[str, Tuple[int, ...]]
+
+
+class MemoryEstimateHook(tf.train.SessionRunHook):
+    """Logs the estimate before the first run of a session (log `epl`, level INFO)."""
+
+    def __init__(self) -> None:
+        """The estimate is of what that run fetches and feeds."""
+        self.estimate: Optional[MemoryEstimate] = None
+
+    def before_run(self, run_context: Any) -> None:
+        """Estimates once."""
+        if self.estimate is None:
+            asked = run_context.original_args
+            with run_context.session.graph.as_default():
+                self.estimate = memory_estimate(asked.fetches, asked.feed_dict)
+            logger.info("%s", describe(self.estimate))
+
+
+def memory_estimate(
+    fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, threads: Optional[int] = None, advise: bool = True
+) -> MemoryEstimate:
+    """Estimates what a run of the default graph takes on each device of this process; runs nothing.
+
+    An annotated graph is rewritten for all devices first, as its first `Session.run` would do. Show the result with
+    `epl.parallel.memory.report.describe`.
+
+    Args:
+      fetches: what would be fetched: ops and tensors, in any nesting; the training op for a training step.
+      feed_dict: what would be fed: tensor -> an array, or a tf.TensorShape in its place.
+      threads: inter-op threads of the session; by default as many as there are cores, as in TensorFlow.
+      advise: also look for changes of the configuration that would lower the peak; takes about three times as long.
+
+    Raises:
+      PlanError: the graph cannot be rewritten as asked.
+      FeedError: the feeds cannot be shared out among replicas and micro batches.
+    """
+    tf_graph = tf.get_default_graph()
+    transformation.transform(tf_graph)
+    elements = [tf_graph.as_graph_element(item) for item in tf.nest.flatten(fetches) if item is not None]
+    feeds = _arrays(tf_graph, feed_dict or {})
+    names, fed = _step(tf_graph, elements, feeds)
+    graph = StepGraph(tf_graph)
+    step = prepare(graph, names, fed, threads or os.cpu_count() or 1)
+    found = estimate(graph, step)
+    return found._replace(changes=what_if.changes(graph, step, found, names, fed)) if advise else found
+
+
+def _arrays(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
+    """Arrays of the shapes that are fed; those for shapes take no memory."""
+    arrays = {}
+    for key, value in feed_dict.items():
+        if isinstance(value, tf.TensorShape):
+            tensor = tf_graph.as_graph_element(key, allow_operation=False)
+            value = np.broadcast_to(np.zeros([], tensor.dtype.as_numpy_dtype), value.as_list())
+        arrays[key] = value
+    return arrays
+
+
+def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]) -> Tuple[List[str], Shapes]:
+    """Names of the ops that run, those of other replicas included, and the shapes that are fed to each placeholder."""
+    graph = Graph.of(tf_graph)
+    rewrite = None if graph is None else graph.plan
+    targets = [item for item in elements if isinstance(item, tf.Operation)]
+    fetches = [item for item in elements if not isinstance(item, tf.Operation)]
+    if rewrite is not None and not rewrite.runs_as_it_is:
+        sharing = FeedSharing(rewrite)
+        feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))
+        step = StepFinder(rewrite).find(fetches, targets, feeds)
+        if step.shares_feeds:
+            feeds = sharing.share(feeds)
+        elif step.repeats_feeds:
+            feeds = sharing.repeat(feeds)
+        feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
+        targets, fetches = list(step.targets), list(step.fetches)
+    else:
+        feeds = _by_tensor(tf_graph, feed_dict)
+    names = list(dict.fromkeys([op.name for op in targets] + [tensor.op.name for tensor in fetches]))
+    return names, {tensor.name: np.shape(value) for tensor, value in feeds.items()}
+
+
+def _by_tensor(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[tf.Tensor, Any]:
+    return {
+        tf_graph.as_graph_element(key, allow_operation=False): value
+        for key, value in tf_compat.flatten_feeds(feed_dict)
+    }
