@@ -32,7 +32,7 @@ def begin(init, mode="plain", **config):
     return devices
 
 
-def measured(model, steps=3):
+def measured(model, steps=2):
     """By device, the peak of the last of some traced steps: variables, and what ops allocate."""
     config = tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=THREADS)
     with tf.Session(config=config) as sess:

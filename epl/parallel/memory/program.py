@@ -6,7 +6,6 @@ Loops run once; what they push on stacks and write into TensorArrays counts as o
 
 import heapq
 import os
-from collections import Counter
 from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -17,22 +16,16 @@ from epl.parallel import costs_loops, costs_shapes
 from epl.parallel.costs import MACHINES, keeps_order, op_seconds
 from epl.parallel.costs_folding import Folding
 from epl.parallel.costs_shapes import TensorType, Types, num_bytes
-from epl.parallel.memory import kernels
+from epl.parallel.memory import grappler, kernels
 from epl.parallel.memory.simulation import Op, Output, Program
 from epl.parallel.op_costs import Kind, op_cost
 from epl.parallel.recompute import data_inputs
-from epl.utils import tf_compat
 
 TRANSFER = "communication"  # role of what comes from another device
 
 # What brings values into the graph that the caller or the input pipeline holds.
 _SOURCES = op_types.DATA_SOURCES | op_types.PLACEHOLDERS
 _PERSISTENT = op_types.VARIABLES | {"Const"}
-_CONTROL_FLOW = (
-    op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
-)
-_FEW = 2  # ops that wait for the same one
-_SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # (op type) -> (the input that grows, the input that is added to it)
 _STORES = {"StackPushV2": (0, 1), "TensorArrayWriteV3": (0, 2), "TensorArrayScatterV3": (0, 2),
            "TensorArraySplitV3": (0, 1)}  # fmt: skip
@@ -101,9 +94,9 @@ def make_program(
     frames = costs_loops.loop_frames(view)
     ends = _loop_ends(view, step.nodes, frames)
     order = _run_order(view, step.nodes, ends)
-    builder = _Builder(view, step, devices, types, device_type, _repeated_waits(view, order), frames, ends)
-    folded = _folded(tf_graph, view, types, order)
-    idle = _idle(tf_graph, view, types, step, order, folded)
+    builder = _Builder(view, step, devices, types, device_type, grappler.repeated_waits(view, order), frames, ends)
+    folded = grappler.folded_nodes(tf_graph, view, types, order)
+    idle = grappler.idle_nodes(tf_graph, view, types, step.fetched, order, folded)
     for node in order:
         if node in idle or node in folded:
             builder.add_waiting(node)
@@ -183,68 +176,6 @@ def _run_order(view: GraphView, nodes: Set[int], ends: Mapping[int, Sequence[int
                 if not waiting[consumer]:
                     heapq.heappush(ready, consumer)
     return order
-
-
-def _repeated_waits(view: GraphView, order: Sequence[int]) -> Set[Tuple[int, int]]:
-    """(Node, producer) of control edges beside a longer way that says the same; grappler takes them out, too.
-
-    Only of producers for which several nodes wait, as all ops of an optimizer do for the updates of batch norm.
-    """
-    waits = {node: view.producers[node][len(data_inputs(view, node)) :] for node in order}
-    count = Counter(producer for producers in waits.values() for producer in producers)
-    bits = {node: 1 << at for at, node in enumerate(n for n in order if count[n] > _FEW)}
-    before: Dict[int, int] = {}  # node -> the bits of its ancestors
-    found: Set[Tuple[int, int]] = set()
-    for node in order:
-        producers = [producer for producer in set(view.producers[node]) if producer in before]
-        reached = 0
-        for producer in producers:
-            reached |= before[producer]
-        found.update((node, producer) for producer in waits[node] if bits.get(producer, 0) & reached)
-        for producer in producers:
-            reached |= bits.get(producer, 0)
-        before[node] = reached
-    return found
-
-
-def _folded(tf_graph: tf.Graph, view: GraphView, types: Types, order: Sequence[int]) -> Set[int]:
-    """What grappler makes constants of: shapes that the graph tells, and that two equal shapes need no broadcast."""
-    found = set()
-    for node in order:
-        op_type = view.types[node]
-        if op_type in _SHAPES:
-            inputs = tf_graph.get_operation_by_name(view.nodes[node].name).inputs
-            if all(tensor.shape.is_fully_defined() for tensor in inputs):
-                found.add(node)
-        elif op_type == "BroadcastGradientArgs":
-            shapes = [producer for producer, _ in data_inputs(view, node)]
-            if all(view.types[shape] == "Shape" for shape in shapes):
-                one, other = [types[p][output].shape for shape in shapes for p, output in data_inputs(view, shape)]
-                if one is not None and one == other:
-                    found.add(node)
-    return found
-
-
-def _idle(
-    tf_graph: tf.Graph, view: GraphView, types: Types, step: Step, order: Sequence[int], folded: Collection[int]
-) -> Set[int]:
-    """What TensorFlow's optimizer (grappler) makes a NoOp of: nobody takes its tensors, ops only wait for it.
-
-    Such are gradients of constants: tf.gradients has the other gradients of the same op wait for them.
-    """
-    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-    kept = stateful | op_types.VARIABLES | op_types.REF_WRITES | _CONTROL_FLOW | _SOURCES
-    taken = set(step.fetched)
-    idle = set()
-    for node in reversed(order):
-        if node not in taken and view.types[node] not in kept:
-            idle.add(node)
-        elif node not in folded:
-            inputs = data_inputs(view, node)
-            if view.types[node] == "Reshape" and types[inputs[0][0]][inputs[0][1]] == types[node][0]:
-                inputs = inputs[:1]  # into the shape that it has
-            taken.update(producer for producer, _ in inputs)
-    return idle
 
 
 def _closed(output: TensorType, static: tf.TensorShape, rows: int) -> TensorType:
