@@ -33,7 +33,7 @@ from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
-from epl.parallel.split.region import find_region
+from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.updates import complete_updates, trace_updates
 from epl.parallel.stages import plan_stages
@@ -202,15 +202,24 @@ class SplitModel(object):
 
     def _build(self, decision: Decision) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
+        depends_on_data = Dependence()
 
         def entry(tensor: tf.Tensor) -> tf.Tensor:
-            if self._program.values[self._program.number[tensor]].info.batch is None:
-                return tensor  # the same on all ranks, and so is its gradient: its mean is it
             if tensor not in entries:
-                entries[tensor] = _scaled(tensor, float(self.ranks))
+                entries[tensor] = self._entered(tensor, depends_on_data)
             return entries[tensor]
 
         return Lowering(self._program, decision, self.exchange, self._variable, SCOPE + "/", entry=entry)
+
+    def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
+        """A tensor of replicate code as the split takes it."""
+        if self._program.values[self._program.number[tensor]].info.batch is not None:
+            return _scaled(tensor, float(self.ranks))
+        if tensor.dtype.is_floating and tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
+            # Of a batch without rows, such as a loss: the mean of those of the ranks, whose gradient each of them gets.
+            mean = self.exchange.sum_partial(tf.stop_gradient(tensor)) / float(self.ranks)
+            return with_gradient(tensor, mean, lambda gradient: gradient)
+        return tensor  # the same on all ranks, and so is its gradient: its mean is it
 
     def _variable(self, op: tf.Operation, layout: Layout) -> tf.Tensor:
         """The value of this rank's part of a variable."""

@@ -138,6 +138,17 @@ def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
         return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
 
 
+@split_model
+def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """The loss of replicated code goes into the split, where more than a sum is made of it."""
+    with replicate():
+        hidden = dense(x, 16, 'features', tf.nn.tanh)
+        first = cross_entropy(y, dense(hidden, CLASSES, 'out'))
+    with split():
+        second = cross_entropy(_wide_labels(ids), dense(hidden, WIDE, 'head'))
+        return second * tf.sqrt(first) + first
+
+
 def _annotations(ctx: Context) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split over all devices of the job."""
     if not ctx.planned:
