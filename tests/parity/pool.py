@@ -50,7 +50,7 @@ class Group:
             environment.update(
                 TF_CONFIG=json.dumps({'cluster': {'worker': hosts}, 'task': {'type': 'worker', 'index': worker}}),
                 EPL_LISTEN_FD=str(sock.fileno()), EPL_CLUSTER_NUM_VIRTUAL_DEVICES=str(self.topology.devices),
-                EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='45', EPL_COMMUNICATION_TIMEOUT='30')
+                EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='100', EPL_COMMUNICATION_TIMEOUT='100')
         log = self._log_path(worker)
         arguments = [str(theirs.fileno()), self.topology.mode, str(self.topology.workers), str(self.topology.devices),
                      str(worker), self.directory]
