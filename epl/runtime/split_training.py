@@ -78,7 +78,11 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
         count = _device_count(graph)
         if count == 1:
             return ys, xs
-        graph.split = SplitModel(graph, count, _as_list(ys))
+        try:
+            graph.split = SplitModel(graph, count, _as_list(ys))
+        except Exception as error:
+            graph.failure = error  # a graph that is half lowered must not run
+            raise
     graph.split.redirect()
     return _mapped(ys, graph.split.objective), _mapped(xs, graph.split.source)
 
@@ -175,7 +179,9 @@ class SplitModel(object):
         self.exchange = Exchange(Communicator(name, owners), rank, "split")
         self._region = find_region(with_readers(_marked(graph)))
         self._program = Program(self._region, ranks, cluster.device_type.lower())
-        self._program.train([y for y in objective if isinstance(y, tf.Tensor)])
+        inside = [y for y in objective if y in self._program.number]
+        # What is differentiated outside of the split needs what leaves it.
+        self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
         decision = search(self._program)
         report.refuse_full_variables(self._program, decision)
         logger.info("%s", report.table(self._program, decision))

@@ -295,7 +295,9 @@ def test_what_is_recomputed_cannot_be_fed_in_a_training_step(collect):
 
 def traced_step(train_op, feed):
     """Peak of the bytes alive in the second step, and the ops that ran."""
-    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as sess:
+    # With threads of its own: those that sessions share are as many as the first session of the process had.
+    config = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.Session(config=config) as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, feed)
         metadata = step_stats.run(sess, train_op, feed)[1]
