@@ -29,7 +29,7 @@ Execution.__doc__ = """One execution of an op. An op of a loop has one for each 
 Attributes:
   op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
   device: where it ran, as the session names it.
-  start_ns, end_ns: since the epoch.
+  start_ns, end_ns: since the epoch; the end is that of the kernel.
   op_type: that of the op which ran; TensorFlow fuses some. "" where the record does not tell.
   stream: of a GPU, what the kernel ran in; "" for the op itself.
 """
@@ -83,7 +83,7 @@ def executions(metadata: tf.RunMetadata) -> List[Execution]:
     for device, stats in node_stats(metadata):
         match = _STREAM.match(device)
         start = stats.all_start_nanos or stats.all_start_micros * 1000
-        length = stats.all_end_rel_nanos or stats.all_end_rel_micros * 1000
+        length = _length_ns(stats)
         op = stats.node_name.partition(":")[0]
         place, stream = match.groups() if match else (device, "")
         if stream:  # listed without its process
@@ -91,6 +91,20 @@ def executions(metadata: tf.RunMetadata) -> List[Execution]:
             place = full[0] if len(full) == 1 else place
         found.append(Execution(op, place, start, start + length, op_type(stats), stream))
     return sorted(found, key=lambda execution: (execution.start_ns, execution.end_ns))
+
+
+def _length_ns(stats: Any) -> int:
+    """From the start of an op to the end of its kernel.
+
+    Not to the end of the record: TensorFlow hands on the outputs of an op before it closes the record, so what waits
+    for the op may run on another thread by then.
+    """
+    return (
+        stats.op_end_rel_nanos
+        or stats.op_end_rel_micros * 1000
+        or stats.all_end_rel_nanos
+        or stats.all_end_rel_micros * 1000
+    )
 
 
 def allocations(metadata: tf.RunMetadata) -> List[Allocation]:

@@ -65,6 +65,15 @@ def test_kernels_belong_to_the_gpu_that_ran_them():
     ]
 
 
+def test_an_op_ends_with_its_kernel():
+    """TensorFlow closes the record after what waits for the op may have begun."""
+    metadata = record(GPU, node_name="a", all_start_nanos=1000, op_end_rel_nanos=7, all_end_rel_nanos=400)
+    metadata.step_stats.dev_stats[0].node_stats.add(
+        node_name="b", all_start_micros=2, op_end_rel_micros=3, all_end_rel_micros=9
+    )
+    assert [execution.end_ns for execution in step_stats.executions(metadata)] == [1007, 5000]
+
+
 def allocated(device, allocator, in_use, *changes):
     """A record of one op's allocations: (microsecond, bytes)."""
     metadata = record(device, node_name="op")
