@@ -12,9 +12,10 @@ variables, slots and checkpoints are the `shard_*` modules'.
 """
 
 import atexit
+import contextlib
 import logging
 import os
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -79,12 +80,12 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
         if count == 1:
             return ys, xs
         try:
-            graph.split = SplitModel(graph, count, _as_list(ys))
+            graph.split = SplitModel(graph, count, tf.nest.flatten(ys))
         except Exception as error:
             graph.failure = error  # a graph that is half lowered must not run
             raise
     graph.split.redirect()
-    return _mapped(ys, graph.split.objective), _mapped(xs, graph.split.source)
+    return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
 
 
 def fetched(
@@ -178,6 +179,7 @@ class SplitModel(object):
         start_job(env.config)
         self.exchange = Exchange(Communicator(name, owners), rank, "split")
         self._region = find_region(with_readers(_marked(graph)))
+        self._inside = frozenset(self._region.ops)
         self._program = Program(self._region, ranks, cluster.device_type.lower())
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
@@ -200,7 +202,7 @@ class SplitModel(object):
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
         for made in self._shards:
-            give_whole(made, self.exchange, set(self._region.ops))
+            give_whole(made, self.exchange, self._inside)
         self._lowered_through = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
         self._saved_through = 0
         self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
@@ -251,11 +253,10 @@ class SplitModel(object):
 
     def _is_read_outside(self, variable: tf.Operation) -> bool:
         """Whether ops that are not in the split compute with a variable."""
-        inside = set(self._region.ops)
         tensors = [tensor for tensor, of in self._region.variables.items() if of is variable]
         reads = {tensor.op for tensor in tensors}
         return any(
-            consumer not in inside and consumer not in reads and consumer.type not in _NO_COMPUTATION
+            consumer not in self._inside and consumer not in reads and consumer.type not in _NO_COMPUTATION
             for tensor in tensors
             for consumer in tensor.consumers()
         )
@@ -270,9 +271,8 @@ class SplitModel(object):
         if value.info.batch is not None:
             return self._exit(y)
         if y not in self._new:
-            before = tf_compat.last_op_id(self._graph.tf_graph)
-            self._new[y] = self._lowering.whole(y)
-            self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+            with self._building():
+                self._new[y] = self._lowering.whole(y)
         return self._new[y]
 
     def source(self, x: Any) -> Any:
@@ -281,13 +281,20 @@ class SplitModel(object):
         Raises:
           PlanError: `x` is computed inside of the split.
         """
-        number = self._program.number.get(x) if isinstance(x, tf.Tensor) else None
-        if number is not None and self._program.values[number].kind == RESULT:
+        if not isinstance(x, tf.Tensor):
+            return x
+        if self._result(x) is not None:
             raise PlanError(
                 "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
                 "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
             )
-        return self._new.get(x, x) if isinstance(x, tf.Tensor) else x
+        return self._new.get(x, x)
+
+    def _result(self, tensor: tf.Tensor) -> Optional[Value]:
+        """The value that the split computes for a tensor of the user, None for tensors of others."""
+        number = self._program.number.get(tensor)
+        value = None if number is None else self._program.values[number]
+        return value if value is not None and value.kind == RESULT else None
 
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
@@ -297,16 +304,15 @@ class SplitModel(object):
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
-        number = self._program.number.get(tensor)
         variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
         if variable.name in self.held:
             return self._gathered(
                 lambda prefix: value_of(graph, prefix + variable.name), self.held[variable.name].layout
             )
-        if number is None or self._program.values[number].kind != RESULT or tensor.op in self._region.kept:
+        value = self._result(tensor)
+        if value is None or tensor.op in self._region.kept:
             return Shown(tensor, ())
         local, layout = self._lowering.tensors[tensor]
-        value = self._program.values[number]
         if layout == batch_layout(value.info):
             return Shown(local, ())
         return self._gathered(lambda prefix: graph.get_tensor_by_name(prefix + local.name), layout, value)
@@ -354,8 +360,7 @@ class SplitModel(object):
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that is computed inside of the split."""
-        number = self._program.number.get(tensor)
-        if number is not None and self._program.values[number].kind == RESULT:
+        if self._result(tensor) is not None:
             raise FeedError(
                 "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
                 "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
@@ -366,27 +371,24 @@ class SplitModel(object):
         new = [op for op in tf_compat.ops_since(self._graph.tf_graph, self._seen_through) if op not in self._own]
         for op in new:
             for tensor in set(op.inputs):
-                number = self._program.number.get(tensor)
-                if number is not None and self._program.values[number].kind == RESULT:
+                if self._result(tensor) is not None:
                     self._give(tensor, [op])
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
         self._redirect_controls()
 
     def _redirect_controls(self) -> None:
         """Whoever waits for an op of the split waits for what computes in its place."""
-        inside = set(self._region.ops)
-        for op in inside - self._region.kept:
+        for op in self._inside - self._region.kept:
             instead = {self._lowering.tensors[t][0].op for t in op.outputs if t in self._lowering.tensors}
             for waiting in tf_compat.control_outputs(op):
-                if waiting not in inside and waiting not in self._own:
+                if waiting not in self._inside and waiting not in self._own:
                     controls = [one for one in waiting.control_inputs if one is not op]
                     waiting._remove_all_control_inputs()
                     waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
 
     def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation]) -> None:
-        inside = set(self._region.ops)
         for consumer in consumers:
-            if consumer in inside or consumer in self._own:
+            if consumer in self._inside or consumer in self._own:
                 continue
             for position, taken in enumerate(consumer.inputs):
                 if taken is tensor:
@@ -395,14 +397,20 @@ class SplitModel(object):
     def _exit(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
         if tensor not in self._exits:
-            before = tf_compat.last_op_id(self._graph.tf_graph)
             value = self._program.values[self._program.number[tensor]]
-            own = self._lowering.own_rows(tensor)
-            if value.info.batch is None:
-                own = self.exchange.enter(own)
-            self._exits[tensor] = _scaled(own, 1.0 / self.ranks)
-            self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+            with self._building():
+                own = self._lowering.own_rows(tensor)
+                if value.info.batch is None:
+                    own = self.exchange.enter(own)
+                self._exits[tensor] = _scaled(own, 1.0 / self.ranks)
         return self._exits[tensor]
+
+    @contextlib.contextmanager
+    def _building(self) -> Iterator[None]:
+        """Ops that are made inside belong to the lowering: they are not the user's."""
+        before = tf_compat.last_op_id(self._graph.tf_graph)
+        yield
+        self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
 
     # ---- Ranks of this process.
 
@@ -516,11 +524,3 @@ def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
-
-
-def _mapped(values: Any, function: Any) -> Any:
-    return [function(value) for value in values] if isinstance(values, (list, tuple)) else function(values)
-
-
-def _as_list(values: Any) -> Sequence[Any]:
-    return list(values) if isinstance(values, (list, tuple)) else [values]

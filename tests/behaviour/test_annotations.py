@@ -133,6 +133,33 @@ def test_what_a_split_does_not_go_with_is_refused(oracle: Oracle, devices: int, 
     assert 'not available yet: ' + key in answer.results['error'][0]
 
 
+def _misused_split(ctx: Context) -> None:
+    import epl
+    ctx.init(annotate=False)
+    x = tf.placeholder(tf.float32, [None, 12])
+    with epl.split(2):
+        hidden = tf.layers.dense(x, 4)
+        loss = tf.reduce_mean(tf.square(hidden))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    ctx.record(by_a_result=error_of(tf.gradients, loss, [hidden]))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        ctx.record(fed=error_of(sess.run, train_op, {x: np.ones([8, 12]), hidden: np.ones([8, 4])}))
+    with tf.Graph().as_default():
+        with epl.split(2):
+            hidden_away = tf.get_variable('kernel', [12, 4], collections=[], trainable=False)
+            loss = tf.reduce_mean(tf.matmul(tf.placeholder(tf.float32, [None, 12]), hidden_away))
+        ctx.record(in_no_collection=error_of(tf.gradients, loss, [hidden_away]))
+
+
+def test_what_a_split_cannot_do_is_refused(oracle: Oracle) -> None:
+    answer, = oracle.plan((1, 2), _misused_split)
+    results = answer.results
+    assert 'which is computed inside of epl.split and lies on 2 devices' in results['by_a_result'][0]
+    assert 'is fed, and computed inside of epl.split on 2 devices' in results['fed'][0]
+    assert "'kernel' is a variable that is in no collection" in results['in_no_collection'][0]
+
+
 def _before_init(ctx: Context) -> None:
     import epl
 

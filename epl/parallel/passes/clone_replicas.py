@@ -5,7 +5,7 @@ that the user pinned to the CPU, and those that use a shared resource, stay wher
 """
 
 import re
-from typing import Dict, Sequence, Set
+from typing import Container, Dict, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -38,7 +38,9 @@ def run(rewrite: Rewrite) -> None:
     )
     _place_replica_0(rewrite, view, devices, stages)
     seeds = OwnSeeds(view)
-    _vary_seeds_of_replica_0(rewrite, view, seeds)
+    split = rewrite.graph.split
+    own_parts = {} if split is None else split.own_attrs(view, rewrite.cloned)
+    _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -51,8 +53,6 @@ def run(rewrite: Rewrite) -> None:
         for node in rewrite.cloned
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or seeds.is_random(view.nodes[node])
     ]
-    split = rewrite.graph.split
-    own_parts = {} if split is None else split.own_attrs(view, rewrite.cloned)
     special += [node for node in own_parts if node in rewrite.cloned]
     edits = [
         {
@@ -135,12 +135,10 @@ def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], st
     tf_compat.set_devices(rewrite.tf_graph, ((proto.name, proto.device) for proto in view.nodes))
 
 
-def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds) -> None:
+def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, kept: Container[int]) -> None:
     """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
     if rewrite.base_rank == 0:
         return
-    split = rewrite.graph.split
-    kept = () if split is None else split.own_attrs(view, rewrite.cloned)
     random = [view.nodes[node] for node in rewrite.cloned if node not in kept and seeds.is_random(view.nodes[node])]
     edits = [(node, seeds.edit(node, rank=rewrite.base_rank)) for node in random]
     tf_compat.add_functions(rewrite.tf_graph, seeds.take_library())
