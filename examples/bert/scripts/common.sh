@@ -5,12 +5,7 @@
 set -euo pipefail
 
 BERT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-ROOT=$(cd "$BERT/../.." && pwd)
-if [ -z "${PYTHON:-}" ]; then
-  PYTHON=${VIRTUAL_ENV:-$ROOT/.venv}/bin/python
-fi
-export PYTHON
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$ROOT
+source "$BERT/../environment.sh"
 
 if [ -n "${BERT_DIR:-}" ]; then
   : "${SQUAD_DIR:?SQUAD_DIR must name the folder of train-v1.1.json and dev-v1.1.json}"

@@ -3,12 +3,7 @@
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-ROOT=$(cd "$HERE/../.." && pwd)
-if [ -z "${PYTHON:-}" ]; then
-  PYTHON=${VIRTUAL_ENV:-$ROOT/.venv}/bin/python
-fi
-export PYTHON
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$ROOT
+source "$HERE/../environment.sh"
 
 # run VARIANT OPTION...: prepares the images, trains, evaluates; everything goes to experiments/images_VARIANT.
 run() {

@@ -4,19 +4,11 @@ import os
 import sys
 
 import pytest
-import tensorflow.compat.v1 as tf
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 IMAGES = os.path.join(ROOT, "examples", "image_classification")
 
 sys.path.append(IMAGES)
-
-
-@pytest.fixture(autouse=True)
-def fresh_graph():
-    """Every test builds in a graph of its own."""
-    with tf.Graph().as_default():
-        yield
 
 
 @pytest.fixture
