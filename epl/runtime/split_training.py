@@ -142,7 +142,6 @@ def _refuse_together(config: Config, taskgraphs: int) -> None:
         ("pipeline.num_micro_batch", config.pipeline.num_micro_batch, config.pipeline.num_micro_batch > 1),
         ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
         ("amp.level", config.amp.level, bool(config.amp.level)),
-        ("optimizer.num_apply_group", config.optimizer.num_apply_group, config.optimizer.num_apply_group > 1),
         ("communication.gradients_reduce_method", "sum", config.communication.gradients_reduce_method == "sum"),
     ]
     for key, value, is_set in settings:

@@ -33,6 +33,16 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bo
         np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
 
 
+@some_topologies
+@pytest.mark.parametrize('name,optimizer,clip', [
+    ('resource_head', 'adam', 0.), ('everything', 'momentum', 0.), ('small_table', 'momentum', 0.1),
+    ('head', 'layerwise', 0.)])
+def test_updates_in_groups(
+        oracle: Oracle, topology: Tuple[int, int], name: str, optimizer: str, clip: float) -> None:
+    """Norms that each update takes are sums over all ranks, and wait for no group that waits for them."""
+    oracle.check(topology, splits.train, name=name, optimizer=optimizer, clip=clip, optimizer__num_apply_group=3)
+
+
 @pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize('resource', [False, True])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:

@@ -5,10 +5,32 @@ from typing import Any, Callable, Dict, Tuple
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import STEPS, Context
+from tests.parity.scripts import models
 from tests.parity.scripts.data import CLASSES, FEATURES, TOKENS, VOCABULARY, samples
-from tests.parity.scripts.models import OPTIMIZERS, cross_entropy, dense, weights
+from tests.parity.scripts.models import cross_entropy, dense, weights
 
 WIDE = 1003  # columns that no number of devices here divides
+
+
+class Layerwise(tf.train.Optimizer):
+    """Steps that are as long as a part of the weights' own length, variable by variable."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(False, 'Layerwise')
+        self._rate = rate
+
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        return self._step(grad, var)
+
+    def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Operation:
+        return self._step(tf.convert_to_tensor(grad), var)
+
+    def _step(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        ratio = tf.norm(var) / (tf.norm(grad) + 1e-6)
+        return tf.assign_sub(var, self._rate * ratio * grad).op
+
+
+OPTIMIZERS = dict(models.OPTIMIZERS, layerwise=lambda: Layerwise(0.05))
 
 Scope = Callable[[], Any]
 SPLITS: Dict[str, Callable[..., tf.Tensor]] = {}
