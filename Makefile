@@ -27,7 +27,7 @@ test: setup
 	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" $(ARGS)
 
 test-long: setup
-	@$(RUN) $(VENV_PYTHON) -m pytest -m long $(ARGS)
+	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m long $(ARGS)
 
 lint: setup
 	@$(VENV_PYTHON) -m ruff --version >/dev/null 2>&1 || \
