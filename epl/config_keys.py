@@ -79,14 +79,20 @@ KEYS: Tuple[Key, ...] = (
         "communicators",
         "Number of communicators over which the gradient buckets are spread; those of different communicators overlap.",
     ),
-    Key("communication.fp16", Bool(), False, "", "Send float32 gradients as float16."),
+    Key(
+        "communication.fp16",
+        Bool(),
+        False,
+        "",
+        "Send float32 gradients as float16, and what all-to-alls move in epl.split.",
+    ),
     Key(
         "communication.fp16_scale",
         Int(minimum=1),
         128,
         "factor",
         "With communication.fp16: gradients are multiplied by this before the conversion to float16 and divided by it "
-        "after the all-reduce.",
+        "after the collective.",
     ),
     Key(
         "communication.clip_after_allreduce",

@@ -176,10 +176,11 @@ class SplitModel(object):
         rank = owners.index(cluster.worker_index)
         self._name, self._owners = name, owners
         start_job(env.config)
-        self.exchange = Exchange(Communicator(name, owners), rank, "split")
+        fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
+        self.exchange = Exchange(Communicator(name, owners), rank, "split", fp16_scale)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
-        self._program = Program(self._region, ranks, cluster.device_type.lower())
+        self._program = Program(self._region, ranks, cluster.device_type.lower(), fp16_scale is not None)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
+from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.layouts import Layout, balanced_sizes, offsets
 from epl.utils import tf_compat
@@ -52,18 +53,20 @@ class Exchange(object):
       collectives: ops that were built for the way forward, in the order in which they run.
     """
 
-    def __init__(self, communicator: Communicator, rank: int, key: str) -> None:
+    def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
         """Starts with no collective.
 
         Args:
           communicator: of the group.
           rank: the local rank that this builds for.
           key: unique within the communicator; begins the keys of the collectives.
+          fp16_scale: all-to-alls send floats as float16, gradients after multiplication by it; None: as they are.
         """
         self._communicator = communicator
         self.rank = rank
         self.ranks = communicator.world_size
         self._key = key
+        self._fp16_scale = fp16_scale if self.ranks > 1 else None
         self._number = 0
         self.owned: Dict[str, Owned] = {}
         self.collectives: List[tf.Operation] = []
@@ -125,7 +128,14 @@ class Exchange(object):
         part = self._reduce_scatter(tensor, layout, rows)
         return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
 
-    def move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def move(
+        self,
+        tensor: tf.Tensor,
+        source: Layout,
+        target: Layout,
+        rows: Optional[tf.Tensor] = None,
+        scale: float = 1.0,
+    ) -> tf.Tensor:
         """shard(a) -> shard(b).
 
         Args:
@@ -133,9 +143,14 @@ class Exchange(object):
           source: where it comes from.
           target: where it goes; along another dimension.
           rows: int64, how much of its dimension each rank has; needed if one of the layouts has no sizes.
+          scale: of what is sent as float16.
         """
-        moved = self._move(tensor, source, target, rows)
-        return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows))
+        if self._fp16_scale is None:
+            moved = self._move(tensor, source, target, rows)
+        else:
+            moved = decompress(self._move(compress(tensor, scale), source, target, rows), tensor.dtype, scale)
+        backward = self._fp16_scale or 1.0
+        return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows, backward))
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The largest of all ranks, element by element; no gradient."""

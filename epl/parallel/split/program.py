@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ops.compression import compressible
 from epl.parallel.costs import MACHINES, op_seconds
 from epl.parallel.costs_shapes import TensorType
 from epl.parallel.op_costs import Kind, op_cost
@@ -47,6 +48,7 @@ Value = NamedTuple(
         ("closed", Tuple[int, ...]),
         ("differentiable", bool),
         ("trained", bool),
+        ("in_half", bool),
     ],
 )
 Value.__doc__ = """A tensor of the unsplit program.
@@ -60,6 +62,7 @@ Attributes:
   closed: its shape for costs, with a batch assumed.
   differentiable: whether a gradient may be taken through it.
   trained: whether the gradients of variables need its gradient; for costs.
+  in_half: whether all-to-alls send it as float16; for costs.
 """
 
 Step = NamedTuple(
@@ -100,15 +103,17 @@ class Program(object):
       ranks: devices in the group.
     """
 
-    def __init__(self, region: Region, ranks: int, device_type: str = "cpu") -> None:
+    def __init__(self, region: Region, ranks: int, device_type: str = "cpu", half: bool = False) -> None:
         """Reads a region.
 
         Args:
           region: of a split TaskGraph.
           ranks: devices in the group.
           device_type: a key of epl.parallel.costs.MACHINES.
+          half: whether all-to-alls send floats as float16.
         """
         self.ranks = ranks
+        self._half = half
         self._region = region
         self._inside = frozenset(region.ops)
         self._machine = MACHINES[device_type]
@@ -171,6 +176,9 @@ class Program(object):
         self.number[value.tensor] = len(self.values) - 1
         return len(self.values) - 1
 
+    def _in_half(self, info: TensorInfo) -> bool:
+        return self._half and compressible(info.dtype)
+
     def _input(self, tensor: tf.Tensor) -> int:
         """The number of what an op takes; -1 if it comes from inside a loop."""
         if tensor in self.number:
@@ -190,7 +198,7 @@ class Program(object):
             info = TensorInfo(shape, dtype)
             floating = dtype.is_floating
             closed = closed_shape(shape, None, self.ranks)
-            self._add(Value(handle, VARIABLE, info, None, -1, closed, floating, floating))
+            self._add(Value(handle, VARIABLE, info, None, -1, closed, floating, floating, self._in_half(info)))
         self.number[tensor] = self.number[handle]
         return self.number[handle]
 
@@ -205,7 +213,7 @@ class Program(object):
         closed = closed_shape(shape_of(tensor.shape), batch, self.ranks)
         rows_of = -1 if batch is None else len(self.values)
         place = None if batch is None else Batch(batch, 1)
-        return self._add(Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained))
+        return self._add(Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained, self._in_half(info)))
 
     def _shape(self, tensor: tf.Tensor) -> Optional[Shape]:
         """All that is known of a shape in the user's graph."""
@@ -256,8 +264,8 @@ class Program(object):
             closed = closed_shape(known_shape, batch and batch.dim, self.ranks)
             floating = info.dtype.is_floating
             rows = -1 if batch is None else rows_of
-            value = Value(output, RESULT, info, batch, rows, closed, differentiable and floating, trained and floating)
-            added.append(self._add(value))
+            leads = differentiable and floating, trained and floating
+            added.append(self._add(Value(output, RESULT, info, batch, rows, closed, *leads, self._in_half(info))))
         full = bare._replace(outputs=infos)
         choices = () if kept else tuple(choices_of(full))
         draws = draws_numbers(op)

@@ -4,8 +4,8 @@ from typing import List, Tuple
 
 from epl.parallel.split.layouts import FULL
 from epl.parallel.split.origin import user_line
-from epl.parallel.split.program import Program, Step, num_bytes
-from epl.parallel.split.routes import collectives
+from epl.parallel.split.program import Program, Step, Value, num_bytes
+from epl.parallel.split.routes import collectives, is_half
 from epl.parallel.split.rules import RULES
 from epl.parallel.split.search import Decision, conversions, layouts_of, variable_layouts
 from epl.utils.errors import PlanError
@@ -38,7 +38,7 @@ def table(program: Program, decision: Decision) -> str:
             lines.append("      inside: {:,.0f}".format(step.choices[choice].moved))
         for number, conversion in made:
             value = program.values[number]
-            names = [name or "nothing" for name in collectives(conversion.kind, value.trained)]
+            names = [_told(name, value) for name in collectives(conversion.kind, value.trained)]
             lines.append(
                 "      {} to {}: {} {:,.0f} forward, {} {:,.0f} backward".format(
                     value.tensor.name,
@@ -58,6 +58,11 @@ def table(program: Program, decision: Decision) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _told(collective: str, value: Value) -> str:
+    """The name of a collective, or of none, and how floats travel in it."""
+    return collective + " as float16" if is_half(collective, value) else collective or "nothing"
 
 
 def without_rule(program: Program) -> List[Step]:

@@ -5,6 +5,8 @@ Search and lowering both ask here, so that what was decided is what is built.
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import tensorflow.compat.v1 as tf
+
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout
 from epl.parallel.split.program import Value, num_bytes
 
@@ -99,7 +101,7 @@ def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
 
 def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
     def step(kind: str, before: Form, after: Form) -> Conversion:
-        sent = [_sent(name, num_bytes(value), ranks) for name in collectives(kind, value.trained)]
+        sent = [_sent(name, _size(name, value), ranks) for name in collectives(kind, value.trained)]
         return Conversion(kind, before, after, sent[0], sent[1])
 
     # From what has entered comes nothing else: its gradient is one rank's addend.
@@ -126,6 +128,16 @@ def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Convers
         return [[plain]]
     then = [plain, step("enter", PLAIN, wanted)]
     return [[step("gather entered", source, wanted)], then] if source.layout.is_shard else [then]
+
+
+def is_half(collective: str, value: Value) -> bool:
+    """Whether a collective sends a tensor as float16."""
+    return value.in_half and collective == "all-to-all"
+
+
+def _size(collective: str, value: Value) -> float:
+    """Bytes of the whole tensor as a collective sends it."""
+    return num_bytes(value) * (tf.float16.size / value.info.dtype.size if is_half(collective, value) else 1.0)
 
 
 def _sent(collective: str, size: float, ranks: int) -> float:

@@ -87,6 +87,7 @@ class Split(object):
         costs: Any = None,
         decision: Any = None,
         prepare: Callable[[Program], None] = lambda program: None,
+        half: bool = False,
     ) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
@@ -95,7 +96,7 @@ class Split(object):
             outside = set(model.outside)
             user_variables = tf.global_variables() + tf.local_variables()
             user_ops = [op for op in self.graph.get_operations() if op not in outside]
-            self.program = Program(find_region(user_ops), ranks)
+            self.program = Program(find_region(user_ops), ranks, half=half)
             self.program.train([model.loss])
             prepare(self.program)
             self.decision = decision or search(self.program, **(DEAR if costs is None else costs))

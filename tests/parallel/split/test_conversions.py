@@ -7,19 +7,20 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import FULL, PARTIAL, balanced_sizes, shard
 from tests.parallel.split.harness import communicator, part
+from tests.parallel.split.harness import moved as sent_by
 
 X = np.random.RandomState(0).randn(6, 7, 8).astype("f")
 EVEN, UNEVEN = balanced_sizes(6, 3), (1, 2, 3)
 
 
-def run(build, ranks=3):
+def run(build, ranks=3, fp16_scale=None):
     """What each rank gets; all ranks are in one graph, on devices of their own."""
     wire = communicator(ranks)
     with tf.Graph().as_default():
         fetches, exchanges = [], []
         for rank in range(ranks):
             with tf.device("/device:CPU:{}".format(rank)):
-                exchanges.append(Exchange(wire, rank, "test"))
+                exchanges.append(Exchange(wire, rank, "test", fp16_scale))
                 fetches.append(build(exchanges[-1], rank))
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
             return sess.run(fetches)
@@ -115,6 +116,40 @@ def test_shard_to_shard(source, target):
     for rank, (value, grad) in enumerate(run(build)):
         close(value, part(X, target, rank))
         close(grad, part(X, source, rank))
+
+
+SMALL = 1e-6  # as float16 it keeps three bits
+
+
+def test_all_to_alls_send_float16_if_asked_to():
+    source, target = shard(0, EVEN), shard(1, (3, 2, 2))
+    sent = []
+
+    def build(exchange, rank):
+        local = tf.constant(part(X, source, rank))
+        moved = exchange.move(local, source, target)
+        full = exchange.gather(local, source)
+        results = moved, full, tf.gradients(tf.reduce_sum(moved * SMALL * part(X, target, rank)), local)[0]
+        sent.extend((op.type, sent_by(op).dtype) for op in exchange.collectives)
+        return results
+
+    for rank, (moved, full, grad) in enumerate(run(build, fp16_scale=1024)):
+        np.testing.assert_array_equal(moved, part(X, target, rank).astype(np.float16).astype("f"))
+        np.testing.assert_array_equal(full, X)
+        np.testing.assert_allclose(grad, SMALL * part(X, source, rank), rtol=2**-10, atol=SMALL * 1e-4)
+        assert grad.dtype == np.float32
+    assert sent == 3 * [("EplAllToAllV", tf.float16), ("EplAllGather", tf.float32), ("EplAllToAllV", tf.float16)]
+
+
+def test_integers_are_sent_as_they_are():
+    numbers = np.arange(36).reshape(6, 6) + 2**20
+
+    def build(exchange, rank):
+        source = shard(0, EVEN)
+        return exchange.move(tf.constant(part(numbers, source, rank)), source, shard(1, EVEN))
+
+    for rank, moved in enumerate(run(build, fp16_scale=128)):
+        np.testing.assert_array_equal(moved, part(numbers, shard(1, EVEN), rank))
 
 
 def test_rows_of_a_batch():

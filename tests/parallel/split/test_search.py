@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.layouts import FULL, shard
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
-from epl.parallel.split.search import search
+from epl.parallel.split.search import conversions, search
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Split, communicator, moved
 from tests.parallel.split.models import FLOAT, attention, cross_entropy, mixture, weights
@@ -87,6 +87,17 @@ def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
     assert split.layouts["expert_in"] == split.layouts["expert_out"] == shard(0, (2,) * 4)
     forward, backward = split.kinds()
     assert [forward.count("AllToAllV"), backward.count("AllToAllV")] == [2, 2]
+
+
+def test_what_all_to_alls_send_as_float16_is_a_quarter_of_float64(wire):
+    def sent(half):
+        split = Split(lambda: mixture(8, 512, 2048, inner=True), 4, 0, wire, costs={}, half=half)
+        told = [line for line in table(split.program, split.decision).split("\n") if "all-to-all" in line]
+        assert len(told) == 2 and all(("as float16" in line) == half for line in told)
+        made = [one for step in conversions(split.program, split.decision) for _, one in step if one.kind == "move"]
+        return sum(one.forward + one.backward for one in made)
+
+    assert sent(half=True) == sent(half=False) / 4
 
 
 def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
