@@ -64,14 +64,14 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         groups.append(("apply{}".format(number), boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
     if graph.split is not None:
-        groups = [(name, [one for one in members if not _is_complete(graph.split, one)]) for name, members in groups]
+        groups = [(name, [one for one in members if not is_complete(graph.split, one)]) for name, members in groups]
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
     for group in result:
         control_flow_context(group)
     return result
 
 
-def _is_complete(split: Any, boundary: Boundary) -> bool:
+def is_complete(split: Any, boundary: Boundary) -> bool:
     """Whether each rank of a split has the gradient that it needs: that of its own part, or all of a sparse one.
 
     The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.

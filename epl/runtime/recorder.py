@@ -57,6 +57,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
             if name is not None and gradient is not None:
                 if isinstance(gradient, tf.IndexedSlices) and config.sparse_as_dense and config.clip_after_allreduce:
                     gradient = tf.convert_to_tensor(gradient)
+                if graph.split is not None:
+                    gradient = graph.split.reduced(name, gradient)
                 gradient = boundary(gradient)
                 boundaries.append((name, gradient))
                 if graph.split is not None:

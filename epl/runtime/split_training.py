@@ -27,6 +27,7 @@ from epl.ir.graph import Gradient, Graph
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from epl.parallel.gradient_groups import is_complete
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
@@ -142,7 +143,6 @@ def _refuse_together(config: Config, taskgraphs: int) -> None:
         ("pipeline.num_micro_batch", config.pipeline.num_micro_batch, config.pipeline.num_micro_batch > 1),
         ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
         ("amp.level", config.amp.level, bool(config.amp.level)),
-        ("communication.gradients_reduce_method", "sum", config.communication.gradients_reduce_method == "sum"),
     ]
     for key, value, is_set in settings:
         if is_set and config.get(key) == value:
@@ -441,6 +441,11 @@ class SplitModel(object):
         return attrs
 
     # ---- Gradients, updates, checkpoints.
+
+    def reduced(self, variable: str, gradient: Gradient) -> Gradient:
+        """The gradient that tf.gradients has computed, as the reduction method wants it where no all-reduce does it."""
+        is_sum = Env.get().config.communication.gradients_reduce_method == "sum"
+        return _times(gradient, float(self.ranks)) if is_sum and is_complete(self, (variable, gradient)) else gradient
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""

@@ -43,6 +43,14 @@ def test_updates_in_groups(
     oracle.check(topology, splits.train, name=name, optimizer=optimizer, clip=clip, optimizer__num_apply_group=3)
 
 
+@some_topologies
+@pytest.mark.parametrize('name,clip', [('head', 0.), ('small_table', 0.), ('everything', 0.1)])
+def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, clip: float) -> None:
+    """All gradients, of parts and of what every rank holds, are as many times larger as there are ranks."""
+    oracle.check(topology, splits.train, name=name, optimizer='momentum', clip=clip, factor=2.,
+                 communication__gradients_reduce_method='sum')
+
+
 @pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize('resource', [False, True])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:

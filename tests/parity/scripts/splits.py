@@ -233,9 +233,12 @@ def evaluated(ctx: Context) -> None:
         ctx.results['variables'] = [{}]
 
 
-def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., resource: bool = False,
+def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1.,
           **config: Any) -> None:
-    """Trains a model of the table; the wide layers are split over all devices of the job."""
+    """Trains a model of the table; the wide layers are split over all devices of the job.
+
+    One device trains on `factor` times the loss.
+    """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
@@ -243,7 +246,7 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., res
     loss = SPLITS[name](x, ids, y, *_annotations(ctx))
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
-    pairs, norm = made.compute_gradients(loss), tf.zeros([])
+    pairs, norm = made.compute_gradients(loss if ctx.planned else loss * factor), tf.zeros([])
     if clip:
         gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
         pairs = list(zip(gradients, [variable for _, variable in pairs]))
