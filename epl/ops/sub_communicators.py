@@ -1,0 +1,72 @@
+"""Communicators of groups of ranks that do the same collectives side by side, as MPI_Comm_split makes them.
+
+    rank of the job    0      1      2      3
+    group              0      0      1      1        two groups of two
+    rank in the group  0      1      0      1
+
+What is built for one rank of the job is right for another once communicator and rank are those of its own group.
+"""
+
+from typing import Dict, NamedTuple, Sequence, Tuple
+
+from epl.ops.communicator import Communicator
+
+Place = NamedTuple("Place", [("group", int), ("rank", int)])
+Place.__doc__ = """Where a rank of the job is: the number of its group, and its rank in that."""
+
+
+class SubCommunicators(object):
+    """One communicator for each group; a process has those of which it owns ranks.
+
+    Attributes:
+      name: of all of them together; that of the communicator itself if there is one group.
+      groups: ranks of the job, by group.
+    """
+
+    def __init__(
+        self, name: str, groups: Sequence[Sequence[int]], owners: Sequence[int], transport: str = "auto"
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+          name: unique within the job.
+          groups: ranks of the job by group; each rank is in one of them.
+          owners: by rank of the job, the process that owns it.
+          transport: as that of Communicator.
+        """
+        self.name = name
+        self.groups: Tuple[Tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in groups)
+        self._owners = tuple(owners)
+        self._transport = transport
+        self._opened: Dict[int, Communicator] = {}
+        self._places = {
+            rank: Place(number, position)
+            for number, ranks in enumerate(self.groups)
+            for position, rank in enumerate(ranks)
+        }
+
+    def place(self, rank: int) -> Place:
+        """The group of a rank of the job, and its rank in it."""
+        return self._places[rank]
+
+    def name_at(self, rank: int) -> str:
+        """The name of the communicator that a rank of the job takes part in."""
+        return self.name if len(self.groups) == 1 else "{}/{}".format(self.name, self.place(rank).group)
+
+    def open(self, ranks: Sequence[int]) -> None:
+        """Opens the communicators of ranks of this process; blocks until the other processes have opened theirs."""
+        for rank in sorted(ranks, key=self.place):  # in every process in the order of the groups
+            self.at(rank)
+
+    def at(self, rank: int) -> Communicator:
+        """The communicator of a rank of this process; see `open`."""
+        group = self.place(rank).group
+        if group not in self._opened:
+            owners = [self._owners[member] for member in self.groups[group]]
+            self._opened[group] = Communicator(self.name_at(rank), owners, self._transport)
+        return self._opened[group]
+
+    def close(self) -> None:
+        """Ends the communicators of this process."""
+        for communicator in self._opened.values():
+            communicator.close()
