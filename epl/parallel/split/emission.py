@@ -9,7 +9,7 @@ from epl.parallel.split.layouts import Layout
 from epl.parallel.split.rules import Emission
 
 # Facts about an op's place in the user's graph, which a copy on other tensors does not share.
-_NOT_COPIED = ("_class", "_output_shapes")
+NOT_COPIED = ("_class", "_output_shapes")
 
 
 class RankEmission(Emission):
@@ -70,7 +70,7 @@ class RankEmission(Emission):
 
 def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> tf.Operation:
     """An op like `op` in the default graph, with other inputs, and with other attributes where given."""
-    values = {name: value for name, value in op.node_def.attr.items() if name not in _NOT_COPIED}
+    values = {name: value for name, value in op.node_def.attr.items() if name not in NOT_COPIED}
     values.update({name: _attr_value(value) for name, value in attrs.items()})
     name = op.name.split("/")[-1]
     return tf.get_default_graph().create_op(op.type, list(inputs), name=name, attrs=values, op_def=op.op_def)

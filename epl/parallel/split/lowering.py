@@ -68,9 +68,10 @@ class Lowering(object):
             for step, choice in zip(program.steps, decision.choices):
                 self._build(step, choice)
         self.tensors: Dict[tf.Tensor, Tuple[tf.Tensor, Layout]] = {}
-        for number, forms in self._there.items():
-            native, tensor = next(iter(forms.items()))
-            self.tensors[program.values[number].tensor] = (tensor, native.layout)
+        for user_tensor, number in program.number.items():
+            if number in self._there:
+                native, tensor = next(iter(self._there[number].items()))
+                self.tensors[user_tensor] = (tensor, native.layout)
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor:
         """A tensor of the user's graph, FULL on this rank; what is not of the split comes as it is."""
@@ -166,7 +167,8 @@ class Lowering(object):
             return
         into, out = layouts_of(step, choice)
         inputs = [self._take(number, layout, choice >= 0) for number, layout in zip(step.inputs, into)]
-        controls = [new for op in step.op.control_inputs for new in self._controls.get(op, [op])]
+        before = [self._program.equal.first(op) for op in step.op.control_inputs]
+        controls = [new for op in before for new in self._controls.get(op, [op])]
         try:
             with self._scopes(step.op), tf.control_dependencies(controls):
                 outputs = self._emit_full(step, inputs) if choice < 0 else self._emit_part(step, choice, inputs)
@@ -227,12 +229,12 @@ class Lowering(object):
             )
         for position, number in enumerate(step.inputs):
             value = self._program.values[number] if number >= 0 else None
-            if value is None or value.kind == VARIABLE or value.tensor is not step.op.inputs[position]:
-                continue
+            if value is None or value.kind == VARIABLE or step.op.inputs[position] not in self._program.number:
+                continue  # or it was given the new tensor already
             if value.kind == RESULT and value.tensor is self._there[number].get(PLAIN):
                 continue  # of the same loop
             tensor = self._take(number, FULL, False)
-            if tensor is value.tensor:
+            if tensor is step.op.inputs[position]:
                 continue
             try:
                 step.op._update_input(position, tensor)

@@ -4,7 +4,7 @@ The unsplit program computes the concatenated batches of all ranks. The user's g
 the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,14 +15,8 @@ from epl.parallel.costs import MACHINES, op_seconds
 from epl.parallel.costs_shapes import TensorType
 from epl.parallel.op_costs import Kind, op_cost
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.batches import (  # noqa: F401  (batch_layout: for those who read programs)
-    Batch,
-    batch_layout,
-    guessed,
-    is_ambiguous,
-    reshaped,
-    traced,
-)
+from epl.parallel.split.batches import Batch, guessed, is_ambiguous, reshaped, traced
+from epl.parallel.split.equal_ops import EqualOps
 from epl.parallel.split.granularities import granularities
 from epl.parallel.split.open_shapes import closed_shape, open_shapes, shape_of
 from epl.parallel.split.origin import user_line
@@ -99,6 +93,7 @@ class Program(object):
       steps: in the order of creation.
       number: of a value, by the tensor of the user's graph; a variable is there by its reads, too.
       exits: numbers of the values that are given back to the ops outside.
+      equal: of the ops that compute what one before them does; they are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
     """
@@ -143,6 +138,7 @@ class Program(object):
         self._found_own: Dict[tf.Tensor, int] = {}
         self._unsure: Set[int] = set()  # numbers of what has a batch somewhere
         self.fixed: Set[int] = set()
+        self.equal = EqualOps()
         for op in self._needed(_in_order(self._region)):
             self._add_step(op)
 
@@ -213,7 +209,9 @@ class Program(object):
         closed = closed_shape(shape_of(tensor.shape), batch, self.ranks)
         rows_of = -1 if batch is None else len(self.values)
         place = None if batch is None else Batch(batch, 1)
-        return self._add(Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained, self._in_half(info)))
+        return self._add(
+            Value(tensor, ENTRY, info, place, rows_of, closed, differentiable, trained, self._in_half(info))
+        )
 
     def _shape(self, tensor: tf.Tensor) -> Optional[Shape]:
         """All that is known of a shape in the user's graph."""
@@ -241,6 +239,11 @@ class Program(object):
             TensorInfo(self._shape(output), output.dtype.base_dtype, _constant(output)) for output in op.outputs
         )
         kept = op in self._region.kept
+        if not kept and min(inputs, default=-1) >= 0 and not self.fixed.issuperset(inputs):
+            first = self.equal.find(op, [self._identity(number) for number in inputs], [info.shape for info in outputs])
+            if first is not None:
+                self.number.update(zip(op.outputs, [self.number[output] for output in first.outputs]))
+                return
         bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
         batches = self._batches(bare, known, kept)
         if any(number in self._unsure for number in inputs):
@@ -271,6 +274,15 @@ class Program(object):
         draws = draws_numbers(op)
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
+
+    def _identity(self, number: int) -> Hashable:
+        """What is the same for two values that are always equal."""
+        if number < 0 or self.values[number].kind != ENTRY:
+            return number
+        info = self.values[number].info
+        if info.constant is None or info.constant.dtype == object:
+            return number
+        return (info.dtype, info.constant.shape, info.constant.tobytes(), info.batch)
 
     def _batches(self, op: OpInfo, inputs: Sequence[Value], kept: bool) -> List[Optional[Batch]]:
         """Where the batch is in each output."""

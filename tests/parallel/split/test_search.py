@@ -58,6 +58,25 @@ def test_attention_is_split_by_heads(wire):
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
+def test_attention_of_layers_on_three_dimensions_is_split_by_heads_as_well(wire):
+    """Each of the three layers reshapes the input for itself."""
+
+    def build():
+        x, before = outside(1, 4, 1024)
+
+        def head(name):
+            h = tf.layers.dense(x, 1024, name=name, kernel_initializer=tf.random_normal_initializer(stddev=0.3))
+            return tf.transpose(tf.reshape(h, [-1, 4, 16, 64]), [0, 2, 1, 3])
+
+        mixed = tf.matmul(tf.nn.softmax(tf.matmul(head("q"), head("key"), transpose_b=True)), head("value"))
+        joined = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, 4, 1024])
+        return Model(tf.reduce_sum(tf.square(tf.layers.dense(joined, 1024, name="output"))), [], before)
+
+    split = Split(build, 4, 0, wire, costs={})
+    assert [split.layouts[name + "/kernel"].dim for name in ("q", "key", "value", "output")] == [1, 1, 1, 0]
+    assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
 def test_heads_that_do_not_divide_are_split_by_whole_heads(wire):
     def build():
         x, before = outside(1, 4, 640)
