@@ -73,7 +73,7 @@ def hold(graph: Graph, accumulation: Accumulation, early: Dict[str, Boundary], s
     _refuse_branches([early[name] for name in names])
     is_first, is_last = first_and_last(accumulation.position, steps)
     with at_start():
-        sources = [boundary(source_of(early[name][1])) for name in names]
+        sources = [_of_run(graph, early[name][0], source_of(early[name][1])) for name in names]
         parts = [gradient_sums.parts_of(source) for source in sources]
         storage = [_storage(early[name][0], part, graph) for name, part in zip(names, parts)]
         totals = tf.cond(
@@ -135,9 +135,9 @@ def late_gradients(graph: Graph, pairs: Sequence[Pair], early: Dict[str, Boundar
         if gradient is None or (early and upstream(early, [first_tensor(gradient).op])):
             continue
         direct = first_tensor(gradient).op.name in returned
-        source = boundary(source_of(gradient) if direct else gradient)
-        parts = gradient_sums.parts_of(source)
-        found.append(Late(place, source, _storage(variable_name(variable), parts, graph)))
+        name = variable_name(variable)
+        source = _of_run(graph, name, source_of(gradient) if direct else gradient)
+        found.append(Late(place, source, _storage(name, gradient_sums.parts_of(source), graph)))
     return sorted(found, key=lambda one: readiness(one.source))
 
 
@@ -203,6 +203,14 @@ def first_and_last(position: tf.Tensor, steps: Steps) -> Tuple[tf.Tensor, tf.Ten
     """Whether this run is the first, and the last, of its training step."""
     with at_start(), tf.device(HOST):
         return tf.equal(position, 0), tf.equal(position, steps.count - 1)
+
+
+def _of_run(graph: Graph, variable: Optional[str], gradient: Gradient) -> Gradient:
+    """The gradient of this run, as a boundary that may be given another source."""
+    source = boundary(gradient)
+    if graph.split is not None and variable is not None:
+        graph.split.note_gradient(variable, source)
+    return source
 
 
 def _storage(variable: Optional[str], parts: gradient_sums.Parts, graph: Graph) -> Storage:

@@ -5,7 +5,7 @@ Left to this module are slots that are created in other ways (Keras' optimizers,
 parts whose sizes differ between ranks: the shape of a slot is then another on each rank, and so is its initial value.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -54,11 +54,16 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
     for name, layout in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
-        assert layout.sizes is not None and shape[layout.dim] == layout.sizes[exchange.rank], (name, shape, layout)
+        assert layout.sizes is not None
+        assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
         full_shape = tuple(shape[: layout.dim] + [sum(layout.sizes)] + shape[layout.dim + 1 :])
+        objects = objects_of(op)
+        if not objects:  # a sum of gradients, which no checkpoint has
+            if is_uneven(layout):
+                slots.shapes[name] = _shapes(full_shape, layout)
+            continue
         # TensorFlow has named the slot behind the shard.
         held = slots.held[name] = Held(name.replace(SCOPE + "/", "", 1), full_shape, layout)
-        objects = objects_of(op)
         if any(is_shard(variable) for variable in objects):
             continue
         for variable in objects:
@@ -70,7 +75,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
 
 def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
     """Lets the initial value follow the size of the part."""
-    shapes = tuple(local_shape(held.full_shape, held.layout, rank) for rank in range(exchange.ranks))
+    shapes = _shapes(held.full_shape, held.layout)
     slots.shapes[op.name] = shapes
     for assign in _initializers(op):
         value = assign.inputs[1]
@@ -88,6 +93,11 @@ def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[s
                     held.full_name, held.layout, redraw.unknown, exchange.ranks
                 )
             )
+
+
+def _shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:
+    """The shapes of the parts, by rank."""
+    return tuple(local_shape(full_shape, layout, rank) for rank in range(len(layout.sizes or ())))
 
 
 def _initializers(op: tf.Operation) -> List[tf.Operation]:

@@ -140,7 +140,6 @@ def _refuse_together(config: Config, taskgraphs: int) -> None:
     """Raises NotAvailableError for the first setting that a split does not go with yet."""
     settings = [
         ("cluster.colocate_split_and_replicate", False, taskgraphs > 1),
-        ("pipeline.num_micro_batch", config.pipeline.num_micro_batch, config.pipeline.num_micro_batch > 1),
         ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
         ("amp.level", config.amp.level, bool(config.amp.level)),
     ]

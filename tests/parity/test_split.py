@@ -4,6 +4,7 @@ from typing import List, Tuple
 import numpy as np
 import pytest
 
+from tests.parity.context import STEPS
 from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import splits
@@ -11,6 +12,8 @@ from tests.parity.scripts import splits
 every_topology = pytest.mark.parametrize(
     'topology', [(1, 2), (2, 1), (1, 3), (1, 4), (4, 1), (2, 2)], ids=topology_name)
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
+
+ACCUMULATED = 5e-6  # sums of gradients that nearly cancel: their rounding is that of the larger terms
 
 
 @every_topology
@@ -49,6 +52,16 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, cl
     """All gradients, of parts and of what every rank holds, are as many times larger as there are ranks."""
     oracle.check(topology, splits.train, name=name, optimizer='momentum', clip=clip, factor=2.,
                  communication__gradients_reduce_method='sum')
+
+
+@some_topologies
+@pytest.mark.parametrize('name,steps,change', [
+    ('head', 3, ''), ('small_table', 2, ''), ('tied', 2, ''), ('resource_head', 2, 'clipped'),
+    ('everything', 3, 'clipped')])
+def test_accumulation(oracle: Oracle, topology: Tuple[int, int], name: str, steps: int, change: str) -> None:
+    answers = oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=steps, change=change)
+    for answer in answers:
+        assert answer.results['variables'][0]['global_step'] == STEPS // steps
 
 
 @pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)

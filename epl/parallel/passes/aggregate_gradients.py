@@ -46,12 +46,21 @@ def run(rewrite: Rewrite) -> None:
             else:
                 name = accumulation.counter.name
                 if name not in agreed:
-                    agreed[name] = micro_steps.agree(rewrite, group, accumulation, weight)
+                    communicator = rewrite.communicator(group.transfers[0].communicator)
+                    agreed[name] = micro_steps.agree(rewrite, communicator, group.name, accumulation, weight)
                 gate, share = agreed[name], tf.constant(micro_steps.share(rewrite), tf.float64)
             rewrite.gates.append(gate)
             rewrite.collectives.add(gate.name)
             with tf_compat.control_flow_context(rewrite.tf_graph, context):
                 _aggregate(rewrite, group, boundaries, share)
+    for number, accumulation in enumerate(rewrite.graph.accumulations):
+        if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
+            name = "micro_steps{}".format(number)
+            with rewrite.building(name):
+                communicator = rewrite.communicator("{}/{}".format(rewrite.plan.name, name))
+                gate = micro_steps.agree(rewrite, communicator, name, accumulation, weight)
+                rewrite.gates.append(gate)
+                rewrite.collectives.add(gate.name)
 
 
 def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.accumulation import Accumulation
 from epl.ir.graph import Graph
-from epl.parallel.plan import GradientGroup
+from epl.ops.communicator import Communicator
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
 
@@ -29,29 +29,31 @@ def by_boundary(graph: Graph) -> Dict[str, Accumulation]:
     return {name: one for one in graph.accumulations for name in one.boundaries}
 
 
-def agree(rewrite: Rewrite, group: GradientGroup, accumulation: Accumulation, weight: tf.Tensor) -> tf.Operation:
+def agree(
+    rewrite: Rewrite, communicator: Communicator, name: str, accumulation: Accumulation, weight: tf.Tensor
+) -> tf.Operation:
     """Adds the gate of an accumulation and gives its position and its gradients their new sources.
 
     Args:
       rewrite: the rewriting.
-      group: the first group of gradients that the accumulation applies.
+      communicator: of all replicas.
+      name: begins the key of the collective.
       accumulation: the record.
       weight: the rows of this replica.
 
     Returns:
       The gate, which runs in every run, once every replica of the job has its data.
     """
-    communicator = rewrite.communicator(group.transfers[0].communicator)
     position = tf.cast(accumulation.position.op.inputs[0], tf.float64)
     own = tf.stack([weight, position, tf.square(position)])
-    key = "{}/rows and position in {} micro steps".format(group.name, accumulation.steps)
+    key = "{}/rows and position in {} micro steps".format(name, accumulation.steps)
     everyone = communicator.all_reduce(own, rewrite.base_rank, key)
     rows, positions, squares = tf.unstack(everyone, 3)
     replicas = float(rewrite.world_size)
     # Equal numbers are those whose squares have the smallest sum.
     agreed = tf.where(tf.equal(replicas * squares, tf.square(positions)), positions / replicas, tf.zeros_like(rows))
     _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
-    if _rows_may_differ(rewrite.tf_graph):
+    if rewrite.graph.split is None and _rows_may_differ(rewrite.tf_graph):
         scale = weight * replicas / rows
         for source in accumulation.sources:
             values = source.values if isinstance(source, tf.IndexedSlices) else source

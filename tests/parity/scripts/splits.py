@@ -6,8 +6,10 @@ import tensorflow.compat.v1 as tf
 
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts import models
+from tests.parity.scripts.accumulation import CHANGES, Training
 from tests.parity.scripts.data import CLASSES, FEATURES, TOKENS, VOCABULARY, samples
 from tests.parity.scripts.models import cross_entropy, dense, weights
+from tests.parity.scripts.optimizers import Inputs
 
 WIDE = 1003  # columns that no number of devices here divides
 
@@ -151,6 +153,15 @@ def experts(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
 
 
 @split_model
+def tied(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """One table of words and nothing else: what looks them up, and what gives them scores."""
+    with split():
+        table = weights('table', [WIDE, 32])
+        hidden = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.mod(ids * 53, WIDE)), 1)
+        return cross_entropy(_wide_labels(ids), tf.matmul(hidden, table, transpose_b=True))
+
+
+@split_model
 def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A table that is too small to be cut, and a head that is not; weight decay outside of the split."""
     with split():
@@ -261,5 +272,22 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
             value, found, _ = sess.run([loss, norm, train_op], feeds)
             ctx.record(loss=value, norm=found)
         ctx.results['names'] = [v.name for v in tf.global_variables()]
+        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
+        ctx.results['variables'] = [sess.run(variables)]
+
+
+def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', change: str = '',
+                factor: float = 1., **config: Any) -> None:
+    """Trains a model of the table with accumulation; one device on `factor` times the loss."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
+    inputs = Inputs()
+    loss = SPLITS[name](*inputs.tensors(), *_annotations(ctx))
+    training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS[optimizer](),
+                        change=CHANGES[change] if change else None, global_step=tf.train.get_or_create_global_step())
+    data = samples()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            ctx.record(loss=training.run(sess, loss, inputs.feed(ctx, data, number)))
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         ctx.results['variables'] = [sess.run(variables)]
