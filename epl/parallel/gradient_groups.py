@@ -1,7 +1,7 @@
 """Which gradients are aggregated where: at apply_gradients, or at tf.gradients before it."""
 
 import logging
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -17,12 +17,15 @@ from epl.utils.errors import PlanError
 logger = logging.getLogger("epl")
 
 Boundary = Tuple[str, Gradient]
-BoundaryGroup = NamedTuple("BoundaryGroup", [("name", str), ("stage", int), ("boundaries", Tuple[Boundary, ...])])
+BoundaryGroup = NamedTuple(
+    "BoundaryGroup", [("name", str), ("stage", int), ("of_parts", bool), ("boundaries", Tuple[Boundary, ...])]
+)
 BoundaryGroup.__doc__ = """The gradients to aggregate together.
 
 Attributes:
   name: for keys and messages.
   stage: of their variables.
+  of_parts: whether other groups of a split have the same gradients of their own batches, and no other ranks.
   boundaries: (variable, identity in front of which it is done).
 """
 
@@ -63,16 +66,26 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
             )
         groups.append(("apply{}".format(number), boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
-    if graph.split is not None:
-        groups = [(name, [one for one in members if not is_complete(graph.split, one)]) for name, members in groups]
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
+    if graph.split is not None:
+        result = [one for group in result for one in _by_ranks(graph.split, group)]
     for group in result:
         control_flow_context(group)
     return result
 
 
+def _by_ranks(split: Any, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
+    """The gradients that are aggregated over all ranks, and those that are over the same rank of each split group."""
+    of_all = tuple(one for one in group.boundaries if not is_complete(split, one))
+    of_parts = tuple(one for one in group.boundaries if is_complete(split, one))
+    if of_all:
+        yield group._replace(boundaries=of_all)
+    if of_parts and len(split.groups) > 1:
+        yield group._replace(name=group.name + "/parts", of_parts=True, boundaries=of_parts)
+
+
 def is_complete(split: Any, boundary: Boundary) -> bool:
-    """Whether each rank of a split has the gradient that it needs: that of its own part, or all of a sparse one.
+    """Whether each rank of a split group has the gradient that it needs: that of its own part, or all of a sparse one.
 
     The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
     """
@@ -126,7 +139,7 @@ def _by_stage(
             by_stage.setdefault(stage, []).append(boundary)
         for stage, members in sorted(by_stage.items()):
             own = name if len(stages) == 1 else "{}/stage{}".format(name, stage)
-            result.append(BoundaryGroup(own, stage, tuple(members)))
+            result.append(BoundaryGroup(own, stage, False, tuple(members)))
     return result
 
 

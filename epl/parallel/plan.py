@@ -45,11 +45,18 @@ Attributes:
 
 GradientGroup = NamedTuple(
     "GradientGroup",
-    [("name", str), ("stage", int), ("reductions", Tuple[Reduction, ...]), ("transfers", Tuple[Transfer, ...])],
+    [
+        ("name", str),
+        ("stage", int),
+        ("of_parts", bool),
+        ("reductions", Tuple[Reduction, ...]),
+        ("transfers", Tuple[Transfer, ...]),
+    ],
 )
 GradientGroup.__doc__ = """The gradients of one apply_gradients call for the variables of one stage.
 
-They are aggregated together, in the order of readiness.
+They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over those that hold the same
+part in another group of a split.
 """
 
 Output = NamedTuple("Output", [("tensor", str), ("stage", int), ("scope", str), ("merge", str), ("communicator", str)])
@@ -101,6 +108,7 @@ Plan = NamedTuple(
         ("apply_groups", int),
         ("recomputed", Tuple[Recomputed, ...]),
         ("groups", Tuple[GradientGroup, ...]),
+        ("split_groups", Tuple[Tuple[int, ...], ...]),
         ("outputs", Tuple[Output, ...]),
     ],
 )
@@ -120,6 +128,7 @@ Attributes:
   recomputed, groups, outputs: see there.
 """
 
+  split_groups: ranks that have a part each of what is split, by group; () if nothing is.
 
 def world_size(plan: Plan) -> int:
     """Number of replicas of the plan."""
@@ -162,6 +171,7 @@ def from_json(text: str) -> Plan:
         Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
     )
     values["owners"] = tuple(values["owners"])
+            group["of_parts"],
     return Plan(**values)
 
 
@@ -177,6 +187,7 @@ def first_difference(mine: Plan, other: Plan) -> Optional[str]:
         there = {reduction.variable: reduction for reduction in other_group.reductions}
         for variable in sorted(set(here) | set(there)):
             if variable not in there or variable not in here:
+    values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
                 return "variable {!r} is trained {}".format(
                     variable, "here alone" if variable in here else "there alone"
                 )
@@ -214,13 +225,22 @@ def describe(plan: Plan) -> str:
         lines += ["  " + line for line in plan.schedule.splitlines()]
     for group in plan.groups:
         lines.append(
-            "  {}: {} gradients ({} sparse) in {} transfer(s)".format(
-                group.name, len(group.reductions), sum(r.sparse for r in group.reductions), len(group.transfers)
+            "  {}: {} gradients ({} sparse) in {} transfer(s){}".format(
+                group.name,
+                len(group.reductions),
+                sum(r.sparse for r in group.reductions),
+                len(group.transfers),
+                " between groups" if group.of_parts else "",
             )
         )
     if plan.apply_groups > 1:
         lines.append("  updates in {} groups".format(plan.apply_groups))
     for one in plan.recomputed:
+    if plan.split_groups:
+        groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
+        lines.append("  split over {} devices in {} group(s): ranks {}".format(
+            len(plan.split_groups[0]), len(plan.split_groups), groups
+        ))  # fmt: skip
         lines.append(
             "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
                 one.objective, one.stage, one.segment, one.ops, one.first, one.last

@@ -4,7 +4,7 @@ Nothing of the graph is changed here.
 """
 
 import logging
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -58,7 +58,7 @@ def refuse_taskgraphs(graph: Graph, total_devices: int) -> None:
     for taskgraph in graph.taskgraphs:
         strategy = taskgraph.strategy
         if strategy.name_of_kind == "split":
-            if graph.split is None and total_devices > 1:
+            if graph.split is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                 raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
         elif (strategy.device_count or 1) > 1:
             raise NotAvailableError(
@@ -146,6 +146,7 @@ def make_plan(
         workers=cluster.worker_num,
         device_type=cluster.device_type,
         stages=stages,
+        split_groups=() if graph.split is None else graph.split.groups,
         owners=owners,
         num_micro_batch=micro_batches,
         schedule="" if schedule is None else to_text(schedule),
@@ -154,13 +155,15 @@ def make_plan(
         precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
         apply_groups=config.optimizer.num_apply_group,
         recomputed=(),  # decided on the graph, when the rest is known
-        groups=tuple(_plan_group(name, group, config) for group in groups),
+        groups=tuple(_plan_group(name, group, config, graph.split) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )
 
 
-def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> GradientGroup:
+def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, split: Any) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
+    if group.of_parts:
+        reductions = tuple(_of_any_rank(split.held.get(reduction.variable), reduction) for reduction in reductions)
     ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
     plan = fusion.plan_buckets(
@@ -178,7 +181,7 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config) -> Gradien
         Transfer("{}/{}".format(prefix, k % used), "{}/gradients{}".format(group.name, k), members)
         for k, members in enumerate(moved)
     )
-    return GradientGroup(group.name, group.stage, reductions, transfers)
+    return GradientGroup(group.name, group.stage, group.of_parts, reductions, transfers)
 
 
 def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List[Output]:
@@ -210,6 +213,15 @@ def _reduction(variable: str, gradient: Gradient) -> Reduction:
         )
     shape = None if value.shape.ndims is None else tuple(value.shape.as_list())
     return Reduction(variable, value.dtype.name, shape, sparse)
+
+
+def _of_any_rank(held: Any, reduction: Reduction) -> Reduction:
+    """The gradient of the largest part of a variable, or of what is no part: the plan is the same for all ranks."""
+    if held is None:
+        return reduction
+    shape = list(held.full_shape)
+    shape[held.layout.dim] = max(held.layout.sizes)
+    return reduction._replace(shape=tuple([None] + shape[1:] if reduction.sparse else shape))
 
 
 def _bytes(reduction: Reduction) -> Optional[int]:

@@ -13,6 +13,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.service import CommunicatorSpec
+from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import BoundaryGroup, Training
 from epl.parallel.plan import Plan, ranks_of, worker_of, world_size
 from epl.parallel.stages import span_processes
@@ -75,6 +76,7 @@ class Rewrite(object):
         stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
         later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
+        holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
         apply_orders: the updates that run in groups.
         recomputations: what `plan.recomputed` says, as the pass that does it needs it.
         recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
@@ -118,6 +120,7 @@ class Rewrite(object):
         self.config = config
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
+        self.holders: Dict[str, SubCommunicators] = {}
         self.apply_orders: List[ApplyOrder] = []
         self.recomputations: List[Any] = []
         self.recomputed: Dict[str, List[str]] = {}
@@ -216,6 +219,22 @@ class Rewrite(object):
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
         return self.communicators[name]
+
+    def holders_of_parts(self, name: str) -> SubCommunicators:
+        """Those of the `holders` with that name; blocks until every process has asked for them."""
+        if name not in self.holders:
+            holders = SubCommunicators(
+                name, list(zip(*self.plan.split_groups)), self.plan.owners, transport_of(self.plan)
+            )
+            holders.open(ranks_of(self.plan, self.cluster.worker_index))
+            self.holders[name] = holders
+        return self.holders[name]
+
+    def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
+        """Those of a split, or of the holders of its parts, of which replica 0 takes part in the one of this name."""
+        split = [] if self.graph.split is None else self.graph.split.sub_communicators
+        of_base_rank = (one for one in [*split, *self.holders.values()] if one.name_at(self.base_rank) == name)
+        return next(of_base_rank, None)
 
     def operation(self, name: str) -> tf.Operation:
         """The op of that name."""

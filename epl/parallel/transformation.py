@@ -266,8 +266,12 @@ def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
         place = order[communicator] = order.get(communicator, 0) + 1
         op = rewrite.tf_graph.get_operation_by_name(proto.name)
         tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[proto.op].first_tensor :]
-        facts["{} on {}".format(proto.attr["key"].s.decode(), communicator)] = "number {} there, {} of {}".format(
-            place, proto.op, ", ".join("{}{}".format(t.dtype.name, t.shape) for t in tensors)
+        groups = rewrite.sub_communicators(communicator)
+        key = "{} on {}".format(proto.attr["key"].s.decode(), communicator if groups is None else groups.name)
+        # Parts may be larger on one rank than on another.
+        shapes = ["" if groups is not None and groups.name in rewrite.holders else t.shape for t in tensors]
+        facts[key] = "number {} there, {} of {}".format(
+            place, proto.op, ", ".join("{}{}".format(t.dtype.name, shape) for t, shape in zip(tensors, shapes))
         )
     return facts
 
@@ -290,5 +294,5 @@ def close_communicators() -> None:
     """Ends the communicators of every rewritten graph (`epl.init` again)."""
     for graph in Graph.all():
         if graph.plan is not None:
-            for communicator in graph.plan.communicators.values():
+            for communicator in [*graph.plan.communicators.values(), *graph.plan.holders.values()]:
                 communicator.close()

@@ -27,6 +27,7 @@ from epl.ir.graph import Gradient, Graph
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
@@ -154,7 +155,9 @@ class SplitModel(object):
     """The lowered split of one graph.
 
     Attributes:
-      exchange: moves data between its ranks.
+      groups: ranks that share a batch and have a part each, by group.
+      sub_communicators: of the groups.
+      exchange: moves data between the ranks of a group.
       held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
       whole: names of variables that every rank holds, of whose gradient it computes all.
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
@@ -175,8 +178,11 @@ class SplitModel(object):
         rank = owners.index(cluster.worker_index)
         self._name, self._owners = name, owners
         start_job(env.config)
+        self.groups = (tuple(range(len(owners))),)
+        communicators = SubCommunicators(name, self.groups, owners)
+        self.sub_communicators = [communicators]
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
-        self.exchange = Exchange(Communicator(name, owners), rank, "split", fp16_scale)
+        self.exchange = Exchange(communicators.at(rank), rank, "split", fp16_scale)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         self._program = Program(self._region, ranks, cluster.device_type.lower(), fp16_scale is not None)
@@ -410,6 +416,11 @@ class SplitModel(object):
         before = tf_compat.last_op_id(self._graph.tf_graph)
         yield
         self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+
+    @property
+    def collectives(self) -> List[tf.Operation]:
+        """All of this rank."""
+        return self.exchange.collectives
 
     # ---- Ranks of this process.
 

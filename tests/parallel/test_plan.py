@@ -14,6 +14,7 @@ GROUPS = st.builds(
     GradientGroup,
     NAMES,
     st.integers(0, 3),
+    st.booleans(),
     st.lists(REDUCTIONS, max_size=3).map(tuple),
     st.lists(TRANSFERS, max_size=3).map(tuple),
 )
@@ -28,7 +29,8 @@ RECOMPUTED = st.builds(
 )  # fmt: skip
 PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
-    st.lists(st.integers(0, 3), max_size=3).map(tuple), st.integers(1, 4), NAMES,
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple), st.integers(1, 4), NAMES,
     st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES,
     st.integers(1, 9), st.lists(RECOMPUTED, max_size=2).map(tuple), st.lists(GROUPS, max_size=2).map(tuple),
     st.lists(OUTPUTS, max_size=2).map(tuple),
@@ -40,12 +42,13 @@ def example(**changes):
     group = GradientGroup(
         "apply0",
         0,
+        False,
         (Reduction("w", "float32", (3, None), False),),
         (Transfer("g/apply0/0", "apply0/gradients0", (0,)),),
     )
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
-    plan = Plan("graph1", 2, "CPU", (stage,), (0,), 1, "", "mean", None, "", 1, (), (group,), (output,))
+    plan = Plan("graph1", 2, "CPU", (stage,), (0,), (), 1, "", "mean", None, "", 1, (), (group,), (output,))
     return plan._replace(**changes)
 
 

@@ -33,7 +33,7 @@ def run(rewrite: Rewrite) -> None:
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
     if rewrite.graph.split is not None:
-        rewrite.collectives.update(op.name for op in rewrite.graph.split.exchange.collectives)
+        rewrite.collectives.update(op.name for op in rewrite.graph.split.collectives)
     accumulations = micro_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
@@ -65,13 +65,22 @@ def run(rewrite: Rewrite) -> None:
 
 def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
     """What runs once every replica of the job has its data; and the part of this one in the mean or sum."""
-    communicator = rewrite.communicator(group.transfers[0].communicator, group.stage)
-    rows = communicator.all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name))
+    communicator, rank = _place(rewrite, group, group.transfers[0].communicator)
+    rows = communicator.all_reduce(weight, rank, "{}/rows".format(group.name))
+    ranks = float(communicator.world_size)
     if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
-        share = tf.constant(1.0 / rewrite.world_size, tf.float64)
+        share = tf.constant(1.0 / ranks, tf.float64)
     else:
         share = weight / rows
-    return rows.op, share * float(rewrite.world_size) if rewrite.plan.reduce_method == "sum" else share
+    return rows.op, share * ranks if rewrite.plan.reduce_method == "sum" else share
+
+
+def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
+    """The communicator of that name for the gradients of a group, and the rank of replica 0 in it."""
+    if not group.of_parts:
+        return rewrite.communicator(communicator, group.stage), rewrite.base_rank
+    holders = rewrite.holders_of_parts(communicator)
+    return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
 
 
 def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> None:
@@ -79,10 +88,10 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
     for transfer in group.transfers:
-        communicator = rewrite.communicator(transfer.communicator, group.stage)
+        place = _place(rewrite, group, transfer.communicator)
         gradients = [sources[i] for i in transfer.members]
         with tf.control_dependencies(previous.get(transfer.communicator, [])):
-            reduced, ops = _reduce(rewrite, communicator, transfer.key, gradients, share)
+            reduced, ops = _reduce(rewrite, place, transfer.key, gradients, share)
         previous[transfer.communicator] = ops
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
@@ -92,13 +101,14 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
 
 
 def _reduce(
-    rewrite: Rewrite, communicator: Communicator, key: str, gradients: List[Gradient], share: tf.Tensor
+    rewrite: Rewrite, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
 ) -> Tuple[List[Gradient], List[tf.Operation]]:
     """The reduced gradients, and the collective ops that make them."""
+    communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
     scale = rewrite.plan.fp16_scale
     sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
-    received = communicator.all_reduce(sent, rewrite.base_rank, key, "sum", weight=share)
+    received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
     if scale is not None:
         received = [
             compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)

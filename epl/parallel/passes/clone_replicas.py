@@ -5,7 +5,7 @@ that the user pinned to the CPU, and those that use a shared resource, stay wher
 """
 
 import re
-from typing import Container, Dict, Sequence, Set
+from typing import Container, Dict, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -58,7 +58,7 @@ def run(rewrite: Rewrite) -> None:
         {
             node: Edit(devices.get(node, target[stages[node]]), own_parts[node][first_rank + copy])
             if node in own_parts
-            else _edit(view, seeds, node, devices.get(node, target[stages[node]]), first_rank + copy)
+            else _edit(rewrite, view, seeds, node, devices.get(node, target[stages[node]]), first_rank + copy)
             for node in special
         }
         for copy, target in enumerate(targets)
@@ -153,13 +153,24 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
     rewrite.added_functions |= seeds.functions
 
 
-def _edit(view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
-    """What differs in the copy for `rank`: device, rank of a collective, seed of a random op, where it prints."""
+def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
+    """What differs in the copy for `rank`: device, place of a collective, seed of a random op, where it prints."""
     if REPLICA_0_ATTR in view.nodes[node].attr:
         return Edit(device, [("output_stream", tf.AttrValue(s=b"file:///dev/null"))])
     if view.types[node] in COLLECTIVE_OP_TYPES:
-        return Edit(device, [("rank", tf.AttrValue(i=rank))])
+        return Edit(device, _place_of_collective(rewrite, view.nodes[node], rank))
     return seeds.edit(view.nodes[node], device, rank)
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
+def _place_of_collective(rewrite: Rewrite, node: tf.NodeDef, rank: int) -> List[Tuple[str, tf.AttrValue]]:
+    """The attributes by which a collective op is that of another rank: its communicator may be another, too."""
+    groups = rewrite.sub_communicators(node.attr["communicator"].s.decode())
+    if groups is None:
+        return [("rank", tf.AttrValue(i=rank))]
+    return [
+        ("rank", tf.AttrValue(i=groups.place(rank).rank)),
+        ("communicator", tf.AttrValue(s=groups.name_at(rank).encode())),
+    ]
+
+
