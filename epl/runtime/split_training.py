@@ -11,11 +11,9 @@ Here: when it is done, and what the user's program sees of it. The program itsel
 variables, slots and checkpoints are the `shard_*` modules'.
 """
 
-import atexit
 import contextlib
 import logging
-import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -24,28 +22,22 @@ from epl.env import Env
 from epl.ir import op_types
 from epl.ir.colocation import phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph
-from epl.ir.view import GraphView
-from epl.ops.communicator import Communicator
-from epl.ops.job import Job
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
+from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.search import Decision, search
-from epl.parallel.split.updates import complete_updates, trace_updates
 from epl.parallel.stages import plan_stages
 from epl.parallel.transformation import start_job
-from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_reads import give_whole
-from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
-from epl.runtime.shard_slots import adopt_slots
-from epl.runtime.shard_variables import SCOPE, Shard, objects_of, shard_variable
+from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
+from epl.runtime.shards import Shards, Shown, agreed_seed
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -55,15 +47,6 @@ _NO_COMPUTATION = op_types.WRITES | frozenset(
     ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
 )
 _ROWS = shard(0)  # of a sparse gradient: each rank has its own
-
-
-Shown = NamedTuple("Shown", [("tensor", tf.Tensor), ("others", Tuple[tf.Operation, ...])])
-Shown.__doc__ = """What a run gives for a tensor of the user.
-
-Attributes:
-  tensor: that has the value.
-  others: collectives of the other ranks of this process that it needs.
-"""
 
 
 def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
@@ -151,17 +134,14 @@ def _refuse_together(config: Config, taskgraphs: int) -> None:
             )
 
 
-class SplitModel(object):
+class SplitModel(Shards):
     """The lowered split of one graph.
 
     Attributes:
       groups: ranks that share a batch and have a part each, by group.
       sub_communicators: of the groups.
       exchange: moves data between the ranks of a group.
-      held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
       whole: names of variables that every rank holds, of whose gradient it computes all.
-      shapes: variable op -> its attribute `shape` by rank, where sizes differ.
-      seeds: random op -> its second seed by rank.
       ranks: devices of the split.
       moved_bytes: that a rank sends in a step.
     """
@@ -171,18 +151,15 @@ class SplitModel(object):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
-        self.ranks = ranks
-        self._graph = graph
         _, owners = plan_stages(graph, cluster)
         name = env.new_graph_name() + "/split"
         rank = owners.index(cluster.worker_index)
-        self._name, self._owners = name, owners
         start_job(env.config)
         self.groups = (tuple(range(len(owners))),)
         communicators = SubCommunicators(name, self.groups, owners)
         self.sub_communicators = [communicators]
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
-        self.exchange = Exchange(communicators.at(rank), rank, "split", fp16_scale)
+        super().__init__(graph, Exchange(communicators.at(rank), rank, "split", fp16_scale), name, owners)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         self._program = Program(self._region, ranks, cluster.device_type.lower(), fp16_scale is not None)
@@ -193,25 +170,15 @@ class SplitModel(object):
         report.refuse_full_variables(self._program, decision)
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
-        self.held: Dict[str, Held] = {}
         self.whole: Set[str] = set()
-        self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
-        self.seeds: Dict[str, Tuple[int, ...]] = {}
-        self._shards: List[Shard] = []
-        self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
-        self._parts: Dict[tf.Tensor, Layout] = {}
-        self._shown: Dict[tf.Tensor, Shown] = {}
         self._own: Set[tf.Operation] = set()
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
         for made in self._shards:
             give_whole(made, self.exchange, self._inside)
-        self._lowered_through = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
-        self._saved_through = 0
-        self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
-        self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
+        self._traced_after = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
 
     def _build(self, decision: Decision) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
@@ -246,14 +213,8 @@ class SplitModel(object):
             if not self._is_read_outside(op):
                 self.whole.add(op.name)
             return objects[0].value()
-        made = shard_variable(objects[0], layout, self.exchange, _agreed_seed())
-        self._shards.append(made)
-        name = made.variable.op.name
-        self.held[name] = Held(made.name, made.full_shape, layout)
-        self.shapes.update(made.shapes)
-        self.seeds.update(made.seeds)
-        self._new[made.old] = made.variable.op.outputs[0]
-        self._new.update(made.reads)
+        made = shard_variable(objects[0], layout, self.exchange, agreed_seed())
+        self.add_shard(made)
         return made.variable.value()
 
     def _is_read_outside(self, variable: tf.Operation) -> bool:
@@ -301,67 +262,29 @@ class SplitModel(object):
         value = None if number is None else self._program.values[number]
         return value if value is not None and value.kind == RESULT else None
 
-    def shown(self, tensor: tf.Tensor) -> Shown:
-        """What has the value that the user means by a tensor: of what one device would have."""
-        if tensor not in self._shown:
-            self._shown[tensor] = self._found(self._new.get(tensor, tensor))
-        return self._shown[tensor]
-
     def _found(self, tensor: tf.Tensor) -> Shown:
-        graph = self._graph.tf_graph
-        variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
-        if variable.name in self.held:
-            return self._gathered(
-                lambda prefix: value_of(graph, prefix + variable.name), self.held[variable.name].layout
-            )
         value = self._result(tensor)
         if value is None or tensor.op in self._region.kept:
-            return Shown(tensor, ())
+            return super()._found(tensor)
         local, layout = self._lowering.tensors[tensor]
         if layout == batch_layout(value.info):
             return Shown(local, ())
-        return self._gathered(lambda prefix: graph.get_tensor_by_name(prefix + local.name), layout, value)
+        graph = self._graph.tf_graph
 
-    def _gathered(self, local: Callable[[str], tf.Tensor], layout: Layout, value: Optional[Value] = None) -> Shown:
-        """A tensor whose parts lie on the ranks, whole, or with the rows of the first rank of this process.
+        def own_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+            """The rows of the batch of a rank."""
+            assert value is not None and value.info.batch is not None
+            entry = self._program.values[value.rows_of]
+            rows = exchange.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
+            size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
+            rows *= size // tf.maximum(tf.reduce_sum(rows), 1)
+            return exchange.cut(whole, shard(value.info.batch), rows)
 
-        Made when it is asked for first, with a communicator of its own: it waits for no other collective.
-
-        Args:
-          local: gives the part of the rank whose ops have a prefix.
-          layout: of the parts.
-          value: the result of the split that it is, if it is one.
-        """
-        rewrite, graph = self._graph.plan, self._graph.tf_graph
-        name = "{}/shown{}".format(self._name, len(self._shown))
-        communicator = Communicator(name, self._owners)
-        made: List[tf.Tensor] = []
-        others: List[tf.Operation] = []
-        with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
-            for copy in range(rewrite.local_replicas):
-                prefix = rewrite.prefix(copy)
-                exchange = Exchange(communicator, self.exchange.rank + copy, name)
-                with tf.device(rewrite.device(0, copy)), tf.name_scope(SCOPE + "/shown/"):
-                    tensor = tf.identity(local(prefix))  # not the reference of a variable
-                    whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
-                    whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
-                    if value is not None and value.info.batch is not None:
-                        entry = self._program.values[value.rows_of]
-                        rows = exchange.row_counts(
-                            graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0
-                        )
-                        size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
-                        rows *= size // tf.maximum(tf.reduce_sum(rows), 1)
-                        whole = exchange.cut(whole, shard(value.info.batch), rows)
-                made.append(whole)
-                others += exchange.collectives if copy else []
-        return Shown(made[0], tuple(others))
-
-    def meant(self, op: tf.Operation) -> tf.Operation:
-        """What does for the parts of a variable what an op of the user did for the variable."""
-        for made in self._shards:
-            op = made.replaced.get(op, op)
-        return op
+        return self._gathered(
+            lambda prefix: graph.get_tensor_by_name(prefix + local.name),
+            layout,
+            None if value.info.batch is None else own_rows,
+        )
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that is computed inside of the split."""
@@ -422,35 +345,12 @@ class SplitModel(object):
         """All of this rank."""
         return self.exchange.collectives
 
-    # ---- Ranks of this process.
-
-    def initializers(self) -> List[str]:
-        """Names of the ops that give the parts their initial values: every rank runs its own."""
-        operation = self._graph.tf_graph.get_operation_by_name
-        ops = [variable.initializer for name in self.held for variable in objects_of(operation(name))]
-        return sorted({getattr(op, "op", op).name for op in ops})
-
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.values())
         return {tensor.op.name for tensor in tensors if tensor.op not in self._region.kept}
 
-    def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
-        """Node -> by rank, the attributes in which a copy differs; initial values are drawn with the seeds of all."""
-        needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
-        same: List[List[Tuple[str, tf.AttrValue]]] = [[] for _ in range(self.ranks)]
-        attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
-        for name, owned in self.exchange.owned.items():
-            protos = [tf.make_tensor_proto(value, owned.dtype) for value in owned.values]
-            attrs[view.index[name]] = [[("value", tf.AttrValue(tensor=proto))] for proto in protos]
-        for name, shapes in self.shapes.items():
-            values = [tf.AttrValue(shape=tf.TensorShape(shape).as_proto()) for shape in shapes]
-            attrs[view.index[name]] = [[("shape", value)] for value in values]
-        for name, seeds in self.seeds.items():
-            attrs[view.index[name]] = [[("seed2", tf.AttrValue(i=seed))] for seed in seeds]
-        return attrs
-
-    # ---- Gradients, updates, checkpoints.
+    # ---- Gradients.
 
     def reduced(self, variable: str, gradient: Gradient) -> Gradient:
         """The gradient that tf.gradients has computed, as the reduction method wants it where no all-reduce does it."""
@@ -467,61 +367,10 @@ class SplitModel(object):
         else:
             self._parts[gradient] = held.layout
 
-    def adopt_updates(self) -> None:
-        """Makes the slots that an apply_gradients has made known as parts."""
-        slots = adopt_slots(self._updates().variables, self.exchange)
-        self.held.update(slots.held)
-        self.shapes.update(slots.shapes)
-        self.seeds.update(slots.seeds)
-
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten."""
         self.redirect()
-        with self._graph.tf_graph.as_default():
-            self.adopt_updates()  # a moving average is built behind apply_gradients
-            self._new.update(complete_updates(self._updates(), self.exchange))
-
-    def _updates(self) -> Any:
-        variables = {name: held.layout for name, held in self.held.items()}
-        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._lowered_through)
-
-    def complete_savers(self, prefixes: Sequence[str]) -> None:
-        """Lets Savers write and read the parts of all ranks of this process; `prefixes`: of their copies."""
-        ranks = [(prefix, self.exchange.rank + copy) for copy, prefix in enumerate(prefixes)]
-        before = {made.old.op.name: made.variable.op.name for made in self._shards}
-        slices = slices_of(self.held, ranks, before)
-        job = Job.current()
-        assert job is not None
-        if self._checkpoint_parts is None and job.num_processes > 1:
-            own = [part for name in self.held for part in slices[name]]
-            self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
-            self._checkpoint_parts = CheckpointParts(job, {one.variable: (one.full_name, one.spec) for one in own})
-            atexit.register(self._checkpoint_parts.leave)
-        parts = self._checkpoint_parts if job.process == 0 else None
-        complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
-        self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
-
-    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
-        """A session has the variables; `read` gives values without a step of the plan."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.attach(lambda names: read([self._values[name] for name in names]))
-
-    def step_done(self) -> None:
-        """A step of all processes has ended here."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.step_done()
-
-    def session_closes(self) -> None:
-        """The session is about to close; the variables of its parts go with it."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.close()
-
-
-def _agreed_seed() -> int:
-    """A number that all processes have, another one at each call."""
-    job = Job.current()
-    assert job is not None
-    return int.from_bytes(job.exchange("seed of an initial value", os.urandom(4))[0], "little") + 1
+        super().finish()
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

@@ -1,0 +1,211 @@
+"""Variables of which each rank holds a part, whatever cut them: what passes, sessions and Savers need to know of them.
+
+Here: what is a part of what, what differs between the ranks of this process, the value that a user means by a part,
+sums over parts in updates, and checkpoints. Who cuts variables, and what computes with the parts, is left to
+`split_training.py` (epl.split) and `zero.py`.
+"""
+
+import atexit
+import os
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.graph import Graph
+from epl.ir.view import GraphView
+from epl.ops.communicator import Communicator
+from epl.ops.job import Job
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.layouts import PARTIAL, Layout
+from epl.parallel.split.updates import Updates, complete_updates, trace_updates
+from epl.runtime.shard_parts import CheckpointParts
+from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
+from epl.runtime.shard_slots import adopt_slots
+from epl.runtime.shard_variables import SCOPE, Shard, objects_of
+from epl.utils import tf_compat
+
+_Own = Callable[[Exchange, str, tf.Tensor], tf.Tensor]
+
+Shown = NamedTuple("Shown", [("tensor", tf.Tensor), ("others", Tuple[tf.Operation, ...])])
+Shown.__doc__ = """What a run gives for a tensor of the user.
+
+Attributes:
+  tensor: that has the value.
+  others: collectives of the other ranks of this process that it needs.
+"""
+
+
+class Shards(object):
+    """The variables of one graph that are parts.
+
+    Attributes:
+      exchange: moves data between the ranks.
+      held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
+      shapes: variable op -> its attribute `shape` by rank, where sizes differ.
+      seeds: random op -> its second seed by rank.
+      ranks: that hold parts.
+    """
+
+    def __init__(self, graph: Graph, exchange: Exchange, name: str, owners: Sequence[int]) -> None:
+        """Knows of no part yet.
+
+        Args:
+          graph: the annotated model.
+          exchange: of the first rank of this process.
+          name: begins the names of communicators.
+          owners: the process of each rank.
+        """
+        self.ranks = exchange.ranks
+        self.exchange = exchange
+        self.held: Dict[str, Held] = {}
+        self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
+        self.seeds: Dict[str, Tuple[int, ...]] = {}
+        self._graph = graph
+        self._name, self._owners = name, owners
+        self._shards: List[Shard] = []
+        self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
+        self._parts: Dict[tf.Tensor, Layout] = {}
+        self._shown: Dict[tf.Tensor, Shown] = {}
+        self._traced_after = 0  # number of the last op that no update can be behind
+        self._saved_through = 0
+        self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
+        self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
+
+    def add_shard(self, made: Shard) -> None:
+        """Takes note of a variable that has become a part."""
+        name = made.variable.op.name
+        self._shards.append(made)
+        self.held[name] = Held(made.name, made.full_shape, made.layout)
+        self.shapes.update(made.shapes)
+        self.seeds.update(made.seeds)
+        self._new[made.old] = made.variable.op.outputs[0]
+        self._new.update(made.reads)
+
+    # ---- What the user's program sees.
+
+    def shown(self, tensor: tf.Tensor) -> Shown:
+        """What has the value that the user means by a tensor: of what one device would have."""
+        if tensor not in self._shown:
+            self._shown[tensor] = self._found(self._new.get(tensor, tensor))
+        return self._shown[tensor]
+
+    def _found(self, tensor: tf.Tensor) -> Shown:
+        graph = self._graph.tf_graph
+        variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
+        if variable.name not in self.held:
+            return Shown(tensor, ())
+        return self._gathered(lambda prefix: value_of(graph, prefix + variable.name), self.held[variable.name].layout)
+
+    def _gathered(self, local: Callable[[str], tf.Tensor], layout: Layout, own: Optional[_Own] = None) -> Shown:
+        """A tensor whose parts lie on the ranks, whole.
+
+        Made when it is asked for first, with a communicator of its own: it waits for no other collective.
+
+        Args:
+          local: gives the part of the rank whose ops have a prefix.
+          layout: of the parts.
+          own: makes of the whole what the user means on a rank, given its exchange and the prefix of its ops.
+        """
+        rewrite, graph = self._graph.plan, self._graph.tf_graph
+        name = "{}/shown{}".format(self._name, len(self._shown))
+        communicator = Communicator(name, self._owners)
+        made: List[tf.Tensor] = []
+        others: List[tf.Operation] = []
+        with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+            for copy in range(rewrite.local_replicas):
+                prefix = rewrite.prefix(copy)
+                exchange = Exchange(communicator, self.exchange.rank + copy, name)
+                with tf.device(rewrite.device(0, copy)), tf.name_scope(SCOPE + "/shown/"):
+                    tensor = tf.identity(local(prefix))  # not the reference of a variable
+                    whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
+                    whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
+                    made.append(whole if own is None else own(exchange, prefix, whole))
+                others += exchange.collectives if copy else []
+        return Shown(made[0], tuple(others))
+
+    def meant(self, op: tf.Operation) -> tf.Operation:
+        """What does for the parts of a variable what an op of the user did for the variable."""
+        for made in self._shards:
+            op = made.replaced.get(op, op)
+        return op
+
+    # ---- Ranks of this process.
+
+    def initializers(self) -> List[str]:
+        """Names of the ops that give the parts their initial values: every rank runs its own."""
+        operation = self._graph.tf_graph.get_operation_by_name
+        ops = [variable.initializer for name in self.held for variable in objects_of(operation(name))]
+        return sorted({getattr(op, "op", op).name for op in ops})
+
+    def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
+        """Node -> by rank, the attributes in which a copy differs; initial values are drawn with the seeds of all."""
+        needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
+        same: List[List[Tuple[str, tf.AttrValue]]] = [[] for _ in range(self.ranks)]
+        attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
+        for name, owned in self.exchange.owned.items():
+            protos = [tf.make_tensor_proto(value, owned.dtype) for value in owned.values]
+            attrs[view.index[name]] = [[("value", tf.AttrValue(tensor=proto))] for proto in protos]
+        for name, shapes in self.shapes.items():
+            values = [tf.AttrValue(shape=tf.TensorShape(shape).as_proto()) for shape in shapes]
+            attrs[view.index[name]] = [[("shape", value)] for value in values]
+        for name, seeds in self.seeds.items():
+            attrs[view.index[name]] = [[("seed2", tf.AttrValue(i=seed))] for seed in seeds]
+        return attrs
+
+    # ---- Updates, checkpoints.
+
+    def adopt_updates(self) -> None:
+        """Makes the slots that an apply_gradients has made known as parts."""
+        slots = adopt_slots(self._updates().variables, self.exchange)
+        self.held.update(slots.held)
+        self.shapes.update(slots.shapes)
+        self.seeds.update(slots.seeds)
+
+    def finish(self) -> None:
+        """What can be done only when the whole graph is built: before it is rewritten."""
+        with self._graph.tf_graph.as_default():
+            self.adopt_updates()  # a moving average is built behind apply_gradients
+            self._new.update(complete_updates(self._updates(), self.exchange))
+
+    def _updates(self) -> Updates:
+        variables = {name: held.layout for name, held in self.held.items()}
+        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._traced_after)
+
+    def complete_savers(self, prefixes: Sequence[str]) -> None:
+        """Lets Savers write and read the parts of all ranks of this process; `prefixes`: of their copies."""
+        ranks = [(prefix, self.exchange.rank + copy) for copy, prefix in enumerate(prefixes)]
+        before = {made.old.op.name: made.variable.op.name for made in self._shards}
+        slices = slices_of(self.held, ranks, before)
+        job = Job.current()
+        assert job is not None
+        if self._checkpoint_parts is None and job.num_processes > 1:
+            own = [part for name in self.held for part in slices[name]]
+            self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
+            self._checkpoint_parts = CheckpointParts(job, {one.variable: (one.full_name, one.spec) for one in own})
+            atexit.register(self._checkpoint_parts.leave)
+        parts = self._checkpoint_parts if job.process == 0 else None
+        complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
+        self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
+        """A session has the variables; `read` gives values without a step of the plan."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.attach(lambda names: read([self._values[name] for name in names]))
+
+    def step_done(self) -> None:
+        """A step of all processes has ended here."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.step_done()
+
+    def session_closes(self) -> None:
+        """The session is about to close; the variables of its parts go with it."""
+        if self._checkpoint_parts is not None:
+            self._checkpoint_parts.close()
+
+
+def agreed_seed() -> int:
+    """A number that all processes have, another one at each call."""
+    job = Job.current()
+    assert job is not None
+    return int.from_bytes(job.exchange("seed of an initial value", os.urandom(4))[0], "little") + 1
