@@ -6,7 +6,7 @@ a GPU counts all of its bytes itself.
 """
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -83,16 +83,24 @@ def _persistent(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph]) -> Dict[
         op_type = step_stats.op_type(stats)
         if op_type in op_types.WRITES:  # notes the variables that it writes once more
             continue
-        size = stats.memory_stats.persistent_memory_size
+        # What an op took in the step is among its allocations, even if TensorFlow also notes it as lasting: as it does
+        # for temporary variables and for the elements of TensorArrays.
+        size = stats.memory_stats.persistent_memory_size - _taken(stats)
         name = stats.node_name
         if op_type in op_types.RESOURCE_VARIABLES and tf_graph is not None:
             name, size = _variable(tf_graph.get_operation_by_name(name))
-        if size:
+        if size > 0:
             sizes[device, name] = max(size, sizes.get((device, name), 0))
     result: Dict[str, int] = {}
     for (device, _), size in sizes.items():
         result[device] = result.get(device, 0) + size
     return result
+
+
+def _taken(stats: Any) -> int:
+    """Bytes that an op allocated, NodeExecStats."""
+    records = (record for memory in stats.memory for record in memory.allocation_records)
+    return sum(record.alloc_bytes for record in records if record.alloc_bytes > 0)
 
 
 def _variable(op: tf.Operation) -> Tuple[str, int]:

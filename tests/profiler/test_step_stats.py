@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import gen_state_ops
 
 from epl.profiler import memory, step_stats
 from epl.profiler.step_stats import Execution
@@ -115,3 +116,21 @@ def test_variables_are_there_the_whole_time(resource):
     variables = 3 * 100 * 50 * 4  # the table and its two slots
     assert variables <= timeline.persistent < variables + 1000  # constants
     assert 100 * 1000 * 4 <= timeline.peak - timeline.persistent < 2.2 * 100 * 1000 * 4
+
+
+def temporary_variable(value):
+    variable = gen_state_ops.temporary_variable(value.shape, tf.float32, var_name="sum")
+    return gen_state_ops.destroy_temporary_variable(tf.assign(variable, value * 2.0), "sum")
+
+
+@pytest.mark.parametrize(
+    "keep", [temporary_variable, lambda value: tf.TensorArray(tf.float32, 100).unstack(value).flow]
+)
+def test_what_lives_within_a_step_counts_once(keep):
+    x = tf.placeholder(tf.float32, [100, 256])
+    kept = keep(x)
+    with tf.Session() as sess:
+        metadata = step_stats.run(sess, kept.op, {x: np.ones([100, 256], "f")})[1]
+        (timeline,) = memory.timelines(metadata, sess.graph)
+    assert timeline.persistent < 1000  # constants
+    assert 100 * 256 * 4 <= timeline.peak < 2.2 * 100 * 256 * 4
