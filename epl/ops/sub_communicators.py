@@ -21,6 +21,7 @@ class SubCommunicators(object):
     Attributes:
       name: of all of them together; that of the communicator itself if there is one group.
       groups: ranks of the job, by group.
+      owners: by rank of the job, the process that owns it.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class SubCommunicators(object):
         """
         self.name = name
         self.groups: Tuple[Tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in groups)
-        self._owners = tuple(owners)
+        self.owners = tuple(owners)
         self._transport = transport
         self._opened: Dict[int, Communicator] = {}
         self._places = {
@@ -53,8 +54,9 @@ class SubCommunicators(object):
         """The name of the communicator that a rank of the job takes part in."""
         return self.name if len(self.groups) == 1 else "{}/{}".format(self.name, self.place(rank).group)
 
-    def open(self, ranks: Sequence[int]) -> None:
-        """Opens the communicators of ranks of this process; blocks until the other processes have opened theirs."""
+    def open(self, process: int) -> None:
+        """Opens the communicators of the ranks of this process; blocks until the others have opened theirs."""
+        ranks = [rank for rank, owner in enumerate(self.owners) if owner == process]
         for rank in sorted(ranks, key=self.place):  # in every process in the order of the groups
             self.at(rank)
 
@@ -62,7 +64,7 @@ class SubCommunicators(object):
         """The communicator of a rank of this process; see `open`."""
         group = self.place(rank).group
         if group not in self._opened:
-            owners = [self._owners[member] for member in self.groups[group]]
+            owners = [self.owners[member] for member in self.groups[group]]
             self._opened[group] = Communicator(self.name_at(rank), owners, self._transport)
         return self._opened[group]
 

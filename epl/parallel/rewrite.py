@@ -215,18 +215,13 @@ class Rewrite(object):
         """The communicator with one rank for each process that owns replicas."""
         return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
 
-    def _open(self, name: str, owners: Sequence[int]) -> Communicator:
-        if name not in self.communicators:
-            self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
-        return self.communicators[name]
-
     def holders_of_parts(self, name: str) -> SubCommunicators:
         """Those of the `holders` with that name; blocks until every process has asked for them."""
         if name not in self.holders:
             holders = SubCommunicators(
                 name, list(zip(*self.plan.split_groups)), self.plan.owners, transport_of(self.plan)
             )
-            holders.open(ranks_of(self.plan, self.cluster.worker_index))
+            holders.open(self.cluster.worker_index)
             self.holders[name] = holders
         return self.holders[name]
 
@@ -241,6 +236,11 @@ class Rewrite(object):
         return self.tf_graph.get_operation_by_name(name)
 
     def gradients(self) -> Set[str]:
+    def _open(self, name: str, owners: Sequence[int]) -> Communicator:
+        if name not in self.communicators:
+            self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
+        return self.communicators[name]
+
         """Names of the ops of replica 0 that give the gradients of a step."""
         names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
         return names.union(*self.gradient_collectives)

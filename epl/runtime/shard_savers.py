@@ -110,7 +110,10 @@ def _completed_save(
             continue
         key = _key(name)
         wanted.append((key.decode(), parts[0].full_name))
-        entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in parts]
+        once: Dict[str, Slice] = {}  # of ranks that hold the same part, the first
+        for part in parts:
+            once.setdefault(part.spec, part)
+        entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
     if not wanted:
         return None
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):

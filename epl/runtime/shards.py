@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
 from epl.parallel.split.updates import Updates, complete_updates, trace_updates
@@ -39,30 +39,46 @@ Attributes:
 class Shards(object):
     """The variables of one graph that are parts.
 
+    The ranks may form several groups, each of which has all parts: replicas of each other in data parallelism.
+
     Attributes:
-      exchange: moves data between the ranks.
+      groups: ranks of the job, by group.
+      sub_communicators: of the groups, and of the ranks that hold the same part.
+      exchange: moves data between the ranks of a group.
       held: variable op -> what it is a part of; slots are among them once apply_gradients has made them.
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
       seeds: random op -> its second seed by rank.
-      ranks: that hold parts.
+      ranks: of a group.
     """
 
-    def __init__(self, graph: Graph, exchange: Exchange, name: str, owners: Sequence[int]) -> None:
-        """Knows of no part yet.
+    def __init__(
+        self, graph: Graph, communicators: SubCommunicators, rank: int, fp16_scale: Optional[int] = None
+    ) -> None:
+        """Knows of no part yet. Opens communicators: blocks until every process does.
 
         Args:
           graph: the annotated model.
-          exchange: of the first rank of this process.
-          name: begins the names of communicators.
-          owners: the process of each rank.
+          communicators: of the groups; their name begins those of others.
+          rank: the first of this process.
+          fp16_scale: as that of Exchange.
         """
-        self.ranks = exchange.ranks
-        self.exchange = exchange
+        self.groups = communicators.groups
+        self._name, self._rank, self._communicators = communicators.name, rank, communicators
+        self.sub_communicators = [communicators]
+        if len(self.groups) > 1:
+            holders = SubCommunicators(self._name + "/between_groups", list(zip(*self.groups)), communicators.owners)
+            self.sub_communicators.append(holders)
+        exchanges = []
+        for one in self.sub_communicators:
+            one.open(one.owners[rank])
+            exchanges.append(Exchange(one.at(rank), one.place(rank).rank, "split", fp16_scale))
+        self.exchange = exchanges[0]
+        self._between_groups = exchanges[1] if len(exchanges) > 1 else None
+        self.ranks = self.exchange.ranks
         self.held: Dict[str, Held] = {}
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self._graph = graph
-        self._name, self._owners = name, owners
         self._shards: List[Shard] = []
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
@@ -109,13 +125,15 @@ class Shards(object):
         """
         rewrite, graph = self._graph.plan, self._graph.tf_graph
         name = "{}/shown{}".format(self._name, len(self._shown))
-        communicator = Communicator(name, self._owners)
+        communicators = SubCommunicators(name, self.groups, self._communicators.owners)
+        communicators.open(communicators.owners[self._rank])
         made: List[tf.Tensor] = []
         others: List[tf.Operation] = []
         with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
             for copy in range(rewrite.local_replicas):
                 prefix = rewrite.prefix(copy)
-                exchange = Exchange(communicator, self.exchange.rank + copy, name)
+                rank = self._rank + copy
+                exchange = Exchange(communicators.at(rank), communicators.place(rank).rank, name)
                 with tf.device(rewrite.device(0, copy)), tf.name_scope(SCOPE + "/shown/"):
                     tensor = tf.identity(local(prefix))  # not the reference of a variable
                     whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
@@ -132,6 +150,15 @@ class Shards(object):
 
     # ---- Ranks of this process.
 
+    def place(self, rank: int) -> Place:
+        """The group of a rank of the job, and which part of everything it holds."""
+        return self._communicators.place(rank)
+
+    @property
+    def collectives(self) -> List[tf.Operation]:
+        """Those of the first rank."""
+        return [*self.exchange.collectives, *(self._between_groups.collectives if self._between_groups else ())]
+
     def initializers(self) -> List[str]:
         """Names of the ops that give the parts their initial values: every rank runs its own."""
         operation = self._graph.tf_graph.get_operation_by_name
@@ -139,7 +166,10 @@ class Shards(object):
         return sorted({getattr(op, "op", op).name for op in ops})
 
     def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
-        """Node -> by rank, the attributes in which a copy differs; initial values are drawn with the seeds of all."""
+        """Node -> by rank of the job, the attributes in which a copy differs.
+
+        Initial values are drawn with the same seeds by all.
+        """
         needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
         same: List[List[Tuple[str, tf.AttrValue]]] = [[] for _ in range(self.ranks)]
         attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
@@ -151,7 +181,8 @@ class Shards(object):
             attrs[view.index[name]] = [[("shape", value)] for value in values]
         for name, seeds in self.seeds.items():
             attrs[view.index[name]] = [[("seed2", tf.AttrValue(i=seed))] for seed in seeds]
-        return attrs
+        parts = [self.place(rank).rank for rank in range(len(self._communicators.owners))]
+        return {node: [by_part[part] for part in parts] for node, by_part in attrs.items()}
 
     # ---- Updates, checkpoints.
 
@@ -166,21 +197,28 @@ class Shards(object):
         """What can be done only when the whole graph is built: before it is rewritten."""
         with self._graph.tf_graph.as_default():
             self.adopt_updates()  # a moving average is built behind apply_gradients
-            self._new.update(complete_updates(self._updates(), self.exchange))
+            self._new.update(complete_updates(self._updates(), self.exchange, self._between_groups))
 
     def _updates(self) -> Updates:
         variables = {name: held.layout for name, held in self.held.items()}
         return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._traced_after)
 
     def complete_savers(self, prefixes: Sequence[str]) -> None:
-        """Lets Savers write and read the parts of all ranks of this process; `prefixes`: of their copies."""
-        ranks = [(prefix, self.exchange.rank + copy) for copy, prefix in enumerate(prefixes)]
+        """Lets Savers read the parts of all ranks of this process, and write each part once.
+
+        Args:
+          prefixes: of the copies of these ranks.
+        """
+        ranks = [self._rank + copy for copy in range(len(prefixes))]
         before = {made.old.op.name: made.variable.op.name for made in self._shards}
-        slices = slices_of(self.held, ranks, before)
+        slices = slices_of(
+            self.held, [(prefix, self.place(rank).rank) for prefix, rank in zip(prefixes, ranks)], before
+        )
         job = Job.current()
         assert job is not None
-        if self._checkpoint_parts is None and job.num_processes > 1:
-            own = [part for name in self.held for part in slices[name]]
+        writers = [min(holders) for holders in zip(*self.groups)]  # of each part
+        if self._checkpoint_parts is None and any(self._communicators.owners[rank] for rank in writers):
+            own = [part for name in self.held for part, rank in zip(slices[name], ranks) if rank in writers]
             self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
             self._checkpoint_parts = CheckpointParts(job, {one.variable: (one.full_name, one.spec) for one in own})
             atexit.register(self._checkpoint_parts.leave)

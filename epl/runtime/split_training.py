@@ -27,6 +27,7 @@ from epl.parallel.gradient_groups import is_complete
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
+from epl.parallel.split.groups import split_groups
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
@@ -101,6 +102,7 @@ def _device_count(graph: Graph) -> int:
 
     Raises:
       NotAvailableError: what is asked for cannot be done together with a split yet.
+      PlanError: the devices of the job are no groups of that size.
     """
     splits = split_taskgraphs(graph)
     if not splits:
@@ -108,16 +110,20 @@ def _device_count(graph: Graph) -> int:
     env = Env.get()
     assert env.cluster is not None
     total = env.cluster.total_gpu_num
-    for taskgraph in splits:
-        count = taskgraph.strategy.device_count or total
-        if count != total:
-            raise NotAvailableError(
-                "epl.split(device_count={})".format(count),
-                "The job has {} device(s), and a split is over all of them: epl.split({}).".format(total, total),
-            )
+    counts = sorted({taskgraph.strategy.device_count or total for taskgraph in splits})
+    if len(counts) > 1:
+        raise PlanError(
+            "The model has epl.split({}): every split of a model is over the same devices. Give all of them the same "
+            "number.".format(") and epl.split(".join(map(str, counts)))
+        )
+    if total % counts[0]:
+        raise PlanError(
+            "epl.split({}) needs groups of {} devices, and the job has {} device(s). Use a number that divides "
+            "them.".format(counts[0], counts[0], total)
+        )
     if total > 1:
         _refuse_together(env.config, len(graph.taskgraphs))
-    return total
+    return counts[0]
 
 
 def _refuse_together(config: Config, taskgraphs: int) -> None:
@@ -138,11 +144,7 @@ class SplitModel(Shards):
     """The lowered split of one graph.
 
     Attributes:
-      groups: ranks that share a batch and have a part each, by group.
-      sub_communicators: of the groups.
-      exchange: moves data between the ranks of a group.
       whole: names of variables that every rank holds, of whose gradient it computes all.
-      ranks: devices of the split.
       moved_bytes: that a rank sends in a step.
     """
 
@@ -151,15 +153,13 @@ class SplitModel(Shards):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
-        _, owners = plan_stages(graph, cluster)
-        name = env.new_graph_name() + "/split"
-        rank = owners.index(cluster.worker_index)
+        stages, owners = plan_stages(graph, cluster)
+        slices = cluster.generate_virtual_devices([ranks])[0].slice_devices
+        groups = split_groups(ranks, slices, stages[0].devices)
         start_job(env.config)
-        self.groups = (tuple(range(len(owners))),)
-        communicators = SubCommunicators(name, self.groups, owners)
-        self.sub_communicators = [communicators]
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
-        super().__init__(graph, Exchange(communicators.at(rank), rank, "split", fp16_scale), name, owners)
+        communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners)
+        super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         self._program = Program(self._region, ranks, cluster.device_type.lower(), fp16_scale is not None)
@@ -339,11 +339,6 @@ class SplitModel(Shards):
         before = tf_compat.last_op_id(self._graph.tf_graph)
         yield
         self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
-
-    @property
-    def collectives(self) -> List[tf.Operation]:
-        """All of this rank."""
-        return self.exchange.collectives
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""

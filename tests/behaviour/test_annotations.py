@@ -124,13 +124,34 @@ def _split(ctx: Context, devices: int, config: dict) -> None:
 
 
 @pytest.mark.parametrize('devices,key,value', [
-    (3, 'epl.split(device_count=3)', None), (2, 'cluster.colocate_split_and_replicate', False),
+    (2, 'cluster.colocate_split_and_replicate', False),
     (2, 'pipeline.num_micro_batch', 2), (2, 'gradient_checkpoint.type', 'auto'), (2, 'amp.level', 'O1'),
     (2, 'optimizer.num_apply_group', 2), (2, 'communication.gradients_reduce_method', 'sum')])
 def test_what_a_split_does_not_go_with_is_refused(oracle: Oracle, devices: int, key: str, value: Any) -> None:
     config = {} if value is None else {key.replace('.', '__'): value}
     answer, = oracle.plan((1, 2), _split, devices=devices, config=config)
     assert 'not available yet: ' + key in answer.results['error'][0]
+
+
+def _other_groups(ctx: Context) -> None:
+    import epl
+
+    def build(*counts: int) -> None:
+        with tf.Graph().as_default():
+            loss = tf.placeholder(tf.float32, [None, 12])
+            for count in counts:
+                with epl.split(count):
+                    loss = tf.reduce_mean(tf.layers.dense(loss, 4), keepdims=True)
+            tf.gradients(loss, tf.trainable_variables())
+
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    ctx.record(three=error_of(build, 3), two_and_one=error_of(build, 2, 1))
+
+
+def test_a_split_over_what_are_no_groups_of_the_devices_is_refused(oracle: Oracle) -> None:
+    answer, = oracle.plan((1, 2), _other_groups)
+    assert 'epl.split(3) needs groups of 3 devices, and the job has 2 device(s)' in answer.results['three'][0]
+    assert 'The model has epl.split(1) and epl.split(2): every split of a model' in answer.results['two_and_one'][0]
 
 
 def _misused_split(ctx: Context) -> None:

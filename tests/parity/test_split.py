@@ -70,15 +70,15 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int
     """Each continues from the checkpoint of the other; slots included."""
     reference = oracle.plain(splits.saved, resource=resource)
     answers = oracle.plan(topology, splits.saved, resource=resource)
-    compare(reference, _of_worker_0(answers))
+    compare(reference, of_worker_0(answers))
     assert sorted(answers[0].results['variables'][0]) == sorted(reference.results['variables'][0])
     further = oracle.plain(splits.saved, path=reference.results['path'], resource=resource)
     compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'], resource=resource)], 1e-5)
     planned = oracle.plan(topology, splits.saved, path=reference.results['path'], resource=resource)
-    compare(further, _of_worker_0(planned), 1e-5)
+    compare(further, of_worker_0(planned), 1e-5)
 
 
-def _of_worker_0(answers: List[Answer]) -> List[Answer]:
+def of_worker_0(answers: List[Answer]) -> List[Answer]:
     """The answers, with the checkpoint that worker 0 alone has written."""
     for answer in answers:
         answer.results['variables'] = answers[0].results['variables']

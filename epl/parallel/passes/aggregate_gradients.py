@@ -48,7 +48,8 @@ def run(rewrite: Rewrite) -> None:
                 if name not in agreed:
                     communicator = rewrite.communicator(group.transfers[0].communicator)
                     agreed[name] = micro_steps.agree(rewrite, communicator, group.name, accumulation, weight)
-                gate, share = agreed[name], tf.constant(micro_steps.share(rewrite), tf.float64)
+                ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
+                gate, share = agreed[name], tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
             rewrite.gates.append(gate)
             rewrite.collectives.add(gate.name)
             with tf_compat.control_flow_context(rewrite.tf_graph, context):

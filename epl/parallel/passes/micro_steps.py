@@ -65,9 +65,9 @@ def agree(
     return everyone.op
 
 
-def share(rewrite: Rewrite) -> float:
-    """The weight of each replica in the all-reduce of sums that have their rows' weight already."""
-    return 1.0 if rewrite.plan.reduce_method == "sum" else 1.0 / rewrite.world_size
+def share(rewrite: Rewrite, ranks: int) -> float:
+    """The weight of each of `ranks` in the all-reduce of sums that have their rows' weight already."""
+    return 1.0 if rewrite.plan.reduce_method == "sum" else 1.0 / ranks
 
 
 def _rows_may_differ(tf_graph: tf.Graph) -> bool:

@@ -8,12 +8,13 @@
 They are only built here; epl.runtime.session runs them.
 """
 
-from typing import List, Optional
+from typing import List
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.view import GraphView
+from epl.ops.communicator import Communicator
 from epl.parallel.pass_manager import Pass
 from epl.parallel.rewrite import PLAN_SCOPE, Rewrite, VariableSync
 
@@ -23,26 +24,44 @@ BROADCAST_KEY = "initial values of the variables (first training step of a sessi
 
 
 def run_broadcast(rewrite: Rewrite) -> None:
-    """Adds the broadcast of the global variables from rank 0 to replica 0 of every process."""
+    """Adds the broadcast of the global variables from rank 0 to replica 0 of every process; of parts, see there."""
     view = rewrite.view
     assert view is not None
-    if len(set(rewrite.plan.owners)) == 1 or not rewrite.plan.groups:
+    if not rewrite.plan.groups:
         return
-    variables = [
-        node
-        for node in _variables(rewrite, view)
-        if view.nodes[node].name in rewrite.global_variables and view.nodes[node].name not in rewrite.held
-    ]
-    with rewrite.building("variables/broadcast"):
-        values = []
-        for node in variables:
-            with tf.device(view.nodes[node].device or None):
-                values.append(_value(rewrite, view, node))
-        communicator = rewrite.process_communicator()
-        received = communicator.broadcast(values, rewrite.process_rank, BROADCAST_KEY)
-        for node, value in zip(variables, received):
-            with tf.device(view.nodes[node].device or None):
-                rewrite.broadcasts.append(_assign(rewrite, view, node, value).name)
+    variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
+    parts = [node for node in variables if view.nodes[node].name in rewrite.held]
+    if len(set(rewrite.plan.owners)) > 1:
+        whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
+        with rewrite.building("variables/broadcast"):
+            communicator = rewrite.process_communicator()
+            _broadcast(rewrite, view, whole, "", communicator, rewrite.process_rank)
+    if parts and len(rewrite.plan.split_groups) > 1:
+        _broadcast_parts(rewrite, view, parts)
+
+
+def _broadcast_parts(rewrite: Rewrite, view: GraphView, parts: List[int]) -> None:
+    """Adds the broadcast of the parts of variables from the ranks of the first group of a split to all others."""
+    holders = rewrite.holders_of_parts(rewrite.plan.name + "/parts")
+    for copy in range(rewrite.local_replicas):
+        rank = rewrite.base_rank + copy
+        with rewrite.building("variables/broadcast_parts"), tf.device(rewrite.device(0, copy)):
+            _broadcast(rewrite, view, parts, rewrite.prefix(copy), holders.at(rank), holders.place(rank).rank)
+
+
+def _broadcast(
+    rewrite: Rewrite, view: GraphView, nodes: List[int], prefix: str, communicator: Communicator, rank: int
+) -> None:
+    """Adds the broadcast of the copies of variables that have a prefix; fills `rewrite.broadcasts`."""
+    variables = [rewrite.operation(prefix + view.nodes[node].name) for node in nodes]
+    values = []
+    for variable in variables:
+        with tf.device(variable.device or None):
+            values.append(_value(variable, rank))
+    received = communicator.broadcast(values, rank, BROADCAST_KEY)
+    for variable, value in zip(variables, received):
+        with tf.device(variable.device or None):
+            rewrite.broadcasts.append(_assign(variable, value).name)
 
 
 def initialization_nodes(rewrite: Rewrite, view: GraphView) -> List[tf.NodeDef]:
@@ -107,26 +126,20 @@ def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
     ]
 
 
-def _shape(view: GraphView, node: int) -> Optional[List[int]]:
-    shape = tf.TensorShape(view.nodes[node].attr["shape"].shape)
-    return shape.as_list() if shape.is_fully_defined() else None
-
-
-def _value(rewrite: Rewrite, view: GraphView, node: int) -> tf.Tensor:
-    """What this process gives to the broadcast: the value on worker 0, any buffer of the shape elsewhere."""
-    tensor = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
-    dtype = tf.as_dtype(view.nodes[node].attr["dtype"].type)
-    shape = _shape(view, node)
-    if rewrite.process_rank and shape is not None:
-        return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=dtype == tf.bool)
-    if view.types[node] in op_types.REF_VARIABLES:
+def _value(variable: tf.Operation, rank: int) -> tf.Tensor:
+    """What a rank gives to the broadcast: the value on rank 0, any buffer of the shape elsewhere."""
+    tensor, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
+    shape = tf.TensorShape(variable.get_attr("shape"))
+    if rank and shape.is_fully_defined():
+        return tf.raw_ops.Empty(shape=shape.as_list(), dtype=dtype, init=dtype == tf.bool)
+    if variable.type in op_types.REF_VARIABLES:
         return tf.identity(tensor)
     return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype)
 
 
-def _assign(rewrite: Rewrite, view: GraphView, node: int, value: tf.Tensor) -> tf.Operation:
-    tensor = rewrite.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
-    if view.types[node] in op_types.REF_VARIABLES:
+def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
+    tensor = variable.outputs[0]
+    if variable.type in op_types.REF_VARIABLES:
         return tf.raw_ops.Assign(ref=tensor, value=value, validate_shape=False, use_locking=True).op
     return tf.raw_ops.AssignVariableOp(resource=tensor, value=value)
 

@@ -170,9 +170,10 @@ class Exchange(object):
         counts = tf.cast(rows, size.dtype)
         return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(tf.reduce_sum(counts), 1)
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What rank 0 has, on every rank; no gradient."""
-        return tf.stop_gradient(self._run(lambda own: self._communicator.broadcast(tensor, self.rank, own), "first"))
+    def broadcast(self, tensors: Any) -> Any:
+        """What rank 0 has, on every rank: of a tensor, or of each of a list; no gradient."""
+        made = self._run(lambda own: self._communicator.broadcast(tensors, self.rank, own), "first")
+        return tf.nest.map_structure(tf.stop_gradient, made)
 
     # ---- The collectives themselves, without gradients.
 

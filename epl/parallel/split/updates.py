@@ -266,12 +266,16 @@ def _refuse_branch(op: tf.Operation) -> None:
         )
 
 
-def complete_updates(updates: Updates, exchange: Exchange) -> Dict[tf.Tensor, tf.Tensor]:
+def complete_updates(
+    updates: Updates, exchange: Exchange, between_groups: Optional[Exchange] = None
+) -> Dict[tf.Tensor, tf.Tensor]:
     """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
 
     Args:
       updates: from `trace_updates`, for the same graph.
       exchange: of this rank; its collectives so far come first.
+      between_groups: where several groups hold the same parts: moves data between the ranks with the same part. Groups
+        whose ranks lie in processes in different ways round their sums differently, so that all take those of one.
 
     Returns:
       Tensor of the user -> what has replaced it.
@@ -290,6 +294,7 @@ def complete_updates(updates: Updates, exchange: Exchange) -> Dict[tf.Tensor, tf
         if one.addends:
             with tf.device(one.addends[0].device):
                 sums = exchange._reduce([replaced.get(tensor, tensor) for tensor in one.addends], "sums")
+                sums = sums if between_groups is None else between_groups.broadcast(sums)
             for before, after in zip(one.addends, sums):
                 _replace(before, after, replaced, last)
     return replaced

@@ -1,9 +1,10 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
 import contextlib
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.utils import tf_compat
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts import models
 from tests.parity.scripts.accumulation import CHANGES, Training
@@ -182,20 +183,21 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
         return second * tf.sqrt(first) + first
 
 
-def _annotations(ctx: Context) -> Tuple[Scope, Scope]:
-    """The scopes of what is replicated and of what is split over all devices of the job."""
+def _annotations(ctx: Context, groups: int = 1) -> Tuple[Scope, Scope]:
+    """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
+    """
     if not ctx.planned:
         return contextlib.suppress, contextlib.suppress
     import epl
-    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas))
+    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas // groups))
 
 
-def saved(ctx: Context, path: str = '', resource: bool = False) -> None:
+def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, **config: Any) -> None:
     """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
               tf.placeholder(tf.int32, [None])]
-    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *_annotations(ctx))
+    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *_annotations(ctx, groups))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
     restore = tf.train.Saver()
@@ -213,10 +215,10 @@ def saved(ctx: Context, path: str = '', resource: bool = False) -> None:
         ctx.results['path'] = path
 
 
-def evaluated(ctx: Context) -> None:
+def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
     """Trains, and records what is fetched in evaluation: scores, the best classes, accuracy, the loss of other rows."""
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
-    replicate, split = _annotations(ctx)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
+    replicate, split = _annotations(ctx, groups)
     x = tf.placeholder(tf.float32, [None, FEATURES])
     ids = tf.placeholder(tf.int32, [None, TOKENS])
     with replicate():
@@ -244,17 +246,19 @@ def evaluated(ctx: Context) -> None:
         ctx.results['variables'] = [{}]
 
 
-def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1.,
+def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
           **config: Any) -> None:
-    """Trains a model of the table; the wide layers are split over all devices of the job.
+    """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
-    One device trains on `factor` times the loss.
+    One device trains on `factor` times the loss; by hand, on the mean of those of the groups.
     """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    loss = SPLITS[name](x, ids, y, *_annotations(ctx))
+    losses = [SPLITS[name](x, ids, y, *_annotations(ctx, groups))] if groups == 1 else ctx.towers(
+        lambda *inputs: SPLITS[name](*inputs, *_annotations(ctx, groups)), [x, ids, y])
+    loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
     pairs, norm = made.compute_gradients(loss if ctx.planned else loss * factor), tf.zeros([])
@@ -274,14 +278,28 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
         ctx.results['names'] = [v.name for v in tf.global_variables()]
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         ctx.results['variables'] = [sess.run(variables)]
+        if ctx.planned:
+            ctx.results['parts'] = _parts(sess)
+
+
+def _parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
+    """For each local device, which part of each group it holds, and the parts of variables."""
+    from epl.ir.graph import Graph
+    from epl.runtime.shard_savers import value_of
+    with tf_compat.unfinalized(sess.graph), sess.graph.as_default():
+        split, rewrite = Graph.of(sess.graph).split, Graph.of(sess.graph).plan
+        # What is fetched of a variable itself is all of it.
+        return [(split.place(rewrite.base_rank + copy).rank, sess.run(
+                     {name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.held}))
+                for copy in range(rewrite.local_replicas)]
 
 
 def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', change: str = '',
-                factor: float = 1., **config: Any) -> None:
+                factor: float = 1., groups: int = 1, **config: Any) -> None:
     """Trains a model of the table with accumulation; one device on `factor` times the loss."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
     inputs = Inputs()
-    loss = SPLITS[name](*inputs.tensors(), *_annotations(ctx))
+    loss = SPLITS[name](*inputs.tensors(), *_annotations(ctx, groups))
     training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS[optimizer](),
                         change=CHANGES[change] if change else None, global_step=tf.train.get_or_create_global_step())
     data = samples()

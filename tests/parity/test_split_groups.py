@@ -1,0 +1,114 @@
+"""Groups of devices that each hold all parts of a split are replicas in data parallelism."""
+from typing import Any, List, Tuple
+
+import numpy as np
+import pytest
+
+from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.pool import Answer
+from tests.parity.scripts import splits
+from tests.parity.test_split import ACCUMULATED, of_worker_0
+
+GROUPS = 2
+ACROSS = {'cluster__device_place_prefer_intra_node': False}  # each group has a device of each process
+every_placement = pytest.mark.parametrize('topology,config', [
+    ((1, 4), {}), ((2, 2), {}), ((2, 2), ACROSS), pytest.param((4, 1), {}, marks=pytest.mark.long)
+], ids=lambda value: topology_name(value) if isinstance(value, tuple) else 'across' if value else '')
+long_placements = pytest.mark.parametrize('topology,config', [
+    pytest.param((1, 4), {}, marks=pytest.mark.long), ((2, 2), {}),
+    pytest.param((2, 2), ACROSS, marks=pytest.mark.long)
+], ids=lambda value: topology_name(value) if isinstance(value, tuple) else 'across' if value else '')
+# What they compute from a batch is no mean over its rows: each group does so with its own.
+OF_BATCHES = ('experts', 'scaled_by_a_loss')
+
+
+def _check_parts(answers: List[Answer]) -> None:
+    """Asserts that the devices with the same part hold the same, bit for bit."""
+    held = [(worker, part, values) for worker, answer in enumerate(answers)
+            for part, values in answer.results['parts']]
+    for part in {part for _, part, _ in held}:
+        same = [(worker, values) for worker, other, values in held if other == part]
+        assert len(same) == GROUPS and same[0][1]
+        for worker, values in same[1:]:
+            for name, value in values.items():
+                np.testing.assert_array_equal(value, same[0][1][name], err_msg='%s of worker %d' % (name, worker))
+
+
+def _check(oracle: Oracle, topology: Tuple[int, int], name: str, **arguments: Any) -> List[Answer]:
+    reference = None
+    if name in OF_BATCHES:
+        of_plan = {key: value for key, value in arguments.items() if '__' not in key}
+        reference = oracle.by_hand((1, GROUPS), splits.train, name=name, groups=GROUPS, **of_plan)
+    answers = oracle.check(topology, splits.train, reference=reference, name=name, groups=GROUPS, **arguments)
+    _check_parts(answers)
+    return answers
+
+
+@every_placement
+def test_a_wide_head(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
+    _check(oracle, topology, 'head', optimizer='adam', **config)
+
+
+@long_placements
+@pytest.mark.parametrize('name', sorted(splits.SPLITS))
+def test_models(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str) -> None:
+    _check(oracle, topology, name, optimizer='momentum', **config)
+
+
+@long_placements
+@pytest.mark.parametrize('name', ['head', 'small_table'])
+def test_clipped(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str) -> None:
+    """The norm has each part once."""
+    answers = _check(oracle, topology, name, clip=0.1, **config)
+    norms = oracle.plain(splits.train, name=name, clip=0.1).results['norm']
+    for answer in answers:
+        np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology', [(2, 3), (3, 2)], ids=topology_name)
+@pytest.mark.parametrize('optimizer,clip', [('momentum', 0.1), ('layerwise', 0.)])
+def test_groups_that_lie_in_processes_in_different_ways(
+        oracle: Oracle, topology: Tuple[int, int], optimizer: str, clip: float) -> None:
+    answers = oracle.check(topology, splits.train, name='head', groups=2, optimizer=optimizer, clip=clip)
+    _check_parts(answers)
+
+
+@pytest.mark.long
+@every_placement
+@pytest.mark.parametrize('name', ['head', 'everything'])
+def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str) -> None:
+    _check(oracle, topology, name, optimizer='momentum', factor=4., communication__gradients_reduce_method='sum',
+           **config)
+
+
+@long_placements
+def test_accumulation(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
+    oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name='small_table', steps=2, groups=GROUPS,
+                 **config)
+
+
+@long_placements
+def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
+    """Each continues from the checkpoint of the other; slots included."""
+    reference = oracle.plain(splits.saved)
+    answers = oracle.plan(topology, splits.saved, groups=GROUPS, **config)
+    compare(reference, of_worker_0(answers))
+    assert sorted(answers[0].results['variables'][0]) == sorted(reference.results['variables'][0])
+    further = oracle.plain(splits.saved, path=reference.results['path'])
+    compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'])], 1e-5)
+    planned = oracle.plan(topology, splits.saved, path=reference.results['path'], groups=GROUPS, **config)
+    compare(further, of_worker_0(planned), 1e-5)
+
+
+@long_placements
+def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
+    expected = oracle.plain(splits.evaluated).results
+    for answer in oracle.plan(topology, splits.evaluated, groups=GROUPS, **config):
+        logits, found, _, *rest = answer.results['found'][0]
+        wanted, wanted_found, _, *wanted_rest = expected['found'][0]
+        np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found, wanted_found, rtol=1e-5, atol=1e-7)
+        for value, other in zip(rest, wanted_rest):
+            np.testing.assert_allclose(value, other, rtol=1e-6)
+        np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)
