@@ -100,6 +100,7 @@ Plan = NamedTuple(
         ("device_type", str),
         ("stages", Tuple[Stage, ...]),
         ("owners", Tuple[int, ...]),
+        ("split_groups", Tuple[Tuple[int, ...], ...]),
         ("num_micro_batch", int),
         ("schedule", str),
         ("reduce_method", str),
@@ -108,7 +109,6 @@ Plan = NamedTuple(
         ("apply_groups", int),
         ("recomputed", Tuple[Recomputed, ...]),
         ("groups", Tuple[GradientGroup, ...]),
-        ("split_groups", Tuple[Tuple[int, ...], ...]),
         ("outputs", Tuple[Output, ...]),
     ],
 )
@@ -119,6 +119,7 @@ Attributes:
   workers, device_type: processes of the job, and what their devices are.
   stages: of the model; one, unless it is a pipeline.
   owners: by replica (its rank), the process that builds and runs it; ascending.
+  split_groups: ranks that have a part each of what is split, by group; () if nothing is.
   num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
   schedule: text form of the Schedule of a pipeline; "" with one stage.
   reduce_method: "mean" or "sum" over the micro batches and replicas.
@@ -128,7 +129,6 @@ Attributes:
   recomputed, groups, outputs: see there.
 """
 
-  split_groups: ranks that have a part each of what is split, by group; () if nothing is.
 
 def world_size(plan: Plan) -> int:
     """Number of replicas of the plan."""
@@ -157,6 +157,7 @@ def from_json(text: str) -> Plan:
         GradientGroup(
             group["name"],
             group["stage"],
+            group["of_parts"],
             tuple(
                 Reduction(r["variable"], r["dtype"], None if r["shape"] is None else tuple(r["shape"]), r["sparse"])
                 for r in group["reductions"]
@@ -171,7 +172,7 @@ def from_json(text: str) -> Plan:
         Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
     )
     values["owners"] = tuple(values["owners"])
-            group["of_parts"],
+    values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
     return Plan(**values)
 
 
@@ -187,7 +188,6 @@ def first_difference(mine: Plan, other: Plan) -> Optional[str]:
         there = {reduction.variable: reduction for reduction in other_group.reductions}
         for variable in sorted(set(here) | set(there)):
             if variable not in there or variable not in here:
-    values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
                 return "variable {!r} is trained {}".format(
                     variable, "here alone" if variable in here else "there alone"
                 )
@@ -217,6 +217,11 @@ def describe(plan: Plan) -> str:
             "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
         )
     ]
+    if plan.split_groups:
+        groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
+        lines.append("  split over {} devices in {} group(s): ranks {}".format(
+            len(plan.split_groups[0]), len(plan.split_groups), groups
+        ))  # fmt: skip
     if plan.precision:
         lines.append("  mixed precision: {}".format(plan.precision))
     if len(plan.stages) > 1:
@@ -236,11 +241,6 @@ def describe(plan: Plan) -> str:
     if plan.apply_groups > 1:
         lines.append("  updates in {} groups".format(plan.apply_groups))
     for one in plan.recomputed:
-    if plan.split_groups:
-        groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
-        lines.append("  split over {} devices in {} group(s): ranks {}".format(
-            len(plan.split_groups[0]), len(plan.split_groups), groups
-        ))  # fmt: skip
         lines.append(
             "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
                 one.objective, one.stage, one.segment, one.ops, one.first, one.last

@@ -231,16 +231,16 @@ class Rewrite(object):
         of_base_rank = (one for one in [*split, *self.holders.values()] if one.name_at(self.base_rank) == name)
         return next(of_base_rank, None)
 
-    def operation(self, name: str) -> tf.Operation:
-        """The op of that name."""
-        return self.tf_graph.get_operation_by_name(name)
-
-    def gradients(self) -> Set[str]:
     def _open(self, name: str, owners: Sequence[int]) -> Communicator:
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
         return self.communicators[name]
 
+    def operation(self, name: str) -> tf.Operation:
+        """The op of that name."""
+        return self.tf_graph.get_operation_by_name(name)
+
+    def gradients(self) -> Set[str]:
         """Names of the ops of replica 0 that give the gradients of a step."""
         names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
         return names.union(*self.gradient_collectives)

@@ -114,7 +114,9 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
         return
     first = rewrite.device(0)
     for node, proto in enumerate(view.nodes):
-        if proto.device and node not in devices:
+        if stages[node]:
+            wanted = host
+        elif proto.device and node not in devices:
             wanted = first if _GPU.search(proto.device) else local_name(proto.device)
         elif proto.device.startswith("/job:"):
             wanted = devices[node]
@@ -162,7 +164,6 @@ def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device:
     return seeds.edit(view.nodes[node], device, rank)
 
 
-PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
 def _place_of_collective(rewrite: Rewrite, node: tf.NodeDef, rank: int) -> List[Tuple[str, tf.AttrValue]]:
     """The attributes by which a collective op is that of another rank: its communicator may be another, too."""
     groups = rewrite.sub_communicators(node.attr["communicator"].s.decode())
@@ -174,3 +175,4 @@ def _place_of_collective(rewrite: Rewrite, node: tf.NodeDef, rank: int) -> List[
     ]
 
 
+PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
