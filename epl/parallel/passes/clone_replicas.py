@@ -114,9 +114,7 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
         return
     first = rewrite.device(0)
     for node, proto in enumerate(view.nodes):
-        if stages[node]:
-            wanted = host
-        elif proto.device and node not in devices:
+        if proto.device and node not in devices:
             wanted = first if _GPU.search(proto.device) else local_name(proto.device)
         elif proto.device.startswith("/job:"):
             wanted = devices[node]
