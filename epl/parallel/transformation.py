@@ -107,10 +107,10 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
-        amp_twins.use_twins(graph)
-        planner.warn_of_precision(graph, env.config)
         if graph.split is not None:
             graph.split.finish()
+        amp_twins.use_twins(graph)
+        planner.warn_of_precision(graph, env.config)
         stages, owners = plan_stages(graph, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)

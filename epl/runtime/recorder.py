@@ -39,7 +39,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     mixed = None
     if getattr(_inside, "seeds", None) is None:  # not within a gradient
         ys, xs = split_training.lower(graph, ys, xs)
-        mixed = amp.begin(graph, inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
+        with split_training.building(graph):
+            mixed = amp.begin(graph, inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
     with graph.phase(Phase.BACKWARD), _seeds_of_call(mixed) as seeds:
         before = tf_compat.last_op_id(graph.tf_graph)
         if mixed is None:

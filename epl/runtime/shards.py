@@ -6,8 +6,9 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 """
 
 import atexit
+import contextlib
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -83,6 +84,7 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
+        self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
         self._saved_through = 0
         self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
@@ -97,6 +99,13 @@ class Shards(object):
         self.seeds.update(made.seeds)
         self._new[made.old] = made.variable.op.outputs[0]
         self._new.update(made.reads)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Ops that are made inside are not the user's: they compute with parts, or in place of his."""
+        before = tf_compat.last_op_id(self._graph.tf_graph)
+        yield
+        self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
 
     # ---- What the user's program sees.
 
@@ -201,7 +210,7 @@ class Shards(object):
 
     def _updates(self) -> Updates:
         variables = {name: held.layout for name, held in self.held.items()}
-        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._traced_after)
+        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._traced_after, self._own)
 
     def complete_savers(self, prefixes: Sequence[str]) -> None:
         """Lets Savers read the parts of all ranks of this process, and write each part once.

@@ -92,6 +92,16 @@ def fetched(
     return [one.tensor for one in shown], [graph.split.meant(op) for op in targets] + needed
 
 
+@contextlib.contextmanager
+def building(graph: Graph) -> Iterator[None]:
+    """Ops that are made inside are not the user's: they stand for his, or for those of a split."""
+    if graph.split is None:
+        yield
+    else:
+        with graph.split.building():
+            yield
+
+
 def split_taskgraphs(graph: Graph) -> List[Any]:
     """The TaskGraphs that are annotated with epl.split."""
     return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
@@ -131,7 +141,6 @@ def _refuse_together(config: Config, taskgraphs: int) -> None:
     settings = [
         ("cluster.colocate_split_and_replicate", False, taskgraphs > 1),
         ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
-        ("amp.level", config.amp.level, bool(config.amp.level)),
     ]
     for key, value, is_set in settings:
         if is_set and config.get(key) == value:
@@ -172,7 +181,6 @@ class SplitModel(Shards):
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
-        self._own: Set[tf.Operation] = set()
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
@@ -237,7 +245,7 @@ class SplitModel(Shards):
         if value.info.batch is not None:
             return self._exit(y)
         if y not in self._new:
-            with self._building():
+            with self.building():
                 self._new[y] = self._lowering.whole(y)
         return self._new[y]
 
@@ -267,6 +275,7 @@ class SplitModel(Shards):
         if value is None or tensor.op in self._region.kept:
             return super()._found(tensor)
         local, layout = self._lowering.tensors[tensor]
+        local = self._graph.shown(local)
         if layout == batch_layout(value.info):
             return Shown(local, ())
         graph = self._graph.tf_graph
@@ -326,24 +335,17 @@ class SplitModel(Shards):
         """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
         if tensor not in self._exits:
             value = self._program.values[self._program.number[tensor]]
-            with self._building():
+            with self.building():
                 own = self._lowering.own_rows(tensor)
                 if value.info.batch is None:
                     own = self.exchange.enter(own)
                 self._exits[tensor] = _scaled(own, 1.0 / self.ranks)
         return self._exits[tensor]
 
-    @contextlib.contextmanager
-    def _building(self) -> Iterator[None]:
-        """Ops that are made inside belong to the lowering: they are not the user's."""
-        before = tf_compat.last_op_id(self._graph.tf_graph)
-        yield
-        self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
-
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.values())
-        return {tensor.op.name for tensor in tensors if tensor.op not in self._region.kept}
+        return {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
 
     # ---- Gradients.
 

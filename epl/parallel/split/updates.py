@@ -11,7 +11,7 @@ The rules of the partitioner say what an op does with a part; those that bring o
 is differentiated behind this. All addends that do not need each other go in one collective.
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -55,7 +55,12 @@ Attributes:
 
 
 def trace_updates(
-    tf_graph: tf.Graph, parts: Mapping[tf.Tensor, Layout], variables: Mapping[str, Layout], ranks: int, after: int
+    tf_graph: tf.Graph,
+    parts: Mapping[tf.Tensor, Layout],
+    variables: Mapping[str, Layout],
+    ranks: int,
+    after: int,
+    built: Collection[tf.Operation] = (),
 ) -> Updates:
     """Follows parts through the ops of the user behind the backward pass. Changes nothing.
 
@@ -67,10 +72,11 @@ def trace_updates(
       ranks: devices of the group.
       after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
         looked at.
+      built: what it built later.
     """
     known = dict(variables)
     new = tf_compat.ops_since(tf_graph, after)
-    ordered = _ordered([op for op in new if phase_of(op) != Phase.BACKWARD])
+    ordered = _ordered([op for op in new if op not in built and phase_of(op) != Phase.BACKWARD])
     while True:
         tracer = _Tracer(parts, known, ranks)
         for op in ordered:
