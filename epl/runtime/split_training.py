@@ -61,17 +61,17 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
       NotAvailableError: the model or the cluster asks for what cannot be done yet.
       PlanError: the model cannot be split as annotated.
     """
-    if graph.split is None:
-        count = _device_count(graph)
-        if count == 1:
-            return ys, xs
-        try:
-            graph.split = SplitModel(graph, count, tf.nest.flatten(ys))
-        except Exception as error:
-            graph.failure = error  # a graph that is half lowered must not run
-            raise
-    graph.split.redirect()
-    return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
+    if graph.split is None and _device_count(graph) == 1:
+        return ys, xs
+    with graph.tf_graph.as_default(), tf.control_dependencies(None):  # the call may wait for results of the split
+        if graph.split is None:
+            try:
+                graph.split = SplitModel(graph, _device_count(graph), tf.nest.flatten(ys))
+            except Exception as error:
+                graph.failure = error  # a graph that is half lowered must not run
+                raise
+        graph.split.redirect()
+        return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
 
 
 def fetched(
