@@ -20,8 +20,11 @@ def data_order(view: GraphView) -> Sequence[int]:
     The two differ where there is control flow: what leads an outer value into a branch or a loop is created after the
     op that takes it.
     """
-    if not view.of_types(op_types.SWITCHES | op_types.ENTERS):
-        return range(len(view))
+    return run_order(view) if view.of_types(op_types.SWITCHES | op_types.ENTERS) else range(len(view))
+
+
+def run_order(view: GraphView) -> List[int]:
+    """The same where passes have given ops producers that were created later."""
     back_edges = set(view.of_types(op_types.NEXT_ITERATIONS))
     consumers = view.consumers()
     waiting = [sum(p not in back_edges for p in producers) for producers in view.producers]

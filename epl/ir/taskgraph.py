@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 # NodeDef attributes in which the facts about an op travel with the graph.
 TASKGRAPH_ATTR = "_epl_taskgraph"
 PHASE_ATTR = "_epl_phase"
+HOST_ATTR = "_epl_host"  # on the CPU of its process, whichever device its stage runs on
 
 
 class Phase(object):

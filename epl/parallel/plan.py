@@ -92,6 +92,14 @@ Attributes:
   digest: of the names of all.
 """
 
+Offloaded = NamedTuple("Offloaded", [("stage", int), ("variables", int), ("bytes", int)])
+Offloaded.__doc__ = """What is in host memory in place of the device of a stage, for each model replica.
+
+Attributes:
+  stage: the stage.
+  variables, bytes: how many variables there are, slots of optimizers included, and their size.
+"""
+
 Plan = NamedTuple(
     "Plan",
     [
@@ -108,6 +116,7 @@ Plan = NamedTuple(
         ("precision", str),
         ("apply_groups", int),
         ("recomputed", Tuple[Recomputed, ...]),
+        ("offloaded", Tuple[Offloaded, ...]),
         ("groups", Tuple[GradientGroup, ...]),
         ("outputs", Tuple[Output, ...]),
     ],
@@ -126,7 +135,7 @@ Attributes:
   fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
   precision: the type of mixed precision and its loss scale; "" without.
   apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
-  recomputed, groups, outputs: see there.
+  recomputed, offloaded, groups, outputs: see there.
 """
 
 
@@ -143,6 +152,11 @@ def ranks_of(plan: Plan, worker: int) -> List[int]:
 def worker_of(device: str) -> int:
     """The process that a device of the job belongs to."""
     return int(_TASK.search(device).group(1))  # type: ignore[union-attr]  # devices of a Stage name their task
+
+
+def host_of_device(device: str) -> str:
+    """The first CPU device of the process that a device of the job belongs to."""
+    return "/job:worker/replica:0/task:{}/device:CPU:0".format(worker_of(device))
 
 
 def to_json(plan: Plan) -> str:
@@ -167,6 +181,7 @@ def from_json(text: str) -> Plan:
         for group in values["groups"]
     )
     values["recomputed"] = tuple(Recomputed(**segment) for segment in values["recomputed"])
+    values["offloaded"] = tuple(Offloaded(**one) for one in values["offloaded"])
     values["outputs"] = tuple(Output(**output) for output in values["outputs"])
     values["stages"] = tuple(
         Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
@@ -244,6 +259,12 @@ def describe(plan: Plan) -> str:
         lines.append(
             "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
                 one.objective, one.stage, one.segment, one.ops, one.first, one.last
+            )
+        )
+    for kept in plan.offloaded:
+        lines.append(
+            "  in host memory: {} variables of stage {}, {:.1f} MB that its device need not hold".format(
+                kept.variables, kept.stage, kept.bytes / 1e6
             )
         )
     for output in plan.outputs:

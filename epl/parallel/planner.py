@@ -27,7 +27,6 @@ logger = logging.getLogger("epl")
 # Configuration keys whose pass does not exist yet, and the value that means "off".
 _NOT_AVAILABLE = (
     ("zero.level", ""),
-    ("offload.level", ""),
 )  # fmt: skip
 
 _OUTPUT_KEYS = (
@@ -155,6 +154,7 @@ def make_plan(
         precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
         apply_groups=config.optimizer.num_apply_group,
         recomputed=(),  # decided on the graph, when the rest is known
+        offloaded=(),  # so is this
         groups=tuple(_plan_group(name, group, config, graph.split) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )

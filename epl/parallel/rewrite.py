@@ -15,7 +15,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import BoundaryGroup, Training
-from epl.parallel.plan import Plan, ranks_of, worker_of, world_size
+from epl.parallel.plan import Plan, host_of_device, ranks_of, worker_of, world_size
 from epl.parallel.stages import span_processes
 from epl.topology import session_device
 from epl.utils import tf_compat
@@ -198,6 +198,11 @@ class Rewrite(object):
     def device(self, stage: int, replica: int = 0) -> str:
         """The device of a stage of a local replica, as the session of this process names it."""
         return self._in_session(self.plan.stages[stage].devices[self.base_rank + replica])
+
+    def host_of(self, stage: int, replica: int = 0) -> str:
+        """The CPU of the process in which a stage of a local replica runs, as the session of this process names it."""
+        device = self.plan.stages[stage].devices[self.base_rank + replica]
+        return self._in_session(host_of_device(device))
 
     def _in_session(self, device: str) -> str:
         return session_device(device, self.cluster.worker_index) if self.spans_processes else local_name(device)

@@ -19,13 +19,7 @@ def find_training_writes(
       all_writes: what `view.writes()` gives.
       gradients: nodes that give gradients: what is computed from them feeds no input pipeline.
     """
-    initializers = set()
-    for key in tf_graph.get_all_collection_keys():
-        for item in tf_graph.get_collection_ref(key):
-            initializer = getattr(item, "initializer", None)
-            name = getattr(initializer, "name", None)
-            if isinstance(name, str):
-                initializers.add(name)
+    initializers = initializers_of(tf_graph)
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
     trained = view.descendants(gradients)  # a queue of results is no input
@@ -40,3 +34,15 @@ def find_training_writes(
                 continue
         writes.add(node)
     return writes
+
+
+def initializers_of(tf_graph: tf.Graph) -> Set[str]:
+    """Names of the ops that initialize what is in any collection."""
+    found = set()
+    for key in tf_graph.get_all_collection_keys():
+        for item in tf_graph.get_collection_ref(key):
+            initializer = getattr(item, "initializer", None)
+            name = getattr(initializer, "name", None)
+            if isinstance(name, str):
+                found.add(name)
+    return found

@@ -25,6 +25,7 @@ from epl.parallel.passes import (
     group_apply,
     io_slicing,
     merge_outputs,
+    offload,
     order_scale_updates,
     recompute,
     select_ops,
@@ -39,6 +40,7 @@ logger = logging.getLogger("epl")
 
 PASSES = (
     recompute.PASS,
+    offload.PASS,
     clone_micro_batches.PASS,
     aggregate_gradients.PASS,
     group_apply.PASS,
@@ -50,7 +52,7 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS, group_apply.PASS, order_scale_updates.PASS)
+PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS)
 
 TransformReport = NamedTuple(
     "TransformReport",
@@ -117,7 +119,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         trainings = find_trainings(graph) if len(stages) > 1 else []
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, groups, env.config, cluster)
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
-        plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite))
+        plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite), offloaded=offload.find(rewrite))
         logger.info("%s", plans.describe(plan))
         passes: List[PassReport] = []
         if not rewrite.is_plain:
@@ -131,13 +133,20 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 if graph.split is not None:
                     graph.split.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
-        elif env.config.gradient_checkpoint.type or env.config.optimizer.num_apply_group > 1 or graph.twins:
+        elif _changes_one_device(env.config) or graph.twins:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
                 if not rewrite.runs_as_it_is:
                     rewrite.view = GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
+
+
+def _changes_one_device(config: Config) -> bool:
+    """Whether a feature is on that changes a model on one device, too."""
+    return bool(
+        config.gradient_checkpoint.type or config.offload.level or config.optimizer.num_apply_group > 1
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

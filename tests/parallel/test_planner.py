@@ -240,7 +240,7 @@ def test_an_integer_gradient_is_refused_by_name(init):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("zero.level", "v1"), ("offload.level", "v0"),
+    ("zero.level", "v1"),
 ])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_does_not_exist_yet_is_refused_by_key(init, key, value, devices):

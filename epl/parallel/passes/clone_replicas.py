@@ -1,7 +1,8 @@
 """One copy of the selected ops for every further local replica, and the means to make their variables equal.
 
-Each stage of a replica runs on its own device; its collectives have their own rank, its random ops their own seed. Ops
-that the user pinned to the CPU, and those that use a shared resource, stay where they are.
+Each stage of a replica runs on its own device, but what is marked as the host's on the CPU of the same process; its
+collectives have their own rank, its random ops their own seed. Ops that the user pinned to the CPU, and those that use
+a shared resource, stay where they are.
 """
 
 import re
@@ -11,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import Edit, clone_nodes
+from epl.ir.taskgraph import HOST_ATTR
 from epl.ir.twins import REPLICA_0_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -36,6 +38,10 @@ def run(rewrite: Rewrite) -> None:
         if len(rewrite.plan.stages) > 1
         else [0] * len(view)
     )
+    for node, is_hosted in enumerate(view.of_attrs(lambda attrs: HOST_ATTR in attrs)):
+        if is_hosted:
+            stages[node] += len(rewrite.plan.stages)
+            devices.pop(node, None)
     _place_replica_0(rewrite, view, devices, stages)
     seeds = OwnSeeds(view)
     split = rewrite.graph.split
@@ -46,7 +52,7 @@ def run(rewrite: Rewrite) -> None:
     if not replicas:
         clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, original: Edit(None, None), nodes)
         return
-    targets = [[rewrite.device(stage, replica) for stage in range(len(rewrite.plan.stages))] for replica in replicas]
+    targets = [_devices_of(rewrite, replica) for replica in replicas]
     first_rank = rewrite.base_rank + 1
     special = [
         node
@@ -74,6 +80,12 @@ def run(rewrite: Rewrite) -> None:
     rewrite.added_functions |= seeds.functions
     weight = rewrite.weights[0].name
     rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
+
+
+def _devices_of(rewrite: Rewrite, replica: int) -> List[str]:
+    """The device of each stage of a replica, and then the host of each stage."""
+    stages = range(len(rewrite.plan.stages))
+    return [rewrite.device(stage, replica) for stage in stages] + [rewrite.host_of(stage, replica) for stage in stages]
 
 
 def own_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
@@ -112,9 +124,11 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
     if len(rewrite.plan.stages) > 1:
         _place_stages(rewrite, view, devices, stages)
         return
-    first = rewrite.device(0)
+    first, host = _devices_of(rewrite, 0)
     for node, proto in enumerate(view.nodes):
-        if proto.device and node not in devices:
+        if stages[node]:
+            wanted = host
+        elif proto.device and node not in devices:
             wanted = first if _GPU.search(proto.device) else local_name(proto.device)
         elif proto.device.startswith("/job:"):
             wanted = devices[node]
@@ -127,7 +141,7 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
 
 def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
     """Every op of replica 0 to the device of its stage."""
-    own = [rewrite.device(stage) for stage in range(len(rewrite.plan.stages))]
+    own = _devices_of(rewrite, 0)
     wanted = [devices.get(node) or own[stages[node]] for node in range(len(view))]
     for proto, device in zip(view.nodes, wanted):
         rewrite.user_devices[proto.name] = proto.device

@@ -1,0 +1,159 @@
+"""Offload: variables and their updates are on the host; weights are copied to the device shortly before they are used.
+
+    w --> read --> MatMul ----> ... --> MatMulGrad          w --> read --> copy --> MatMul ----> ... --> MatMulGrad
+                    ^                                                 |     ^                                ^
+             f --> g'                                   =>            |     f --> g ...                      |
+                                                                      `-- copy' (waits for a gradient) ------'
+
+The copies are identities on the host: what follows on the device makes TensorFlow send them, once they ran. Ops of the
+host carry `HOST_ATTR`, those of further replicas and micro batches as well: it is looked at where replicas are placed.
+What is on the host, and which copy waits for what, is decided in `epl.parallel.offload` and `epl.parallel.prefetch`.
+
+It works on the graph of the user, behind recomputation and before every other pass, and on a model on one device.
+"""
+
+import logging
+from typing import Dict, List, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.clone import SAME, clone_nodes
+from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.apply_groups import variable_bytes
+from epl.parallel.micro_batches import tensors_of
+from epl.parallel.offload import HostRegion
+from epl.parallel.pass_manager import Pass
+from epl.parallel.passes.compare_gradients import variables_by_gradient
+from epl.parallel.plan import Offloaded
+from epl.parallel.prefetch import Fetch, Section, Use, find_uses, late_uses, plan_fetches
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stages_of_nodes
+from epl.parallel.training_writes import find_training_writes
+from epl.utils import tf_compat
+
+logger = logging.getLogger("epl")
+
+SCOPE = "EPL_OFFLOAD"
+_MOST_NAMES = 3  # in a message
+
+
+def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
+    """What each stage keeps in host memory, as `offload.level` says; nothing is changed, `run` does it."""
+    if not rewrite.config.offload.level:
+        return ()
+    view = GraphView(rewrite.tf_graph)
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    sizes = {node: variable_bytes(view, node) or 0 for node in view.of_types(op_types.VARIABLES)}
+    found = []
+    for stage in range(len(rewrite.plan.stages)):
+        own = [size for node, size in sizes.items() if stages[node] == stage]
+        found.append(Offloaded(stage, len(own), sum(own)))
+    return tuple(found)
+
+
+def run(rewrite: Rewrite) -> None:
+    """Marks what runs on the host, and adds the copies of weights."""
+    if not rewrite.config.offload.level:
+        return
+    view = GraphView(rewrite.tf_graph)
+    region = HostRegion(rewrite.tf_graph, view)
+    for node in sorted(region.nodes):
+        op = rewrite.remember(rewrite.operation(view.nodes[node].name))
+        op._set_attr(HOST_ATTR, tf.AttrValue(b=True))
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    uses = _uses(rewrite, view, region)
+    fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order)
+    late = late_uses(view, fetches, region, _gradients(rewrite, view))
+    names = _add(rewrite, view, fetches)
+    _report(view, uses, fetches, stages, len(rewrite.plan.stages))
+    for gradient, consumers in sorted(late.items()):
+        op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
+        op._add_control_inputs([rewrite.operation(view.nodes[node].name) for node in consumers])
+    if rewrite.is_plain:  # no pass places anything
+        hosted = [view.nodes[node].name for node in sorted(region.nodes)]
+        tf_compat.set_devices(rewrite.tf_graph, [(name, rewrite.host) for name in hosted + names])
+
+
+def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
+    bounds = {
+        view.index[tensor.op.name]
+        for call in rewrite.graph.gradient_calls
+        for _, gradient in call.boundaries
+        for tensor in tensors_of(gradient)
+    }
+    writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
+    behind = view.descendants(bounds)
+    changing = {variable for write in writes - behind for variable in view.variable_inputs(write)}
+    return find_uses(rewrite.tf_graph, view, region, view.descendants(writes), changing)
+
+
+def _sections(rewrite: Rewrite, view: GraphView, uses: Sequence[Use], stages: Sequence[int]) -> Dict[int, Section]:
+    """In a pipeline the copies of an action belong to the action; with one stage the two passes are one sequence."""
+    if len(rewrite.plan.stages) == 1:
+        return {use.consumer: (0, False) for use in uses}
+    seeds = [view.index[seed.op.name] for call in rewrite.graph.gradient_calls for seed in call.seeds]
+    backward = view.descendants(seeds)
+    return {use.consumer: (stages[use.consumer], use.consumer in backward) for use in uses}
+
+
+def _gradients(rewrite: Rewrite, view: GraphView) -> Dict[int, List[int]]:
+    """By variable, the nodes that give its gradient."""
+    found: Dict[int, List[int]] = {}
+    for name, variable in variables_by_gradient(rewrite.graph).items():
+        found.setdefault(view.index[variable], []).append(view.index[name.partition(":")[0]])
+    return found
+
+
+def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[str]:
+    """Adds the copies, and gives them to those for whom they are made. Names of the copies."""
+    nodes = []
+    for number, fetch in enumerate(fetches):
+        name = view.nodes[fetch.source].name
+        tensor = rewrite.operation(name).outputs[fetch.output]
+        node = tf.NodeDef(name="{}/copy{}/{}".format(SCOPE, number, name), op="Identity")
+        node.input.append("{}:{}".format(name, fetch.output) if fetch.output else name)
+        node.input.extend("^" + view.nodes[wait].name for wait in fetch.waits)
+        node.attr["T"].type = tensor.dtype.base_dtype.as_datatype_enum
+        node.attr[HOST_ATTR].b = True
+        mark = view.nodes[fetch.uses[0].consumer].attr.get(TASKGRAPH_ATTR)
+        if mark is not None:
+            node.attr[TASKGRAPH_ATTR].CopyFrom(mark)
+        nodes.append(node)
+    clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, node: SAME, nodes)
+    for node, fetch in zip(nodes, fetches):
+        copy = rewrite.operation(node.name).outputs[0]
+        for use in fetch.uses:
+            consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
+            consumer._update_input(use.position, copy)
+    return [node.name for node in nodes]
+
+
+def _report(view: GraphView, uses: Sequence[Use], fetches: Sequence[Fetch], stages: Sequence[int], count: int) -> None:
+    """Says how much is copied, and what is so at the start of a step."""
+    fetched = {(use.consumer, use.position) for fetch in fetches for use in fetch.uses}
+    for stage in range(count):
+        blocks: Dict[int, int] = {}
+        own = [fetch for fetch in fetches if stages[fetch.uses[0].consumer] == stage]
+        for fetch in own:
+            blocks[fetch.block] = blocks.get(fetch.block, 0) + fetch.uses[0].bytes
+        if own:
+            logger.info(
+                "offload.level: stage %d copies %.1f MB of weights to its device in %d copies, of which %.1f MB are "
+                "there at a time",
+                stage, sum(blocks.values()) / 1e6, len(own),
+                max(size + blocks.get(block + 1, 0) for block, size in blocks.items()) / 1e6,
+            )  # fmt: skip
+    early = {use.source: use.bytes for use in uses if (use.consumer, use.position) not in fetched}
+    if early:
+        names = [view.nodes[node].name for node in sorted(early, key=lambda node: (-early[node], node))]
+        logger.warning(
+            "offload.level: %d weights (%.1f MB) are copied to the device at the start of a step and stay there, as "
+            "loops take them, or ops that know nothing of the data: %s.",
+            len(early), sum(early.values()) / 1e6,
+            ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else ""),
+        )  # fmt: skip
+
+
+PASS = Pass("offload", run, frozenset(), frozenset(["offloaded"]), bitwise=True)
