@@ -236,6 +236,11 @@ class Rewrite(object):
         of_base_rank = (one for one in [*split, *self.holders.values()] if one.name_at(self.base_rank) == name)
         return next(of_base_rank, None)
 
+    def place_in(self, communicator: str, rank: int) -> Tuple[str, int]:
+        """Where a rank does what replica 0 does in a communicator: the name of its own one, and its rank in that."""
+        groups = self.sub_communicators(communicator)
+        return (communicator, rank) if groups is None else (groups.name_at(rank), groups.place(rank).rank)
+
     def _open(self, name: str, owners: Sequence[int]) -> Communicator:
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)

@@ -282,7 +282,7 @@ def _differences(communicator: str, by_rank: Dict[int, List[Tuple[str, str]]]) -
 
 
 def _missing_copies(rewrite: "Rewrite") -> List[str]:
-    """Collectives of replica 0 that another local replica lacks, or has with a wrong rank."""
+    """Collectives of replica 0 that another local replica lacks, or has in a wrong place."""
     problems = []
     nodes = {node.name: node for node in tf_compat.full_graph_def(rewrite.tf_graph).node}
     for name in sorted(rewrite.collectives):
@@ -291,6 +291,10 @@ def _missing_copies(rewrite: "Rewrite") -> List[str]:
             rank = rewrite.base_rank + replica
             if copy is None:
                 problems.append("rank {} has no copy of the collective {!r}".format(rank, name))
-            elif copy.attr["rank"].i != rank:
-                problems.append("{!r} has rank {}, not {}".format(copy.name, copy.attr["rank"].i, rank))
+                continue
+            wanted = rewrite.place_in(nodes[name].attr["communicator"].s.decode(), rank)
+            seen = copy.attr["communicator"].s.decode(), copy.attr["rank"].i
+            for what, is_there, is_wanted in zip(("communicator", "rank"), seen, wanted):
+                if is_there != is_wanted:
+                    problems.append("{!r} has {} {}, not {}".format(copy.name, what, is_there, is_wanted))
     return problems[:_MOST_PROBLEMS]

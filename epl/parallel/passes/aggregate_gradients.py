@@ -70,7 +70,8 @@ def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf
     rows = communicator.all_reduce(weight, rank, "{}/rows".format(group.name))
     ranks = float(communicator.world_size)
     if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
-        share = tf.constant(1.0 / ranks, tf.float64)
+        with tf.control_dependencies([rows.op]):
+            share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
         share = weight / rows
     return rows.op, share * ranks if rewrite.plan.reduce_method == "sum" else share

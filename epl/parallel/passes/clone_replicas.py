@@ -6,7 +6,7 @@ a shared resource, stay where they are.
 """
 
 import re
-from typing import Container, Dict, List, Sequence, Set, Tuple
+from typing import Container, Dict, List, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -172,19 +172,9 @@ def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device:
     if REPLICA_0_ATTR in view.nodes[node].attr:
         return Edit(device, [("output_stream", tf.AttrValue(s=b"file:///dev/null"))])
     if view.types[node] in COLLECTIVE_OP_TYPES:
-        return Edit(device, _place_of_collective(rewrite, view.nodes[node], rank))
+        communicator, own = rewrite.place_in(view.nodes[node].attr["communicator"].s.decode(), rank)
+        return Edit(device, [("communicator", tf.AttrValue(s=communicator.encode())), ("rank", tf.AttrValue(i=own))])
     return seeds.edit(view.nodes[node], device, rank)
-
-
-def _place_of_collective(rewrite: Rewrite, node: tf.NodeDef, rank: int) -> List[Tuple[str, tf.AttrValue]]:
-    """The attributes by which a collective op is that of another rank: its communicator may be another, too."""
-    groups = rewrite.sub_communicators(node.attr["communicator"].s.decode())
-    if groups is None:
-        return [("rank", tf.AttrValue(i=rank))]
-    return [
-        ("rank", tf.AttrValue(i=groups.place(rank).rank)),
-        ("communicator", tf.AttrValue(s=groups.name_at(rank).encode())),
-    ]
 
 
 PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)

@@ -1,6 +1,6 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
 import contextlib
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -247,12 +247,16 @@ def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
 
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
-          **config: Any) -> None:
+          devices: Sequence[Sequence[str]] = (), **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
-    One device trains on `factor` times the loss; by hand, on the mean of those of the groups.
+    One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
+    the groups where the layout says it.
     """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
+    if ctx.planned and devices:
+        import epl
+        epl.Env.get().use(epl.Cluster(layout={'specific': [devices]}))
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
