@@ -27,6 +27,8 @@ from epl.utils import tf_compat
 _SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # Their output is the memory of their first input.
 ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
+# Their first output is the memory of their first input, in its shape.
+_SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
 _CONTROL_FLOW = (
     op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
 )
@@ -148,7 +150,7 @@ def _calls_function(view: GraphView, node: int, library: Collection[str]) -> boo
 
 
 def shown_variables(view: GraphView) -> Dict[int, int]:
-    """The nodes that show the memory of a variable (itself, and its `read`), with the variable. Not those of resources.
+    """The nodes whose first output shows the memory of a variable (itself, its `read`), with it. Not of resources.
 
     What they give changes when the variable is written. A resource is copied then, for whoever has read it before.
     """
@@ -158,7 +160,8 @@ def shown_variables(view: GraphView) -> Dict[int, int]:
     while stack:
         node = stack.pop()
         for consumer in consumers[node]:
-            if view.types[consumer] == "Identity" and consumer not in shown and view.takes_data(consumer, node):
+            is_showing = view.types[consumer] in _SHOWING and data_inputs(view, consumer)[0] == (node, 0)
+            if is_showing and consumer not in shown:
                 shown[consumer] = shown[node]
                 stack.append(consumer)
     return shown

@@ -17,7 +17,6 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 
 import tensorflow.compat.v1 as tf
 
-from epl.config import Config
 from epl.env import Env
 from epl.ir import op_types
 from epl.ir.colocation import phase_of, taskgraph_index
@@ -131,22 +130,12 @@ def _device_count(graph: Graph) -> int:
             "epl.split({}) needs groups of {} devices, and the job has {} device(s). Use a number that divides "
             "them.".format(counts[0], counts[0], total)
         )
-    if total > 1:
-        _refuse_together(env.config, len(graph.taskgraphs))
+    if total > 1 and len(graph.taskgraphs) > 1 and not env.config.cluster.colocate_split_and_replicate:
+        raise NotAvailableError(
+            "cluster.colocate_split_and_replicate=False",
+            "It does not go together with epl.split and other TaskGraphs on several devices: set it to True.",
+        )
     return counts[0]
-
-
-def _refuse_together(config: Config, taskgraphs: int) -> None:
-    """Raises NotAvailableError for the first setting that a split does not go with yet."""
-    settings = [
-        ("cluster.colocate_split_and_replicate", False, taskgraphs > 1),
-        ("gradient_checkpoint.type", config.gradient_checkpoint.type, bool(config.gradient_checkpoint.type)),
-    ]
-    for key, value, is_set in settings:
-        if is_set and config.get(key) == value:
-            raise NotAvailableError(
-                key, "It is {!r}, which does not go together with epl.split: choose another value.".format(value)
-            )
 
 
 class SplitModel(Shards):
@@ -294,6 +283,13 @@ class SplitModel(Shards):
             layout,
             None if value.info.batch is None else own_rows,
         )
+
+    def local(self, item: Any) -> Any:
+        """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
+        tensor = item.outputs[0] if isinstance(item, tf.Operation) and item.outputs else item
+        if tensor not in self._program.number or self._result(tensor) is None:
+            return item
+        return self._lowering.tensors[tensor][0]
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that is computed inside of the split."""

@@ -64,6 +64,18 @@ def test_accumulation(oracle: Oracle, topology: Tuple[int, int], name: str, step
         assert answer.results['variables'][0]['global_step'] == STEPS // steps
 
 
+@some_topologies
+@pytest.mark.parametrize('kind', ['auto', 'collection'])
+def test_recomputation(oracle: Oracle, topology: Tuple[int, int], kind: str) -> None:
+    answers = oracle.check(topology, splits.train, name='blocks', optimizer='momentum', gradient_checkpoint__type=kind)
+    assert all(answer.results['recomputed'][0] > 0 for answer in answers)
+
+
+def test_accumulation_with_recomputation_in_groups(oracle: Oracle) -> None:
+    oracle.check((1, 2), splits.accumulated, tolerance=ACCUMULATED, name='blocks', steps=2, change='clipped',
+                 gradient_checkpoint__type='auto', optimizer__num_apply_group=2)
+
+
 @pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize('resource', [False, True])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:

@@ -73,8 +73,8 @@ def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefi
     shown = shown_variables(view)
     copies: Dict[str, tf.Tensor] = {}
     for node in sorted(clonable):
-        for position, (producer, _) in enumerate(data_inputs(view, node)):
-            if producer not in shown or producer in clonable:
+        for position, (producer, output) in enumerate(data_inputs(view, node)):
+            if producer not in shown or output or producer in clonable:
                 continue
             name = view.nodes[shown[producer]].name
             if name not in copies:

@@ -202,7 +202,9 @@ def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
     found = set()
     forward = set(sweep.forward)
     depths = depths_of(view)
+    split = rewrite.graph.split
     for item in rewrite.tf_graph.get_collection(COLLECTION):
+        item = item if split is None else split.local(item)
         twin = None if isinstance(item, tf.Operation) else rewrite.graph.twins.get(item.name)
         op = item if isinstance(item, tf.Operation) else (item if twin is None else twin.half).op
         node = view.index[op.name]

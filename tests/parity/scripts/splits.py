@@ -163,6 +163,19 @@ def tied(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Sc
 
 
 @split_model
+def blocks(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Blocks of two wide layers; the checkpoints of the user are what lies between."""
+    with replicate():
+        hidden = dense(x, 64, 'features', tf.nn.tanh)
+    with split():
+        for number in range(3):
+            with tf.variable_scope('block%d' % number):
+                hidden += _wide(_wide(hidden, 512, 'wide', tf.nn.relu), 64, 'narrow')
+            tf.add_to_collection('checkpoints', hidden if number else hidden.op)
+        return cross_entropy(y, dense(tf.nn.tanh(hidden), CLASSES, 'out'))
+
+
+@split_model
 def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A table that is too small to be cut, and a head that is not; weight decay outside of the split."""
     with split():
@@ -279,7 +292,7 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
                      y: ctx.step_rows(data.y, number)}
             value, found, _ = sess.run([loss, norm, train_op], feeds)
             ctx.record(loss=value, norm=found)
-        ctx.results['names'] = [v.name for v in tf.global_variables()]
+        ctx.record(recomputed=sum('EPL_RECOMPUTE/' in op.name for op in sess.graph.get_operations()))
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         ctx.results['variables'] = [sess.run(variables)]
         if ctx.planned:
