@@ -5,7 +5,7 @@ A model is a function that builds with `batch(name, ...)` placeholders and varia
 
 import itertools
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -19,6 +19,7 @@ from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
 from epl.parallel.split.routes import Link
+from epl.parallel.split.rules import Choice
 from epl.parallel.split.search import search, variable_layouts
 
 # loss, outputs to compare, and ops outside of the split.
@@ -32,6 +33,11 @@ DEAR = {"link": Link(1e-9, 1e6), "full_variable": 1e7}
 FEW_COLLECTIVES = {"link": Link(1.0, 1e9), "full_variable": 1e10}
 
 _NAMES = itertools.count()
+
+
+def wanted(choices: Sequence[Choice]) -> Tuple[Choice, ...]:
+    """The choices as a search takes them rather than compute in full, whatever it costs to come there."""
+    return tuple(choice._replace(moved=choice.moved - 1e15) for choice in choices)
 
 
 def communicator(ranks):

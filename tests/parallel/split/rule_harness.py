@@ -114,12 +114,10 @@ class _Unsplit(object):
         rows = sum(_ROWS[ranks])
         self.case = case
         self.ranks = ranks
-        self.batches = [_batch(spec) for spec in case.inputs]
-        self.arrays = [spec.make(random, tuple(_size(size, rows) for size in spec.shape)) for spec in case.inputs]
+        self.batches = [batch_of(spec) for spec in case.inputs]
+        self.arrays = [values_of(spec, random, rows) for spec in case.inputs]
         self.tensors = [self._tensor(spec, array) for spec, array in zip(case.inputs, self.arrays)]
-        built = case.build(*self.tensors)
-        first = built[0] if isinstance(built, (list, tuple)) else built
-        self.op = first if isinstance(first, tf.Operation) else first.op
+        self.op = op_of(case.build(*self.tensors))
         assert list(self.op.inputs) == self.tensors, (case.name, list(self.op.inputs))
         self.outputs = list(self.op.outputs)
         self.with_gradient = [index for index in range(len(self.outputs)) if index not in case.undifferentiated]
@@ -165,9 +163,21 @@ class _Unsplit(object):
         return [[] if grad is None else tf.convert_to_tensor(grad) for grad in of_inputs]
 
 
-def _batch(spec: Input) -> Optional[int]:
+def op_of(built: Any) -> tf.Operation:
+    """The op behind what `Case.build` gives."""
+    first = built[0] if isinstance(built, (list, tuple)) else built
+    return first if isinstance(first, tf.Operation) else first.op
+
+
+def batch_of(spec: Input) -> Optional[int]:
+    """The dimension that holds the batch."""
     found = [dim for dim, size in enumerate(spec.shape) if str(size).endswith("B")]
     return found[0] if found else None
+
+
+def values_of(spec: Input, random: np.random.RandomState, rows: int) -> np.ndarray:
+    """Numbers for an input, with so many rows in the batch."""
+    return spec.make(random, tuple(_size(size, rows) for size in spec.shape))
 
 
 def _size(size: Any, rows: int) -> int:

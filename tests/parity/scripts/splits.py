@@ -196,7 +196,7 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
         return second * tf.sqrt(first) + first
 
 
-def _annotations(ctx: Context, groups: int = 1) -> Tuple[Scope, Scope]:
+def annotations(ctx: Context, groups: int = 1) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
     """
     if not ctx.planned:
@@ -210,7 +210,7 @@ def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1,
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
               tf.placeholder(tf.int32, [None])]
-    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *_annotations(ctx, groups))
+    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
     restore = tf.train.Saver()
@@ -231,7 +231,7 @@ def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1,
 def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
     """Trains, and records what is fetched in evaluation: scores, the best classes, accuracy, the loss of other rows."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
-    replicate, split = _annotations(ctx, groups)
+    replicate, split = annotations(ctx, groups)
     x = tf.placeholder(tf.float32, [None, FEATURES])
     ids = tf.placeholder(tf.int32, [None, TOKENS])
     with replicate():
@@ -273,8 +273,8 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    losses = [SPLITS[name](x, ids, y, *_annotations(ctx, groups))] if groups == 1 else ctx.towers(
-        lambda *inputs: SPLITS[name](*inputs, *_annotations(ctx, groups)), [x, ids, y])
+    losses = [SPLITS[name](x, ids, y, *annotations(ctx, groups))] if groups == 1 else ctx.towers(
+        lambda *inputs: SPLITS[name](*inputs, *annotations(ctx, groups)), [x, ids, y])
     loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
@@ -316,7 +316,7 @@ def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum'
     """Trains a model of the table with accumulation; one device on `factor` times the loss."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
     inputs = Inputs()
-    loss = SPLITS[name](*inputs.tensors(), *_annotations(ctx, groups))
+    loss = SPLITS[name](*inputs.tensors(), *annotations(ctx, groups))
     training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS[optimizer](),
                         change=CHANGES[change] if change else None, global_step=tf.train.get_or_create_global_step())
     data = samples()

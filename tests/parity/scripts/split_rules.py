@@ -1,0 +1,231 @@
+"""Every op that has a rule for parts, in one training step of one graph: the cases of tests/parallel/split.
+
+What a case takes at random is a variable, or a batch times one; a sum over its first dimension lets it come as addends,
+too. Which choice of a rule is computed does not depend on costs here: a turn takes one after the other.
+"""
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from unittest import mock
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import ops
+
+from epl.parallel.split.rules import RULES
+from tests.parallel.split import (
+    test_rules_convolution,
+    test_rules_elementwise,
+    test_rules_lookup,
+    test_rules_losses,
+    test_rules_matmul,
+    test_rules_reductions,
+    test_rules_reshape,
+    test_rules_shapes,
+)
+from tests.parallel.split.rule_harness import Case, Input, batch_of, op_of, short, values_of
+from tests.parity.context import GLOBAL_BATCH, Context
+from tests.parity.scripts.splits import annotations
+
+GROUPS: Dict[str, List[Callable[[], Iterator[Case]]]] = {
+    'elementwise': [test_rules_elementwise.table_cases],
+    'broadcasting': [test_rules_elementwise.broadcast_cases, test_rules_elementwise.bias_cases],
+    'convolution': [test_rules_convolution.convolution_cases, test_rules_convolution.pooling_cases,
+                    test_rules_convolution.norm_cases],
+    'lookup': [test_rules_lookup.lookup_cases, test_rules_lookup.one_hot_cases, test_rules_lookup.scatter_cases],
+    'losses': [test_rules_losses.softmax_cases, test_rules_losses.cross_entropy_cases,
+               test_rules_losses.in_top_k_cases],
+    'matmul': [test_rules_matmul.matmul_cases, test_rules_matmul.batch_matmul_cases, test_rules_matmul.einsum_cases],
+    'reductions': [test_rules_reductions.sum_cases, test_rules_reductions.extremum_cases,
+                   test_rules_reductions.search_cases],
+    'reshape': [test_rules_reshape.cases],
+    'moving': [test_rules_shapes.moving_cases, test_rules_shapes.slicing_cases],
+    'shapes': [test_rules_shapes.repeating_cases, test_rules_shapes.shape_cases, test_rules_shapes.matrix_cases,
+               test_rules_shapes.image_cases],
+}
+ADDENDS = 4
+# Infinite values, of which no mean is made; a size that the rule must not see; a shape for other batches.
+LEFT_OUT = {'in_top_k_infinite', 'mean_open', 'fill_hidden'}
+
+
+def cases_of(groups: Sequence[str]) -> List[Case]:
+    """The cases of some groups."""
+    return [case for group in groups for cases in GROUPS[group] for case in cases() if case.name not in LEFT_OUT]
+
+
+def number_of_choices(case: Case) -> int:
+    """How many ways to compute it on parts its rule has."""
+    return len(case.expected.split())
+
+
+class Seen(NamedTuple):
+    """What a case is on the batch of all.
+
+    Attributes:
+        type: of its op.
+        shapes: of the outputs.
+    """
+
+    type: str
+    shapes: List[Tuple[Optional[int], ...]]
+
+
+def _seen(case: Case) -> Seen:
+    random = np.random.RandomState(0)
+    with tf.Graph().as_default():
+        inputs = [tf.constant(values_of(spec, random, GLOBAL_BATCH)) for spec in case.inputs]
+        op = op_of(case.build(*inputs))
+        return Seen(op.type, [tuple(t.shape.as_list() if t.shape.ndims else ()) for t in op.outputs])
+
+
+def _one_of_each_rule(cases: Sequence[Tuple[Case, Seen]]) -> List[Tuple[Case, Seen]]:
+    found: Dict[Any, Tuple[Case, Seen]] = {}
+    for case, seen in cases:
+        found.setdefault(RULES[seen.type], (case, seen))
+    return list(found.values())
+
+
+class Builder:
+    """Builds cases, and collects what is fed to them.
+
+    Attributes:
+        feeds: placeholder -> rows of the batch, of all processes.
+    """
+
+    def __init__(self) -> None:
+        self.feeds: Dict[tf.Tensor, np.ndarray] = {}
+
+    def loss(self, case: Case, seen: Seen, seed: int) -> Tuple[tf.Operation, tf.Tensor]:
+        """The op of a case, and a number that depends on where each of its elements is."""
+        random = np.random.RandomState(seed)
+        with tf.variable_scope(case.name):
+            inputs = [self._taken(spec, 'input_%d' % index, random) for index, spec in enumerate(case.inputs)]
+            op = op_of(case.build(*inputs))
+            terms = []
+            for index, output in enumerate(op.outputs):
+                if index not in case.unspecified:
+                    if index in case.undifferentiated or not _has_gradient(op):
+                        output = tf.stop_gradient(output)
+                    terms.append(self._number(output, seen.shapes[index]))
+            return op, tf.add_n(terms)
+
+    def _taken(self, spec: Input, name: str, random: np.random.RandomState) -> tf.Tensor:
+        batch = batch_of(spec)
+        values = values_of(spec, random, GLOBAL_BATCH)
+        if spec.constant:
+            return tf.constant(values)
+        if values.dtype.kind == 'c':
+            return tf.complex(_summed(values.real.copy(), name + '_real'), _summed(values.imag.copy(), name + '_imag'))
+        if batch is None:
+            if values.dtype.kind == 'f':
+                return _summed(values, name)
+            return tf.convert_to_tensor(tf.get_variable(name, initializer=values, trainable=False))
+        shape = [None if isinstance(size, str) else size for size in spec.shape]
+        order = [batch] + [dim for dim in range(len(shape)) if dim != batch]
+        rows, shape = np.transpose(values, order), [shape[dim] for dim in order]
+        if values.dtype.kind == 'f':
+            taken = self._batch(_addends(rows, 1), [shape[0], ADDENDS] + shape[1:])
+            scale = [ADDENDS] + [size or 1 for size in shape[1:]]
+            taken = tf.reduce_sum(taken * tf.get_variable(name, initializer=np.ones(scale, values.dtype)), 1)
+        else:
+            taken = self._batch(rows, shape)
+        return taken if batch == 0 else tf.transpose(taken, np.argsort(order))
+
+    def _batch(self, rows: np.ndarray, shape: Sequence[Optional[int]]) -> tf.Tensor:
+        placeholder = tf.placeholder(rows.dtype, shape)
+        self.feeds[placeholder] = rows
+        return placeholder
+
+    def _number(self, output: tf.Tensor, shape: Tuple[Optional[int], ...]) -> tf.Tensor:
+        """The mean of a square of the elements, each with a weight of its own."""
+        if output.dtype.is_complex:
+            output = tf.math.real(output) + 2 * tf.math.imag(output)
+        output = tf.cast(output, tf.float32)
+        static = output.shape.as_list() if output.shape.ndims is not None else []
+        known = [size or 1 for size in static]
+        output *= 1 + 0.5 * np.cos(np.arange(np.prod(known))).astype(np.float32).reshape(known)
+        for dim, size in enumerate(static):
+            if size is None and shape and (shape[dim] or 1) % GLOBAL_BATCH == 0:
+                weights = self._batch(np.random.RandomState(dim).uniform(0.5, 1.5, shape[dim]).astype('f'), [None])
+                output *= tf.reshape(weights, [-1] + [1] * (len(static) - dim - 1))
+        return tf.reduce_mean(tf.square(output + 0.5))
+
+
+def _has_gradient(op: tf.Operation) -> bool:
+    try:
+        return ops.get_gradient_function(op) is not None
+    except LookupError:
+        return False
+
+
+def _addends(values: np.ndarray, axis: int) -> np.ndarray:
+    """Values whose sum along a new dimension is exactly those given."""
+    return np.stack([values] + [np.zeros_like(values)] * (ADDENDS - 1), axis)
+
+
+def _summed(values: np.ndarray, name: str) -> tf.Tensor:
+    return tf.reduce_sum(tf.get_variable(name, initializer=_addends(values, 0)), 0)
+
+
+def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = False,
+          every_variable: bool = False) -> None:
+    """Makes a step on all cases of some groups, or one case of each rule of theirs.
+
+    Records their losses before and after, every variable if asked for, and how each case was computed.
+    """
+    cases = [(case, _seen(case)) for case in cases_of(groups)]
+    cases = _one_of_each_rule(cases) if each_rule else cases
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    _, split = annotations(ctx)
+    builder = Builder()
+    with split():
+        built = [builder.loss(case, seen, seed) for seed, (case, seen) in enumerate(cases)]
+        losses = tf.stack([loss for _, loss in built])
+        loss = tf.reduce_sum(losses)
+    optimizer = tf.train.MomentumOptimizer(1., 0.9)
+    with _turn(ctx, {op.name: turn + number for number, (op, _) in enumerate(built)},
+               {of_case.op.name for _, of_case in built}):
+        pairs = optimizer.compute_gradients(loss)
+    with tf.control_dependencies([losses]):
+        train_op = optimizer.apply_gradients(pairs)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        feeds = {tensor: np.array_split(rows, ctx.workers)[ctx.worker] if ctx.planned else rows
+                 for tensor, rows in builder.feeds.items()}
+        steps = [sess.run([losses, train_op], feeds)[0] for _ in range(2)]
+        for value in steps[0]:
+            ctx.record(loss=value)
+        values = {case.name: np.array(of_case) for (case, _), of_case in zip(cases, zip(*steps))}
+        if every_variable:
+            values.update(sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()}))
+        ctx.results['variables'] = [values]
+
+
+@contextlib.contextmanager
+def _turn(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[None]:
+    """Plans that are made inside have one choice for each op of a name in `turns`: the one whose turn it is.
+
+    Ops of the names in `whole` are computed whole, so that the search is done with a case when its loss is there.
+    """
+    if not ctx.planned:
+        yield
+        return
+    from epl.parallel.split.search import search
+    from epl.runtime import split_training
+    from tests.parallel.split.harness import DEAR, wanted
+
+    def searched(program: Any) -> Any:
+        for index, step in enumerate(program.steps):
+            if step.op.name in whole:
+                program.steps[index] = step._replace(choices=())
+            if step.op.name in turns:
+                first = turns[step.op.name] % max(1, len(step.choices))
+                program.steps[index] = step._replace(choices=wanted(step.choices[first:first + 1]))
+                ctx.record(possible=(step.op.name, [short(choice) for choice in step.choices]))
+        decision = search(program, **DEAR)
+        for step, choice in zip(program.steps, decision.choices):
+            if step.op.name in turns:
+                ctx.record(taken=(step.op.name, short(step.choices[choice]) if choice >= 0 else 'full'))
+        return decision
+
+    with mock.patch.object(split_training, 'search', searched):
+        yield
