@@ -4,9 +4,10 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.context import STEPS
+from tests.parity.oracle import Oracle, compare, replica_differences, topology_name
 from tests.parity.pool import Answer
-from tests.parity.scripts import splits
+from tests.parity.scripts import split_amp, splits
 from tests.parity.test_split import ACCUMULATED, of_worker_0
 
 GROUPS = 2
@@ -88,6 +89,15 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], config: Any, 
 def test_accumulation(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
     oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name='small_table', steps=2, groups=GROUPS,
                  **config)
+
+
+def test_a_part_that_overflows_in_one_group_skips_the_step_in_all(oracle: Oracle) -> None:
+    answers = oracle.plan((2, 2), split_amp.train, name='head_alone', overflow_at=3, groups=GROUPS)
+    for answer in answers:
+        variables = answer.results['variables'][0]
+        assert (variables['global_step'], variables['good_steps']) == (STEPS - 1, STEPS - 4)
+        assert variables['current_loss_scale'] == 2. ** 14
+    assert not replica_differences(answers)
 
 
 @long_placements

@@ -95,6 +95,7 @@ def train(
     optimizer: str = "momentum",
     clip: Optional[float] = None,
     overflow_at: int = -1,
+    groups: int = 1,
     **config: Any,
 ) -> None:
     """Trains a model in mixed precision.
@@ -106,11 +107,12 @@ def train(
         optimizer: its name.
         clip: the norm to which gradients are clipped.
         overflow_at: the run in which the gradient of the last columns overflows, that of the others does not.
+        groups: of ranks that share a split; with several, it overflows in the last process alone.
         config: further configuration.
     """
     ctx.init(annotate=parts > 1, amp__level="O1", cluster__colocate_split_and_replicate=True, **config)
     x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.float32, [None, WIDE])
-    scopes = [contextlib.suppress, contextlib.suppress] if parts > 1 else _scopes(ctx)
+    scopes = [contextlib.suppress, contextlib.suppress] if parts > 1 else _scopes(ctx, groups)
     loss = MODELS[name](x, y, *scopes, parts)
     made = OPTIMIZERS[optimizer]()
     pairs = made.compute_gradients(loss)
@@ -123,16 +125,17 @@ def train(
         sess.run(tf.global_variables_initializer())
         for run in range(STEPS):
             overflows = run == overflow_at
-            feed = {x: ctx.step_rows(data.x, run), y: _targets(ctx.step_rows(data.ids, run), overflows)}
+            here = overflows and (groups == 1 or ctx.worker == ctx.workers - 1)
+            feed = {x: ctx.step_rows(data.x, run), y: _targets(ctx.step_rows(data.ids, run), here)}
             value = sess.run([loss, train_op], feed)[0]
             ctx.record(loss=0.0 if overflows else value)
         ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]
 
 
-def _scopes(ctx: Context) -> List[Scope]:
+def _scopes(ctx: Context, groups: int) -> List[Scope]:
     import epl
 
-    return [lambda: epl.replicate(1), lambda: epl.split(ctx.replicas)]
+    return [lambda: epl.replicate(1), lambda: epl.split(ctx.replicas // groups)]
 
 
 def _targets(ids: np.ndarray, overflow: bool) -> np.ndarray:
