@@ -103,6 +103,17 @@ def test_replicas_share_the_rows_that_are_fed(init):
     assert_close(Mlp(layers=8))
 
 
+def test_what_is_offloaded_counts_for_the_host(init):
+    begin(init, devices=2, offload__level="v0")
+    model = Mlp(layers=8)
+    found = {d.device: d for d in memory_estimate(model.train_op, model.feed, THREADS, advise=False).devices}
+    assert sorted(found) == ["/device:CPU:0", "/device:CPU:0 (host)", "/device:CPU:1"]
+    host = found.pop("/device:CPU:0 (host)")
+    assert host.weights + host.slots == sum(variable_bytes().values())
+    for device in found.values():
+        assert device.weights == device.slots == 0 and device.activations > 0
+
+
 def test_accumulation_counts_the_sums_of_gradients(init):
     begin(init, pipeline__num_micro_batch=2)
     model = Mlp(layers=8)

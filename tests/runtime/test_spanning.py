@@ -72,8 +72,10 @@ LARGE = {
     "encoder_chain": pipeline("encoder", micro_batches=2, stages=4, constructors=[0]),
     "lstm_chain": pipeline("lstm", stages=4, constructors=[0], rows_known=True),
 }
+ACROSS = {"constructors": [0], "devices": 2, "replicas": 2, "cluster__device_place_prefer_intra_node": False}
 TWO_WORKERS = {
-    "across": pipeline("cnn", constructors=[0], devices=2, replicas=2, cluster__device_place_prefer_intra_node=False),
+    "across": pipeline("cnn", **ACROSS),
+    "offloaded": pipeline("mlp", offload__level="v0", **ACROSS),
     "one_each": pipeline("encoder", constructors=[0], micro_batches=1, resource=True),
 }
 THREE_WORKERS = {"three": pipeline("lstm", stages=3, constructors=[0], micro_batches=2, rows_known=True)}

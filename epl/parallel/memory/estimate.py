@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.graph import Graph
-from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.apply_groups import variable_bytes
@@ -23,6 +23,7 @@ from epl.parallel.micro_batches import tensors_of
 from epl.parallel.rewrite import Rewrite
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
+HOST = " (host)"  # behind the name of a device: what is there in host memory because of `offload.level`
 _APPLY = Phase.APPLY.encode()
 
 DeviceMemory = NamedTuple(
@@ -169,7 +170,7 @@ def _families(view: GraphView, rewrite: Optional[Rewrite]) -> List[Dict[int, int
 
 
 def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
-    """The devices of a graph, those of ops without one first.
+    """The devices of a graph, those of ops without one first; the host is one of its own where weights are kept there.
 
     Args:
       graph: the graph.
@@ -179,16 +180,19 @@ def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
     rewrite, view = graph.rewrite, graph.view
     default = tf.DeviceSpec.from_string("/device:CPU:0" if rewrite is None else rewrite.device(0) or rewrite.host)
     across = rewrite is not None and rewrite.spans_processes
-    known: Dict[str, str] = {}
-    for text in sorted({view.nodes[node].device for node in nodes}):
+    is_hosted = view.of_attrs(lambda attrs: HOST_ATTR in attrs)
+    known: Dict[Tuple[str, bool], str] = {}
+    for text, hosted in sorted({(view.nodes[node].device, is_hosted[node]) for node in nodes}):
         spec = default.make_merged_spec(tf.DeviceSpec.from_string(text))
         if not across:
             spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
-        known[text] = spec.to_string()
-    names = list(dict.fromkeys([known.get("", default.to_string())] + list(known.values())))
+        known[text, hosted] = spec.to_string() + (HOST if hosted else "")
+    names = list(dict.fromkeys([known.get(("", False), default.to_string())] + list(known.values())))
     processes = [name.rpartition("/device:")[0] for name in names]
-    number = {text: names.index(name) for text, name in known.items()}
-    return Devices(tuple(names), tuple(processes), lambda node: number[view.nodes[node].device], threads)
+    number = {key: names.index(name) for key, name in known.items()}
+    return Devices(
+        tuple(names), tuple(processes), lambda node: number[view.nodes[node].device, is_hosted[node]], threads
+    )
 
 
 StepEstimate = NamedTuple("StepEstimate", [("made", StepProgram), ("devices", Devices)])
