@@ -87,6 +87,7 @@ class Graph(object):
         self.accumulations: List[Accumulation] = []
         self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
+        self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
         self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference

@@ -117,6 +117,7 @@ def _build(
     is_first, is_last = first_and_last(accumulation.position, steps)
 
     def last() -> tf.Operation:
+        graph.common_branches.append(tf_compat.current_context(graph.tf_graph))
         return apply(with_means(pairs, late, steps))
 
     def not_last() -> tf.Operation:

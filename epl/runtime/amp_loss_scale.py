@@ -135,6 +135,7 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
 
     def apply_as_user() -> tf.Operation:
         """Under the names that the ops have without the branch: variables are named by them."""
+        graph.common_branches.append(tf_compat.current_context(graph.tf_graph))
         with tf.name_scope(user_scope + "/" if user_scope else None):
             result = apply()
         return tf.group(*[value for value in tf.nest.flatten(result) if value is not None])

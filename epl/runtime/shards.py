@@ -19,7 +19,7 @@ from epl.ops.job import Job
 from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
-from epl.parallel.split.updates import Updates, complete_updates, trace_updates
+from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
 from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
@@ -65,16 +65,9 @@ class Shards(object):
         """
         self.groups = communicators.groups
         self._name, self._rank, self._communicators = communicators.name, rank, communicators
-        self.sub_communicators = [communicators]
-        if len(self.groups) > 1:
-            holders = SubCommunicators(self._name + "/between_groups", list(zip(*self.groups)), communicators.owners)
-            self.sub_communicators.append(holders)
-        exchanges = []
-        for one in self.sub_communicators:
-            one.open(one.owners[rank])
-            exchanges.append(Exchange(one.at(rank), one.place(rank).rank, "split", fp16_scale))
-        self.exchange = exchanges[0]
-        self._between_groups = exchanges[1] if len(exchanges) > 1 else None
+        self.sub_communicators: List[SubCommunicators] = []
+        self._in_branches: Dict[int, Exchanges] = {}  # by the id of a control-flow context
+        self.exchange, self._between_groups = self._open(communicators, fp16_scale)
         self.ranks = self.exchange.ranks
         self.held: Dict[str, Held] = {}
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
@@ -106,6 +99,26 @@ class Shards(object):
         before = tf_compat.last_op_id(self._graph.tf_graph)
         yield
         self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
+
+    def _open(self, communicators: SubCommunicators, fp16_scale: Optional[int] = None) -> Exchanges:
+        """Blocks until every process does."""
+        opened = [communicators]
+        if len(self.groups) > 1:
+            holders = list(zip(*self.groups))
+            opened.append(SubCommunicators(communicators.name + "/between_groups", holders, communicators.owners))
+        exchanges = []
+        for one in opened:
+            one.open(one.owners[self._rank])
+            exchanges.append(Exchange(one.at(self._rank), one.place(self._rank).rank, "split", fp16_scale))
+        self.sub_communicators += opened
+        return exchanges[0], exchanges[1] if len(exchanges) > 1 else None
+
+    def _in_branch(self, context: Any) -> Exchanges:
+        if id(context) not in self._in_branches:
+            name = "{}/branch{}".format(self._name, len(self._in_branches))
+            communicators = SubCommunicators(name, self.groups, self._communicators.owners)
+            self._in_branches[id(context)] = self._open(communicators)
+        return self._in_branches[id(context)]
 
     # ---- What the user's program sees.
 
@@ -166,7 +179,11 @@ class Shards(object):
     @property
     def collectives(self) -> List[tf.Operation]:
         """Those of the first rank."""
-        return [*self.exchange.collectives, *(self._between_groups.collectives if self._between_groups else ())]
+        return [op for pair in self._exchanges for one in pair if one is not None for op in one.collectives]
+
+    @property
+    def _exchanges(self) -> List[Exchanges]:
+        return [(self.exchange, self._between_groups), *self._in_branches.values()]
 
     def initializers(self) -> List[str]:
         """Names of the ops that give the parts their initial values: every rank runs its own."""
@@ -182,7 +199,7 @@ class Shards(object):
         needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
         same: List[List[Tuple[str, tf.AttrValue]]] = [[] for _ in range(self.ranks)]
         attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
-        for name, owned in self.exchange.owned.items():
+        for name, owned in [item for exchange, _ in self._exchanges for item in exchange.owned.items()]:
             protos = [tf.make_tensor_proto(value, owned.dtype) for value in owned.values]
             attrs[view.index[name]] = [[("value", tf.AttrValue(tensor=proto))] for proto in protos]
         for name, shapes in self.shapes.items():
@@ -206,11 +223,20 @@ class Shards(object):
         """What can be done only when the whole graph is built: before it is rewritten."""
         with self._graph.tf_graph.as_default():
             self.adopt_updates()  # a moving average is built behind apply_gradients
-            self._new.update(complete_updates(self._updates(), self.exchange, self._between_groups))
+            updates = self._updates()
+            self._new.update(complete_updates(updates, self.exchange, self._between_groups, self._in_branch))
 
     def _updates(self) -> Updates:
         variables = {name: held.layout for name, held in self.held.items()}
-        return trace_updates(self._graph.tf_graph, self._parts, variables, self.ranks, self._traced_after, self._own)
+        return trace_updates(
+            self._graph.tf_graph,
+            self._parts,
+            variables,
+            self.ranks,
+            self._traced_after,
+            self._own,
+            self._graph.common_branches,
+        )
 
     def complete_savers(self, prefixes: Sequence[str]) -> None:
         """Lets Savers read the parts of all ranks of this process, and write each part once.

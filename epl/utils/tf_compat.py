@@ -177,6 +177,11 @@ def control_flow_context_of(op: tf.Operation) -> Any:
     return op._get_control_flow_context()
 
 
+def current_context(graph: tf.Graph) -> Any:
+    """The control-flow context that ops are built in now, or None."""
+    return graph._get_control_flow_context()
+
+
 def output_context_of(op: tf.Operation) -> Any:
     """The control-flow context in which the outputs of `op` are used: that around the loop which it leaves."""
     return control_flow_util.GetOutputContext(op)

@@ -55,11 +55,13 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, cl
 
 
 @some_topologies
-@pytest.mark.parametrize('name,steps,change', [
-    ('head', 3, ''), ('small_table', 2, ''), ('tied', 2, ''), ('resource_head', 2, 'clipped'),
-    ('everything', 3, 'clipped')])
-def test_accumulation(oracle: Oracle, topology: Tuple[int, int], name: str, steps: int, change: str) -> None:
-    answers = oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=steps, change=change)
+@pytest.mark.parametrize('name,steps,change,optimizer', [
+    ('head', 3, '', 'layerwise'), ('small_table', 2, '', 'momentum'), ('tied', 2, '', 'momentum'),
+    ('resource_head', 2, 'clipped', 'momentum'), ('everything', 3, 'clipped', 'momentum')])
+def test_accumulation(
+        oracle: Oracle, topology: Tuple[int, int], name: str, steps: int, change: str, optimizer: str) -> None:
+    answers = oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=steps, change=change,
+                           optimizer=optimizer)
     for answer in answers:
         assert answer.results['variables'][0]['global_step'] == STEPS // steps
 

@@ -32,6 +32,15 @@ def test_a_fixed_scale(oracle: Oracle, topology: Tuple[int, int], dtype: str, lo
     _check(oracle, topology, name="two_layers", amp__dtype=dtype, amp__loss_scale=loss_scale)
 
 
+@some_topologies
+def test_accumulation_finds_an_overflow_in_the_sum(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    answers = _check(oracle, topology, name="head_alone", overflow_at=3, pipeline__num_micro_batch=2)
+    for answer in answers:
+        variables = answer.results["variables"][0]
+        assert (variables["global_step"], variables["good_steps"]) == (STEPS // 2 - 1, 1)
+        assert variables["current_loss_scale"] == 2.0**14
+
+
 @pytest.mark.parametrize("topology,clip", [((1, 2), 0.1), ((2, 1), None)])
 def test_a_part_that_overflows_on_one_rank_skips_the_step_on_all(
     oracle: Oracle, topology: Tuple[int, int], clip: float

@@ -86,9 +86,11 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], config: Any, 
 
 
 @long_placements
-def test_accumulation(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
-    oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name='small_table', steps=2, groups=GROUPS,
-                 **config)
+@pytest.mark.parametrize('name,optimizer', [
+    ('small_table', 'momentum'), pytest.param('head', 'layerwise', marks=pytest.mark.long)])
+def test_accumulation(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str, optimizer: str) -> None:
+    oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=2, optimizer=optimizer,
+                 groups=GROUPS, **config)
 
 
 def test_a_part_that_overflows_in_one_group_skips_the_step_in_all(oracle: Oracle) -> None:

@@ -11,7 +11,7 @@ The rules of the partitioner say what an op does with a part; those that bring o
 is differentiated behind this. All addends that do not need each other go in one collective.
 """
 
-from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -31,6 +31,8 @@ _PASSES = op_types.READS | _HAND_ON
 # What these do with a variable or its value is seen to elsewhere.
 _STAY = op_types.OF_SCRIPT | frozenset(["IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
+
+Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
 
 Round = NamedTuple("Round", [("ops", List[Tuple[tf.Operation, Optional[Choice]]]), ("addends", List[tf.Tensor])])
 Round.__doc__ = """What must be done before the next sums can be computed.
@@ -61,6 +63,7 @@ def trace_updates(
     ranks: int,
     after: int,
     built: Collection[tf.Operation] = (),
+    branches: Sequence[Any] = (),
 ) -> Updates:
     """Follows parts through the ops of the user behind the backward pass. Changes nothing.
 
@@ -73,12 +76,16 @@ def trace_updates(
       after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
         looked at.
       built: what it built later.
+      branches: control-flow contexts in which parts may meet: all ranks take them together, or none does.
+
+    Raises:
+      PlanError: parts meet in another branch, or in a loop.
     """
     known = dict(variables)
     new = tf_compat.ops_since(tf_graph, after)
     ordered = _ordered([op for op in new if op not in built and phase_of(op) != Phase.BACKWARD])
     while True:
-        tracer = _Tracer(parts, known, ranks)
+        tracer = _Tracer(parts, known, ranks, branches)
         for op in ordered:
             tracer.visit(op)
         if tracer.written.keys() <= known.keys():
@@ -104,8 +111,15 @@ def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
 class _Tracer(object):
     """One pass over the ops, in the order of their creation."""
 
-    def __init__(self, parts: Mapping[tf.Tensor, Layout], variables: Mapping[str, Layout], ranks: int) -> None:
+    def __init__(
+        self,
+        parts: Mapping[tf.Tensor, Layout],
+        variables: Mapping[str, Layout],
+        ranks: int,
+        branches: Sequence[Any],
+    ) -> None:
         self._layouts = dict(parts)
+        self._branches = branches
         self._variables = variables
         self._ranks = ranks
         self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
@@ -132,7 +146,7 @@ class _Tracer(object):
         for tensor, layout in zip(op.outputs, outputs):
             self._waits[tensor] = waits
             if layout == PARTIAL:
-                _refuse_branch(op)
+                _refuse_branch(op, self._branches)
                 self._waits[tensor] = waits + 1
                 self._round(waits).addends.append(tensor)
             elif layout != FULL:
@@ -189,7 +203,7 @@ class _Tracer(object):
             # Rows that a rank has for itself, and what says where they go, mean nothing to others.
             return [rows if tensor.shape.ndims != 0 else FULL for tensor in op.outputs]
         if choice is None or choice.emit is not None:
-            _refuse_branch(op)
+            _refuse_branch(op, self._branches)
             self._round(waits).ops.append((op, choice))
         return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
 
@@ -264,8 +278,9 @@ def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
     return tf.TensorShape(variable.get_attr("shape"))
 
 
-def _refuse_branch(op: tf.Operation) -> None:
-    if tf_compat.control_flow_context_of(op) is not None:
+def _refuse_branch(op: tf.Operation, allowed: Sequence[Any]) -> None:
+    context = tf_compat.control_flow_context_of(op)
+    if context is not None and not any(context is other for other in allowed):
         raise PlanError(
             "{!r} ({}) is in a loop or branch, and combines parts of a gradient or variable that lie on several "
             "devices: they cannot meet there. Compute it outside of tf.cond and tf.while_loop.".format(op.name, op.type)
@@ -273,7 +288,10 @@ def _refuse_branch(op: tf.Operation) -> None:
 
 
 def complete_updates(
-    updates: Updates, exchange: Exchange, between_groups: Optional[Exchange] = None
+    updates: Updates,
+    exchange: Exchange,
+    between_groups: Optional[Exchange] = None,
+    in_branch: Optional[Callable[[Any], Exchanges]] = None,
 ) -> Dict[tf.Tensor, tf.Tensor]:
     """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
 
@@ -282,6 +300,8 @@ def complete_updates(
       exchange: of this rank; its collectives so far come first.
       between_groups: where several groups hold the same parts: moves data between the ranks with the same part. Groups
         whose ranks lie in processes in different ways round their sums differently, so that all take those of one.
+      in_branch: gives both for what is in a control-flow context: collectives of a branch that is not taken never run,
+        and no others may wait for them.
 
     Returns:
       Tensor of the user -> what has replaced it.
@@ -289,21 +309,38 @@ def complete_updates(
     Raises:
       PlanError: an op that no rule knows gives something whose shape depends on the parts.
     """
+    graph = tf.get_default_graph()
     replaced: Dict[tf.Tensor, tf.Tensor] = {}
-    last = tf_compat.last_op_id(tf.get_default_graph())
+    last = tf_compat.last_op_id(graph)
+
+    def exchanges_in(context: Any) -> Exchanges:
+        return (exchange, between_groups) if context is None or in_branch is None else in_branch(context)
+
     for one in updates.rounds:
         for op, choice in one.ops:
-            with tf.device(op.device):
-                made = _emitted(op, choice, exchange) if choice else _on_whole(op, exchange, updates.layouts)
+            context = tf_compat.control_flow_context_of(op)
+            own, _ = exchanges_in(context)
+            with tf.device(op.device), tf_compat.control_flow_context(graph, context):
+                made = _emitted(op, choice, own) if choice else _on_whole(op, own, updates.layouts)
             for before, after in zip(op.outputs, made):
                 _replace(before, after, replaced, last)
-        if one.addends:
-            with tf.device(one.addends[0].device):
-                sums = exchange._reduce([replaced.get(tensor, tensor) for tensor in one.addends], "sums")
-                sums = sums if between_groups is None else between_groups.broadcast(sums)
-            for before, after in zip(one.addends, sums):
+        for context, addends in _by_context(one.addends):
+            own, between = exchanges_in(context)
+            with tf.device(addends[0].device), tf_compat.control_flow_context(graph, context):
+                sums = own._reduce([replaced.get(tensor, tensor) for tensor in addends], "sums")
+                sums = sums if between is None else between.broadcast(sums)
+            for before, after in zip(addends, sums):
                 _replace(before, after, replaced, last)
     return replaced
+
+
+def _by_context(tensors: Sequence[tf.Tensor]) -> List[Tuple[Any, List[tf.Tensor]]]:
+    """The tensors of each control-flow context."""
+    found: Dict[int, Tuple[Any, List[tf.Tensor]]] = {}
+    for tensor in tensors:
+        context = tf_compat.control_flow_context_of(tensor.op)
+        found.setdefault(id(context), (context, []))[1].append(tensor)
+    return list(found.values())
 
 
 def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Tensor]:
