@@ -1,0 +1,1 @@
+"""Translation by a Transformer with mixtures of experts. The scripts run from this folder."""

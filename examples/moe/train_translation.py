@@ -1,0 +1,102 @@
+"""Trains a translator with EPL, whose experts are copied to each device or dealt out to them.
+
+    epl-launch --num_workers 1 --gpu_per_worker 4 examples/moe/train_translation.py \
+        --variant moe --pairs pairs --output my_model
+
+An ordinary training script of TensorFlow 1.x for one device; what is EPL's are `annotate`, the scope that it returns,
+and the share of the pairs that a process reads.
+"""
+
+import argparse
+import os
+from contextlib import ExitStack
+from typing import Any, Tuple
+
+import model_options
+import sentence_pairs
+import tensorflow.compat.v1 as tf
+import translation_model
+from prepare_pairs import RECORDS
+
+import epl
+
+_CLIP_NORM = 1.0
+
+
+def annotate(options: argparse.Namespace) -> Any:
+    """Sets EPL up; returns the scope of the experts."""
+    split = options.variant == "moe"
+    epl.init(epl.Config({"cluster.colocate_split_and_replicate": split, "communication.fp16": options.fp16}))
+    epl.set_default_strategy(epl.replicate(1))
+    return epl.split(epl.Env.get().cluster.total_gpu_num) if split else ExitStack()
+
+
+def build(options: argparse.Namespace, scope: Any) -> Tuple[tf.Tensor, tf.Operation]:
+    """Returns the cross entropy of a batch and the op of a training step."""
+    cluster = epl.Env.get().cluster
+    path = os.path.join(options.pairs, RECORDS)
+    source, target = sentence_pairs.batches(
+        path, options.batch_size, cluster.worker_num, cluster.worker_index, options.seed
+    )
+    sizes = model_options.sizes_of(options, sentence_pairs.summary(path).vocabulary)
+    loss, entropy = translation_model.loss(sizes, source, target, scope, options.balance)
+    step = tf.train.get_or_create_global_step()
+    variables = tf.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), _CLIP_NORM)
+    optimizer = tf.train.AdamOptimizer(learning_rate(step, options.learning_rate, options.warm_up), beta2=0.98)
+    return entropy, optimizer.apply_gradients(zip(gradients, variables), step)
+
+
+def learning_rate(step: tf.Variable, peak: float, warm_up: int) -> tf.Tensor:
+    """Rises to its peak in the first steps, and falls with the square root of their number from there."""
+    number = tf.cast(step, tf.float32) + 1.0
+    return peak * tf.minimum(number / warm_up, tf.sqrt(warm_up / number))
+
+
+def step_count(options: argparse.Namespace) -> int:
+    """Returns how many steps the epochs have."""
+    pairs = sentence_pairs.summary(os.path.join(options.pairs, RECORDS)).pairs
+    return max(1, int(options.epochs * pairs / (options.batch_size * max(1, epl.Env.get().cluster.total_gpu_num))))
+
+
+def parse(arguments: Any) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--variant", choices=["dp", "moe"], default="moe", help="(default: %(default)s)")
+    parser.add_argument("--pairs", required=True, help="folder of prepare_pairs.py")
+    parser.add_argument("--output", required=True, help="folder of the checkpoints")
+    model_options.add(parser)
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of what is dropped (default: %(default)s)")
+    parser.add_argument("--balance", type=float, default=0.01, help="weight of its loss (default: %(default)s)")
+    parser.add_argument("--fp16", action="store_true", help="gradients and all-to-alls travel as float16")
+    parser.add_argument("--batch_size", type=int, default=64, help="pairs of one device (default: %(default)s)")
+    parser.add_argument("--epochs", type=float, default=10.0, help="(default: %(default)s)")
+    parser.add_argument("--learning_rate", type=float, default=1e-3, help="its peak (default: %(default)s)")
+    parser.add_argument("--warm_up", type=int, default=4000, help="steps up to there (default: %(default)s)")
+    parser.add_argument("--log_steps", type=int, default=100, help="per line of progress (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="makes runs repeat: order of the pairs, initial weights")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Any = None) -> None:
+    """Trains."""
+    options = parse(arguments)
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.set_random_seed(options.seed)
+    scope = annotate(options)
+    entropy, train_op = build(options, scope)
+    step = tf.train.get_global_step()
+    hooks = [
+        tf.train.StopAtStepHook(last_step=step_count(options)),
+        tf.train.LoggingTensorHook({"loss": entropy, "step": step}, options.log_steps, at_end=True),
+        tf.train.StepCounterHook(options.log_steps, output_dir=options.output),
+    ]
+    with tf.train.MonitoredTrainingSession(
+        checkpoint_dir=options.output, hooks=hooks, save_summaries_steps=None, log_step_count_steps=None
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""A whole model whose experts are dealt out trains as on one device, with no more collectives than are needed."""
+from typing import Tuple
+
+import numpy as np
+import pytest
+
+from tests.parity.oracle import Oracle, topology_name
+from tests.parity.scripts import translation
+
+
+@pytest.mark.parametrize('topology,gate', [((1, 2), 'switch'), ((2, 1), 'top2')])
+def test_experts_that_are_dealt_out(oracle: Oracle, topology: Tuple[int, int], gate: str) -> None:
+    """Two all-to-alls forward and two backward in each mixture."""
+    for answer in oracle.check(topology, translation.train, gate=gate):
+        assert answer.results['moves'] == [4 * translation.MIXTURES]
+        assert answer.results['sent'] == [['float32']]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology', [(1, 2), (1, 4), (4, 1), (2, 2)], ids=topology_name)
+def test_more_devices(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    oracle.check(topology, translation.train, gate='top2', optimizer='momentum')
+
+
+@pytest.mark.parametrize('topology', [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=topology_name)
+def test_float16_between_experts(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    expected = oracle.plain(translation.train, gate='top2').results['loss']
+    answers = oracle.plan(topology, translation.train, gate='top2', communication__fp16=True)
+    losses = np.mean([answer.results['loss'] for answer in answers], axis=0)
+    np.testing.assert_allclose(losses, expected, rtol=2 ** -10)
+    assert not np.array_equal(losses, expected)
+    assert all(answer.results['sent'] == [['float16']] for answer in answers)
