@@ -192,7 +192,7 @@ class Program(object):
             dtype = tf.as_dtype(variable.get_attr("dtype"))
             shape = shape_of(tf.TensorShape(variable.get_attr("shape")) if is_resource else handle.shape)
             info = TensorInfo(shape, dtype)
-            floating = dtype.is_floating
+            floating = _has_gradient(dtype)
             closed = closed_shape(shape, None, self.ranks)
             self._add(Value(handle, VARIABLE, info, None, -1, closed, floating, floating, self._in_half(info)))
         self.number[tensor] = self.number[handle]
@@ -202,7 +202,7 @@ class Program(object):
         dtype = tensor.dtype.base_dtype
         info = TensorInfo(self._concatenated(shape_of(tensor.shape), batch), dtype, _constant(tensor), batch)
         fixed = not self._depends_on_data(tensor) and not self._depends_on_variables(tensor)
-        differentiable = dtype.is_floating and not fixed
+        differentiable = _has_gradient(dtype) and not fixed
         trained = differentiable and not draws_data(tensor.op)
         if fixed and batch is None:
             self.fixed.add(len(self.values))
@@ -265,7 +265,7 @@ class Program(object):
         for output, info, batch in zip(op.outputs, infos, batches):
             known_shape = self._shapes[output].closed if output in self._shapes else shape_of(output.shape)
             closed = closed_shape(known_shape, batch and batch.dim, self.ranks)
-            floating = info.dtype.is_floating
+            floating = _has_gradient(info.dtype)
             rows = -1 if batch is None else rows_of
             leads = differentiable and floating, trained and floating
             added.append(self._add(Value(output, RESULT, info, batch, rows, closed, *leads, self._in_half(info))))
@@ -364,6 +364,10 @@ def num_bytes(value: Value) -> int:
 
 
 # ---- What TensorFlow knows.
+
+
+def _has_gradient(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_complex
 
 
 def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:

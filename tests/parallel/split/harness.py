@@ -4,6 +4,7 @@ A model is a function that builds with `batch(name, ...)` placeholders and varia
 """
 
 import itertools
+import random
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -38,6 +39,18 @@ _NAMES = itertools.count()
 def wanted(choices: Sequence[Choice]) -> Tuple[Choice, ...]:
     """The choices as a search takes them rather than compute in full, whatever it costs to come there."""
     return tuple(choice._replace(moved=choice.moved - 1e15) for choice in choices)
+
+
+def few_choices(seed: int) -> Callable[[Program], None]:
+    """Leaves each op of a program some of its choices at random, and none of them is too dear."""
+
+    def prepare(program: Program) -> None:
+        drawn = random.Random(seed)
+        for index, step in enumerate(program.steps):
+            kept = [choice for choice in step.choices if drawn.random() < 0.6]
+            program.steps[index] = step._replace(choices=wanted(kept))
+
+    return prepare
 
 
 def communicator(ranks):
@@ -233,16 +246,16 @@ def close(got, wanted, tolerance, what=""):
 def rows(counts: Sequence[int], seed: int = 0, **shapes: Any) -> Feeds:
     """Feeds with as many rows on each rank: `x=(5, 6)` is the shape of a row of floats, `y=10` draws a label below 10
     for each row, `t=([5], 10)` five of them."""
-    random = np.random.RandomState(seed)
+    drawn = np.random.RandomState(seed)
     found = []
     for count in counts:
         fed = {}
         for name, shape in sorted(shapes.items()):
             if isinstance(shape, int):
-                fed[name] = random.randint(0, shape, [count]).astype(np.int32)
+                fed[name] = drawn.randint(0, shape, [count]).astype(np.int32)
             elif shape and isinstance(shape[0], list):
-                fed[name] = random.randint(0, shape[1], [count] + shape[0]).astype(np.int32)
+                fed[name] = drawn.randint(0, shape[1], [count] + shape[0]).astype(np.int32)
             else:
-                fed[name] = random.randn(count, *shape).astype(np.float32)
+                fed[name] = drawn.randn(count, *shape).astype(np.float32)
         found.append(fed)
     return found

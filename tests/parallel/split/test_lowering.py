@@ -16,6 +16,7 @@ from tests.parallel.split.harness import (
     check,
     close,
     communicator,
+    few_choices,
     rows,
     run_split,
 )
@@ -92,6 +93,18 @@ def test_features_of_replicate_code_get_their_gradient():
     close(sum(found["replicated/shared"] for found in gradients), plain.gradients["replicated/shared"], 1e-9)
     for found in gradients:  # what is the same everywhere has the same gradient everywhere
         close(found["replicated/scalar"], plain.gradients["replicated/scalar"], 1e-9)
+
+
+def test_complex_numbers_have_gradients():
+    def build():
+        x = tf.placeholder(FLOAT, [None, 6], "x")
+        h = tf.matmul(x, weights("kernel", 6, 8))
+        h = tf.complex(tf.matmul(h, weights("real", 8, 5)), tf.matmul(h, weights("imaginary", 8, 5)))
+        h = h * tf.complex(weights("scale", 5), weights("turn", 5))
+        return Model(tf.reduce_mean(tf.square(tf.real(h)) + tf.sin(tf.imag(h))), [])
+
+    for seed in range(3):
+        check(build, rows(UNEVEN, x=(6,)), prepare=few_choices(seed))
 
 
 def test_a_loop_and_a_branch_take_whole_tensors():

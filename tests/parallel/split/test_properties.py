@@ -4,14 +4,12 @@ The search would take the cheap ways alone. Here each op keeps a few of its choi
 can be, so that odd combinations of layouts meet.
 """
 
-import random
-
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.harness import Model, check, rows, wanted
+from tests.parallel.split.harness import Model, check, few_choices, rows
 from tests.parallel.split.models import FLOAT, one_hot, weights
 
 # Each takes a tensor [batch, m, n], a number that is used in no other step, and the variant; and gives one like it.
@@ -78,18 +76,6 @@ def picked(x, number, variant):
 
 STEPS = [dense, affine, function, transposed, reduced, over_batch, joined, halved, attended, reshaped, contracted]
 STEPS.append(picked)
-
-
-def few_choices(seed):
-    """Leaves each op some of its choices at random; in full it takes long."""
-
-    def prepare(program):
-        drawn = random.Random(seed)
-        for index, step in enumerate(program.steps):
-            kept = tuple(choice for choice in step.choices if drawn.random() < 0.6)
-            program.steps[index] = step._replace(choices=wanted(kept))
-
-    return prepare
 
 
 def equal_unsplit(steps, counts, seed):

@@ -191,12 +191,13 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
         sess.run(tf.global_variables_initializer())
         feeds = {tensor: np.array_split(rows, ctx.workers)[ctx.worker] if ctx.planned else rows
                  for tensor, rows in builder.feeds.items()}
-        steps = [sess.run([losses, train_op], feeds)[0] for _ in range(2)]
-        for value in steps[0]:
+        before = sess.run([losses, train_op], feeds)[0]
+        for value in before:
             ctx.record(loss=value)
-        values = {case.name: np.array(of_case) for (case, _), of_case in zip(cases, zip(*steps))}
-        if every_variable:
-            values.update(sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()}))
+        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
+        values = sess.run(variables if every_variable else {})
+        after = sess.run([losses, train_op], feeds)[0]
+        values.update({case.name: value for (case, _), value in zip(cases, after)})
         ctx.results['variables'] = [values]
 
 
