@@ -41,6 +41,7 @@ bench: setup
 
 docs: setup
 	$(VENV_PYTHON) tools/gen_config_docs.py
+	$(VENV_PYTHON) tools/gen_composition_docs.py
 
 build: setup
 	$(MAKE) -C csrc PYTHON=$(VENV_PYTHON)

@@ -18,6 +18,8 @@ ROWS = 16  # of all parts of a step
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
+    "sgd": lambda: tf.train.GradientDescentOptimizer(0.05),
+    "slow_sgd": lambda: tf.train.GradientDescentOptimizer(0.025),
 }
 Scope = Callable[[], Any]
 

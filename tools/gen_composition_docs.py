@@ -1,0 +1,184 @@
+#!/usr/bin/env python
+"""Writes docs/composition.md, the table of which features go together; `--check` says whether the page is up to date.
+
+The table is `CELLS`: for each pair of features the tests that show it, or the text with which it is refused. That these
+tests exist and these texts are raised is itself a test (tests/docs/test_composition.py).
+"""
+
+import argparse
+import itertools
+import os
+import sys
+from typing import List, NamedTuple, Optional, Tuple
+
+PAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "composition.md")
+
+Cell = NamedTuple("Cell", [("features", Tuple[str, str]), ("tests", Tuple[str, ...]), ("refusal", str), ("note", str)])
+Cell.__doc__ = """A pair of features.
+
+Attributes:
+  features: their names.
+  tests: ids of the tests in which both are on, below tests/parity.
+  refusal: text of the error with which they are refused together.
+  note: in words, where the pair is no combination.
+"""
+
+# Name -> how it is switched on.
+FEATURES = {
+    "replicas": "more devices than one copy of the model takes",
+    "pipeline": "several `epl.replicate` scopes",
+    "accumulation": "`pipeline.num_micro_batch` > 1 with one stage",
+    "split": "`epl.split`",
+    "checkpoint": "`gradient_checkpoint.type`",
+    "offload": "`offload.level`",
+    "amp": "`amp.level`",
+    "groups": "`optimizer.num_apply_group` > 1",
+    "sparse": "gradients that are IndexedSlices",
+    "clip after": "`communication.clip_after_allreduce`",
+    "sum": "`communication.gradients_reduce_method` is `sum`",
+}
+
+
+def _tested(first: str, second: str, *tests: str) -> Cell:
+    return Cell((first, second), tests, "", "")
+
+
+def _refused(first: str, second: str, refusal: str) -> Cell:
+    return Cell((first, second), (), refusal, "")
+
+
+def _noted(first: str, second: str, note: str) -> Cell:
+    return Cell((first, second), (), "", note)
+
+
+CELLS = (
+    _tested("replicas", "pipeline", "test_pipelines.py::test_equals_accumulation_on_one_device"),
+    _tested("replicas", "accumulation", "test_accumulation.py::test_a_plain_model"),
+    _tested("replicas", "split", "test_split_groups.py::test_a_wide_head"),
+    _tested("replicas", "checkpoint", "test_recompute.py::test_data_parallelism"),
+    _tested("replicas", "offload", "test_offload.py::test_data_parallelism"),
+    _tested("replicas", "amp", "test_amp.py::test_data_parallel"),
+    _tested("replicas", "groups", "test_group_apply.py::test_dense_and_sparse_updates"),
+    _tested("replicas", "sparse", "test_models.py::test_model[1x2-embedding]"),
+    _tested("replicas", "clip after", "test_optimizers.py::test_clip_after_all_reduce_equals_one_device"),
+    _tested("replicas", "sum", "test_optimizers.py::test_sum_instead_of_mean"),
+    _noted("pipeline", "accumulation", "one key: with several stages it is the number of micro batches of a step"),
+    _refused("pipeline", "split", "cluster.colocate_split_and_replicate=False"),
+    _tested("pipeline", "checkpoint", "test_recompute.py::test_pipelines"),
+    _tested("pipeline", "offload", "test_offload.py::test_pipelines"),
+    _tested("pipeline", "amp", "test_amp.py::test_pipelines"),
+    _tested("pipeline", "groups", "test_group_apply.py::test_in_a_pipeline"),
+    _tested("pipeline", "sparse", "test_pipelines.py::test_sparse_gradients_stay_sparse"),
+    _tested("pipeline", "clip after", "test_pipelines.py::test_clipping_after_the_all_reduce_equals_one_device"),
+    _tested("pipeline", "sum", "test_pipelines.py::test_sum_instead_of_mean"),
+    _tested("accumulation", "split", "test_split.py::test_accumulation"),
+    _tested("accumulation", "checkpoint", "test_recompute.py::test_accumulation"),
+    _tested("accumulation", "offload", "test_offload.py::test_accumulation"),
+    _tested("accumulation", "amp", "test_amp.py::test_accumulation"),
+    _tested("accumulation", "groups", "test_group_apply.py::test_with_accumulation"),
+    _tested("accumulation", "sparse", "test_accumulation.py::test_sparse_gradients"),
+    _tested("accumulation", "clip after", "test_accumulation.py::test_clipping_after_all_reduce_sees_the_mean_of_all"),
+    _tested("accumulation", "sum", "test_accumulation.py::test_sum_over_replicas_and_micro_steps"),
+    _tested("split", "checkpoint", "test_split.py::test_recomputation"),
+    _tested("split", "offload", "test_offload.py::test_split"),
+    _tested("split", "amp", "test_split_amp.py::test_a_fixed_scale"),
+    _tested("split", "groups", "test_split.py::test_updates_in_groups"),
+    _tested("split", "sparse", "test_split.py::test_models[small_table-1x2]"),
+    _tested("split", "clip after", "test_split.py::test_clipped[head-True-1x2]"),
+    _tested("split", "sum", "test_split.py::test_sum_over_ranks"),
+    _tested("checkpoint", "offload", "test_offload.py::test_gradient_checkpoint"),
+    _tested("checkpoint", "amp", "test_amp.py::test_with_other_settings[topology0-gradient_checkpoint__type-auto]"),
+    _tested("checkpoint", "groups", "test_amp.py::test_with_groups_and_recomputation_in_a_pipeline"),
+    _tested("checkpoint", "sparse", "test_amp.py::test_with_other_settings[topology0-gradient_checkpoint__type-auto]"),
+    _tested("checkpoint", "clip after", "test_recompute.py::test_clipping_after_the_all_reduce"),
+    _tested("checkpoint", "sum", "test_composition.py::test_sum_with[recomputed]"),
+    _tested("offload", "amp", "test_offload.py::test_mixed_precision"),
+    _tested("offload", "groups", "test_offload.py::test_updates_in_groups"),
+    _tested("offload", "sparse", "test_offload.py::test_data_parallelism[topology2-embedding-False]"),
+    _tested("offload", "clip after", "test_offload.py::test_updates_in_groups[topology0-0.1]"),
+    _tested("offload", "sum", "test_composition.py::test_sum_with[offloaded]"),
+    _tested("amp", "groups", "test_amp.py::test_with_other_settings[topology1-optimizer__num_apply_group-3]"),
+    _tested("amp", "sparse", "test_amp.py::test_data_parallel[topology2-embedding-False]"),
+    _tested("amp", "clip after", "test_amp.py::test_accumulation[topology1-norm]"),
+    _tested("amp", "sum", "test_composition.py::test_sum_in_mixed_precision"),
+    _tested("groups", "sparse", "test_group_apply.py::test_dense_and_sparse_updates"),
+    _tested("groups", "clip after", "test_group_apply.py::test_clipped_after_the_all_reduce"),
+    _tested("groups", "sum", "test_composition.py::test_sum_with[in_groups]"),
+    _tested("sparse", "clip after", "test_accumulation.py::test_clipping_after_all_reduce_sees_the_mean_of_all"),
+    _tested("sparse", "sum", "test_optimizers.py::test_sum_instead_of_mean[embedding-1x2]"),
+    _tested("clip after", "sum", "test_composition.py::test_the_sum_of_all_is_clipped"),
+)
+
+_HEAD = """\
+# Which features go together
+
+<!-- Written by tools/gen_composition_docs.py. Do not edit: change the table there and run the tool. -->
+
+Each pair of features is tested against plain TensorFlow, or against the plan without the feature, or is refused before
+the first step. A test of this repository checks that the tests exist and that the errors are raised. `zero.level` is
+not available yet.
+
+"""
+
+
+def render() -> str:
+    """Returns the text of the page."""
+    parts = [_HEAD, "| Feature | Switched on by |\n| --- | --- |\n"]
+    parts += ["| {} | {} |\n".format(name, how) for name, how in FEATURES.items()]
+    parts.append("\n`+`: tested, `-`: refused, `1`: see below\n\n")
+    parts.append("| | {} |\n|{}\n".format(" | ".join(FEATURES), " --- |" * (len(FEATURES) + 1)))
+    cells = {frozenset(cell.features): cell for cell in CELLS}
+    notes = [cell for cell in CELLS if cell.note]
+    for name in FEATURES:
+        signs = [_sign(cells[frozenset([name, other])], notes) if name != other else "" for other in FEATURES]
+        parts.append("| {} | {} |\n".format(name, " | ".join(signs)))
+    parts.append("\n")
+    parts += [
+        "{}. {} and {}: {}.\n".format(number, *cell.features, cell.note) for number, cell in enumerate(notes, 1)
+    ]  # fmt: skip
+    parts.append("\n## Refused\n\n| Features | The error says |\n| --- | --- |\n")
+    parts += ["| {}, {} | `{}` |\n".format(*cell.features, cell.refusal) for cell in CELLS if cell.refusal]
+    parts.append("\n## Tests\n\nBelow `tests/parity`. Some run with `make test-long` only.\n\n")
+    parts.append("| Features | Tests |\n| --- | --- |\n")
+    for cell in CELLS:
+        if cell.tests:
+            tests = ", ".join("`{}`".format(test) for test in cell.tests)
+            parts.append("| {}, {} | {} |\n".format(*cell.features, tests))
+    return "".join(parts)
+
+
+def _sign(cell: Cell, notes: List[Cell]) -> str:
+    if cell.note:
+        return str(notes.index(cell) + 1)
+    return "-" if cell.refusal else "+"
+
+
+def pairs() -> List[frozenset]:
+    """Every pair of features."""
+    return [frozenset(pair) for pair in itertools.combinations(FEATURES, 2)]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Writes or checks the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
+    parser.add_argument("--output", default=PAGE, help="the page (default: docs/composition.md)")
+    options = parser.parse_args(argv)
+    text = render()
+    if not options.check:
+        with open(options.output, "w", encoding="utf-8") as page:
+            page.write(text)
+        return 0
+    try:
+        with open(options.output, encoding="utf-8") as page:
+            written = page.read()
+    except FileNotFoundError:
+        written = ""
+    if written == text:
+        return 0
+    print("{} is stale. Run: python tools/gen_composition_docs.py".format(options.output), file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
