@@ -9,7 +9,7 @@ points outside is shared with the original.
 """
 
 import functools
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -34,6 +34,7 @@ class Edit(NamedTuple):
     op: str = ""
 
 
+_NONE: Mapping[str, str] = {}
 SAME = Edit(None, None)  # for copies that differ in their names alone: these are written fastest
 
 
@@ -49,6 +50,7 @@ def clone_nodes(
     edit: Callable[[int, int], Edit],
     extra: Sequence[tf.NodeDef] = (),
     library: Optional[Any] = None,
+    inputs: Mapping[str, str] = _NONE,
 ) -> Iterator[wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
@@ -60,14 +62,16 @@ def clone_nodes(
       edit: called with (index of the copy from 0, index of the original); says what differs in the copy.
       extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
       library: functions to add to the graph.
+      inputs: input of an original, as in a NodeDef -> what the copies take as if it were that: an op of `nodes`, of the
+        graph, or an extra one.
 
     Returns:
       The copies, as they stand in the graph now; made when they are asked for.
     """
     ordered = sorted(nodes)
     inside = {view.nodes[i].name for i in ordered}
-    outside = _Outside()
-    templates = [(_Template(view.nodes[i], inside, outside), i) for i in ordered]
+    outside = _Outside({node.name for node in extra})
+    templates = [(_Template(view.nodes[i], inside, outside, inputs), i) for i in ordered]
     parts = []
     names: Set[str] = set()
     controls: Set[str] = set()
@@ -105,9 +109,10 @@ def clone_nodes(
 
 
 class _Outside(object):
-    """Inputs of the copies that are not copied: they come from the graph itself."""
+    """Inputs of the copies that are neither copied nor `added`: they come from the graph itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, added: Set[str]) -> None:
+        self._added = added
         self.data: Set[Tuple[str, int]] = set()
         self.control: Set[str] = set()
 
@@ -117,7 +122,8 @@ class _Outside(object):
             self.control.add(name[1:])
         else:
             producer, _, output = name.partition(":")
-            self.data.add((producer, int(output or 0)))
+            if producer not in self._added:
+                self.data.add((producer, int(output or 0)))
 
 
 # A shorter one could be part of the length of a field.
@@ -132,11 +138,12 @@ class _Template(object):
 
     __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for")
 
-    def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside) -> None:
+    def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str]) -> None:
         self._name = node.name
         self._op = node.op
         self._inputs: List[Tuple[str, Optional[Tuple[str, str]]]] = []  # as it is; where the prefix goes, if anywhere
-        for name in node.input:
+        for original in node.input:
+            name = inputs.get(original, original)
             mark = "^" if name[0] == "^" else ""
             if name in inside or name[len(mark) :].partition(":")[0] in inside:
                 self._inputs.append((name, (mark, name[len(mark) :])))

@@ -81,6 +81,7 @@ EXITS = frozenset(["Exit", "RefExit"])
 NEXT_ITERATIONS = frozenset(["NextIteration", "RefNextIteration"])
 SWITCHES = frozenset(["Switch", "RefSwitch"])
 MERGES = frozenset(["Merge", "RefMerge"])
+CONTROL_FLOW = ENTERS | EXITS | NEXT_ITERATIONS | SWITCHES | MERGES | {"LoopCond"}
 
 # Ops that hand on what they take: references always, values that may be handles.
 REFERENCE_FLOW = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSwitch"])

@@ -29,9 +29,6 @@ _SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
 # Their first output is the memory of their first input, in its shape.
 _SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
-_CONTROL_FLOW = (
-    op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
-)
 
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
 Place = Tuple[int, int]
@@ -100,7 +97,14 @@ def find_recomputable(
       types: shape and dtype of the outputs of the forward pass.
     """
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-    never = stateful | op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS | _CONTROL_FLOW | _SHAPE_OPS
+    never = (
+        stateful
+        | op_types.VARIABLES
+        | op_types.DATA_SOURCES
+        | op_types.PLACEHOLDERS
+        | op_types.CONTROL_FLOW
+        | _SHAPE_OPS
+    )
     never |= set(COLLECTIVE_OP_TYPES)
     depths = depths_of(view)
     batch = batch_nodes(tf_graph, view, stateful)

@@ -72,6 +72,8 @@ class Rewrite(object):
         groups: where gradients are aggregated, in the order of `plan.groups`.
         trainings: the backward passes behind them.
         micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
+        micro_merged: name of an op that has no copies in further micro batches -> the one whose copies stand for them.
+        folded: names of constants, and of ops computed from them, of which further micro batches have the values.
         over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
         stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
         barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
@@ -113,6 +115,8 @@ class Rewrite(object):
         self.groups = list(groups)
         self.trainings = list(trainings)
         self.micro_batched: FrozenSet[str] = frozenset()
+        self.micro_merged: Dict[str, str] = {}
+        self.folded: FrozenSet[str] = frozenset()
         self.over_micro_batches: Dict[str, tf.Tensor] = {}
         self.stage_of: Dict[str, int] = {}
         self.barriers: List[List[str]] = [[] for _ in trainings]
@@ -184,6 +188,10 @@ class Rewrite(object):
     def micro_prefix(self, micro_batch: int) -> str:
         """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
         return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
+
+    def in_micro_batch(self, name: str, micro_batch: int) -> str:
+        """The name of the copy of an op in a micro batch."""
+        return self.micro_prefix(micro_batch) + (self.micro_merged.get(name, name) if micro_batch else name)
 
     @property
     def spans_processes(self) -> bool:

@@ -8,7 +8,7 @@ their rows are a multiple of K. Rows for all are no matter to a run that does no
 
 import logging
 import threading
-from typing import Any, Container, Dict, List, Set, Tuple
+from typing import Any, Container, Dict, Iterable, List, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -67,8 +67,9 @@ class FeedSharing(object):
           feeds: tensor -> array, as fed by the user.
 
         Raises:
-          FeedError: rows that cannot be shared out.
+          FeedError: rows that cannot be shared out, or a value of which the micro batches have no copies.
         """
+        self._refuse_without_copies(feeds)
         shared: Dict[tf.Tensor, Any] = {}
         rows: Dict[str, Tuple[int, ...]] = {}
         by_name = {tensor.name: value for tensor, value in feeds.items()}
@@ -94,6 +95,20 @@ class FeedSharing(object):
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
+
+    def _refuse_without_copies(self, feeds: Iterable[tf.Tensor]) -> None:
+        rewrite = self._rewrite
+        for tensor in feeds:
+            if tensor.op.name in rewrite.folded or tensor.op.name in rewrite.micro_merged:
+                raise FeedError(
+                    "{!r} was fed in a step of a pipeline, of which micro batch 0 alone would see the value: it is {}. "
+                    "Feed a tf.placeholder_with_default in its place.".format(
+                        tensor.name,
+                        "a constant that the others have built in"
+                        if tensor.op.name in rewrite.folded
+                        else "a shape that gradients take",
+                    )
+                )
 
     def repeat(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, where each gets all of what the user fed."""

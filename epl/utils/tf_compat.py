@@ -348,6 +348,11 @@ def has_kernel(op_type: str, type_attr: str, dtype: tf.DType, device_type: str) 
     return False
 
 
+def evaluate_constant(tensor: tf.Tensor) -> Any:
+    """The value of a tensor as TensorFlow works it out while it builds the graph; None if it cannot."""
+    return c_api.TF_TryEvaluateConstant_wrapper(tensor.graph._c_graph, tensor._as_tf_output())
+
+
 def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
     """Sets the devices of (name, device) pairs, without making Python objects for the ops."""
     c_graph = graph._c_graph

@@ -9,7 +9,7 @@ Micro batch 0 is the user's own graph. Sums are made in the order of the micro b
 no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
 """
 
-from typing import Iterable, Iterator, Sequence, Set
+from typing import Iterable, Iterator, Mapping, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -26,6 +26,7 @@ from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import order_actions
+from epl.parallel.passes.shared_values import share_values
 from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import colocated_with, stages_of_nodes
@@ -47,14 +48,17 @@ def run(rewrite: Rewrite) -> None:
     _refuse(rewrite, view, ops)
     if rewrite.plan.num_micro_batch > 1:
         _refuse_aggregated(view, ops, boundaries)
-    rewrite.micro_batched = frozenset(view.nodes[node].name for node in ops.cloned)
     copies = range(1, rewrite.plan.num_micro_batch)
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    _note_stages(rewrite, view, ops, stages, copies)
     actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages)
+    shared = share_values(rewrite, view, ops, actions, stages)
+    copied = ops.cloned.difference(shared.merged)
+    rewrite.micro_batched = frozenset(view.nodes[node].name for node in copied)
+    _note_stages(rewrite, view, copied, stages, copies)
     sums = GradientSums(rewrite)
     waits: Waits = {}
-    cloned = _clone(rewrite, view, ops, copies, waits, order_actions(rewrite, view, actions, waits) + sums.nodes)
+    extra = order_actions(rewrite, view, actions, waits) + sums.nodes + shared.nodes
+    cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs)
     if copies:
         _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
@@ -80,25 +84,26 @@ def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
 
 
 def _note_stages(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, stages: Sequence[int], copies: Iterable[int]
+    rewrite: Rewrite, view: GraphView, copied: Set[int], stages: Sequence[int], copies: Iterable[int]
 ) -> None:
     """Keeps the stage of every op, those of the further micro batches included."""
     rewrite.stage_of = {proto.name: stage for proto, stage in zip(view.nodes, stages)}
     for prefix in [rewrite.micro_prefix(copy) for copy in copies]:
-        rewrite.stage_of.update((prefix + view.nodes[node].name, stages[node]) for node in ops.cloned)
+        rewrite.stage_of.update((prefix + view.nodes[node].name, stages[node]) for node in copied)
 
 
 def _clone(
     rewrite: Rewrite,
     view: GraphView,
-    ops: MicroBatchOps,
+    copied: Set[int],
     copies: Sequence[int],
     waits: Waits,
     extra: Sequence[tf.NodeDef],
+    inputs: Mapping[str, str],
 ) -> Iterator[wire.Node]:
     """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies."""
     seeds = OwnSeeds(view)
-    random = [node for node in ops.cloned if seeds.is_random(view.nodes[node])]
+    random = [node for node in copied if seeds.is_random(view.nodes[node])]
     edits = {(copy, node): seeds.edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
     rewrite.added_functions |= seeds.functions
     for key, names in waits.items():
@@ -107,11 +112,12 @@ def _clone(
     cloned = clone_nodes(
         rewrite.tf_graph,
         view,
-        ops.cloned,
+        copied,
         prefixes,
         lambda copy, node: edits.get((copy + 1, node), SAME),
         extra,
         seeds.take_library(),
+        inputs,
     )
     for (copy, node), names in waits.items():
         if copy == 0:

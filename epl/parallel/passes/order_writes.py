@@ -192,7 +192,8 @@ def _ends_of_sources(view: GraphView, ops: MicroBatchOps) -> Dict[int, Set[int]]
 
 
 def _operations(rewrite: Rewrite, view: GraphView, nodes: Iterable[int], copy: int) -> List[tf.Operation]:
-    return [rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name) for node in sorted(nodes)]
+    names = [rewrite.in_micro_batch(view.nodes[node].name, copy) for node in sorted(nodes)]
+    return [rewrite.operation(name) for name in names]
 
 
 def _wait_for_all_writes(

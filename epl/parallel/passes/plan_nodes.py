@@ -1,7 +1,8 @@
 """Ops that a pass adds as NodeDefs, together with the clones: TensorFlow's Python functions take ten times as long."""
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import TASKGRAPH_ATTR
@@ -23,7 +24,7 @@ class PlanNodes(object):
         self._built = rewrite.built
         self._scope = "{}/{}/".format(PLAN_SCOPE, scope)
         self._taskgraph = rewrite.plan.stages[stage].taskgraphs[0]
-        self._constants: Dict[Tuple[float, tf.DType], str] = {}
+        self._constants: Dict[tuple, str] = {}
 
     def add(self, name: str, op: str, inputs: Sequence[str], **types: tf.DType) -> tf.NodeDef:
         """A node with the given attributes; its name is the scope's and `name`."""
@@ -35,10 +36,11 @@ class PlanNodes(object):
         self.nodes.append(node)
         return node
 
-    def constant(self, value: float, dtype: tf.DType) -> str:
-        """The name of a scalar constant, one for all that ask for the same."""
-        if (value, dtype) not in self._constants:
+    def constant(self, value: Any, dtype: tf.DType) -> str:
+        """The name of a constant, one for all that ask for the same."""
+        key = (dtype, np.shape(value), np.asarray(value).tobytes())
+        if key not in self._constants:
             node = self.add("constant{}".format(len(self._constants)), "Const", [], dtype=dtype)
-            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype, []))
-            self._constants[value, dtype] = node.name
-        return self._constants[value, dtype]
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype, np.shape(value)))
+            self._constants[key] = node.name
+        return self._constants[key]

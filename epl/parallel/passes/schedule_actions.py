@@ -68,8 +68,7 @@ def _order_device(
             for node in own.sources:
                 waits.setdefault((action.micro_batch, node), []).append(passed)
             waiting = [passed]
-        prefix = rewrite.micro_prefix(action.micro_batch)
-        waiting = waiting + [prefix + view.nodes[node].name for node in own.sinks]
+        waiting = waiting + [rewrite.in_micro_batch(view.nodes[node].name, action.micro_batch) for node in own.sinks]
     return barriers
 
 

@@ -44,9 +44,6 @@ _SHAPE_ARITHMETIC = frozenset(
 )
 _SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | {"PyFunc", "EagerPyFunc"}
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
-_CONTROL_FLOW = (
-    op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS | op_types.SWITCHES | op_types.MERGES | {"LoopCond"}
-)
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
     | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "Const"}
@@ -70,7 +67,9 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
     kept = frozenset(
         op
         for op in lowered
-        if op.type in _CONTROL_FLOW or _takes_handle(op, variables) or tf_compat.control_flow_context_of(op) is not None
+        if op.type in op_types.CONTROL_FLOW
+        or _takes_handle(op, variables)
+        or tf_compat.control_flow_context_of(op) is not None
     )
     ops = tuple(op for op in inside if op in lowered)
     exits = [
