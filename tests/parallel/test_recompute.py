@@ -99,6 +99,17 @@ def test_an_optimizer_waits_for_those_that_read_its_variable_again(collect):
     assert COPY + "l0/MatMul" in controls(GRADIENT)
 
 
+def test_an_optimizer_waits_for_those_that_read_its_variable_through_others(collect):
+    collect()
+    kernel = tf.identity_n([tf.get_variable("kernel", [4, 4], use_resource=False)])[0]
+    hidden = tf.matmul(tf.placeholder(tf.float32, [None, 4]), kernel, name="product")
+    hidden = dense(tf.tanh(hidden), "l1")
+    tf.add_to_collection("checkpoints", hidden)
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(dense(hidden, "l2")))
+    rewritten()
+    assert COPY + "product" in controls("gradients/product_grad/tuple/control_dependency_1")
+
+
 def test_what_is_read_of_a_resource_variable_needs_no_wait(collect):
     collect()
     Layers(resource=True)

@@ -38,8 +38,8 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bo
 
 @some_topologies
 @pytest.mark.parametrize('name,optimizer,clip', [
-    ('resource_head', 'adam', 0.), ('everything', 'momentum', 0.), ('small_table', 'momentum', 0.1),
-    ('head', 'layerwise', 0.)])
+    pytest.param('resource_head', 'adam', 0., marks=pytest.mark.long), ('everything', 'momentum', 0.),
+    ('small_table', 'momentum', 0.1), ('head', 'layerwise', 0.)])
 def test_updates_in_groups(
         oracle: Oracle, topology: Tuple[int, int], name: str, optimizer: str, clip: float) -> None:
     """Norms that each update takes are sums over all ranks, and wait for no group that waits for them."""
@@ -66,8 +66,9 @@ def test_accumulation(
         assert answer.results['variables'][0]['global_step'] == STEPS // steps
 
 
-@some_topologies
-@pytest.mark.parametrize('kind', ['auto', 'collection'])
+@pytest.mark.parametrize('topology,kind', [
+    ((1, 2), 'auto'), ((2, 1), 'auto'), ((1, 2), 'collection'),
+    pytest.param((2, 1), 'collection', marks=pytest.mark.long)])
 def test_recomputation(oracle: Oracle, topology: Tuple[int, int], kind: str) -> None:
     answers = oracle.check(topology, splits.train, name='blocks', optimizer='momentum', gradient_checkpoint__type=kind)
     assert all(answer.results['recomputed'][0] > 0 for answer in answers)

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from tests.parity.context import STEPS
-from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.oracle import Oracle, compare
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_amp
 
 TOLERANCE = 2e-6  # of tests/parity/test_amp.py
-some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+LOCAL, WORKERS = (1, 2), (2, 1)
+
+
+def long(*values: Any) -> Any:
+    """Parameters of a test that the default run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 def _check(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> List[Answer]:
@@ -21,18 +26,20 @@ def _check(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> List[
     return answers
 
 
-@some_topologies
-@pytest.mark.parametrize("name", ["head", "two_layers"])
+@pytest.mark.parametrize(
+    "topology,name",
+    [(LOCAL, "two_layers"), (WORKERS, "head"), long(WORKERS, "two_layers"), long(LOCAL, "head")],
+)
 def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     _check(oracle, topology, name=name)
 
 
-@pytest.mark.parametrize("topology,dtype,loss_scale", [((1, 2), "float16", 64.0), ((2, 1), "bfloat16", 1.0)])
+@pytest.mark.parametrize("topology,dtype,loss_scale", [(WORKERS, "bfloat16", 1.0), long(LOCAL, "float16", 64.0)])
 def test_a_fixed_scale(oracle: Oracle, topology: Tuple[int, int], dtype: str, loss_scale: float) -> None:
     _check(oracle, topology, name="two_layers", amp__dtype=dtype, amp__loss_scale=loss_scale)
 
 
-@some_topologies
+@pytest.mark.parametrize("topology", [WORKERS, long(LOCAL)])
 def test_accumulation_finds_an_overflow_in_the_sum(oracle: Oracle, topology: Tuple[int, int]) -> None:
     answers = _check(oracle, topology, name="head_alone", overflow_at=3, pipeline__num_micro_batch=2)
     for answer in answers:
@@ -41,7 +48,7 @@ def test_accumulation_finds_an_overflow_in_the_sum(oracle: Oracle, topology: Tup
         assert variables["current_loss_scale"] == 2.0**14
 
 
-@pytest.mark.parametrize("topology,clip", [((1, 2), 0.1), ((2, 1), None)])
+@pytest.mark.parametrize("topology,clip", [(LOCAL, 0.1), (WORKERS, None)])
 def test_a_part_that_overflows_on_one_rank_skips_the_step_on_all(
     oracle: Oracle, topology: Tuple[int, int], clip: float
 ) -> None:
@@ -51,3 +58,21 @@ def test_a_part_that_overflows_on_one_rank_skips_the_step_on_all(
         assert (variables["global_step"], variables["good_steps"]) == (STEPS - 1, STEPS - 4)
         assert variables["current_loss_scale"] == 2.0**14
         assert all(np.all(np.isfinite(value)) for value in variables.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "key,value",
+    [("gradient_checkpoint__type", "auto"), ("optimizer__num_apply_group", 2), ("amp__debug_log", True)],
+)
+@pytest.mark.parametrize("topology", [LOCAL, WORKERS])
+def test_with_other_settings(oracle: Oracle, topology: Tuple[int, int], key: str, value: Any) -> None:
+    _check(oracle, topology, name="two_layers", clip=0.1, **{key: value})
+
+
+@pytest.mark.long
+def test_all_at_once(oracle: Oracle) -> None:
+    _check(
+        oracle, LOCAL, name="head", optimizer="momentum", overflow_at=3, gradient_checkpoint__type="auto",
+        optimizer__num_apply_group=2, pipeline__num_micro_batch=2,
+    )  # fmt: skip
