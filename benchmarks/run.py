@@ -13,6 +13,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from benchmarks import (
     collective_benchmark,
     harness,
+    largest_model_benchmark,
+    memory_benchmark,
     pipeline_benchmark,
     pipeline_rewriting_benchmark,
     rewriting_benchmark,
@@ -22,7 +24,8 @@ from benchmarks import (
 
 BENCHMARKS = {'a': training_benchmark.run, 'b': collective_benchmark.run, 'c': rewriting_benchmark.run,
               'd': pipeline_benchmark.run, 'e': pipeline_rewriting_benchmark.run,
-              'f': split_benchmark.run}
+              'f': split_benchmark.run, 'g': memory_benchmark.run,
+              'h': largest_model_benchmark.run}
 
 
 def main() -> int:
@@ -30,7 +33,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description='Measure EPL against named peers and bounds.')
     parser.add_argument('--only', action='append', choices=sorted(BENCHMARKS),
                         help='a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, '
-                             'e: rewriting of pipelines, f: split head (repeatable; default: all)')
+                             'e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model '
+                             '(repeatable; default: all)')
     parser.add_argument('--quick', action='store_true', help='tiny sizes and few rounds: checks that all works')
     arguments = parser.parse_args()
     # As an exception, so that the measured processes, some of which are stopped, are ended on the way out.

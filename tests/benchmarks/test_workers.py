@@ -101,3 +101,17 @@ def test_graph_is_rewritten_as_a_pipeline_after_the_plain_one_was_built():
     reply, = _ask(groups.start_plain('pipeline_rewriting', ['2', '64', '2'], variables))
     assert reply['added'] > 0.5 * reply['ops'] and reply['gigabytes'] > 0.05
     assert reply['plain'] > 0 and reply['build'] > 0
+
+
+def test_memory_of_a_step_is_estimated_and_traced():
+    group = groups.start_plain('memory', ['epl', 'adam', '1', '2', '64', '2'],
+                               {'EPL_GRADIENT_CHECKPOINT_TYPE': 'collection'})
+    try:
+        with group.awake():
+            (estimated,), (step,), (held,) = (group.ask(**request) for request in (
+                {'estimate': True}, {'steps': 1, 'warm_up': 0}, {'bytes': True}))
+    finally:
+        group.close()
+    assert step['seconds'] > 0
+    assert held['peak']['CPU:0'] > held['persistent']['CPU:0'] > 3 * 4 * 64 * 30522  # words, and two moments of Adam
+    assert estimated['peak']['CPU:0'] == pytest.approx(held['peak']['CPU:0'], rel=0.1)
