@@ -12,13 +12,18 @@ from tests.parity.test_split import ACCUMULATED, of_worker_0
 
 GROUPS = 2
 ACROSS = {'cluster__device_place_prefer_intra_node': False}  # each group has a device of each process
-every_placement = pytest.mark.parametrize('topology,config', [
-    ((1, 4), {}), ((2, 2), {}), ((2, 2), ACROSS), pytest.param((4, 1), {}, marks=pytest.mark.long)
-], ids=lambda value: topology_name(value) if isinstance(value, tuple) else 'across' if value else '')
-long_placements = pytest.mark.parametrize('topology,config', [
-    pytest.param((1, 4), {}, marks=pytest.mark.long), ((2, 2), {}),
-    pytest.param((2, 2), ACROSS, marks=pytest.mark.long)
-], ids=lambda value: topology_name(value) if isinstance(value, tuple) else 'across' if value else '')
+PLACES: List[Any] = [((2, 2), {}), ((1, 4), {}), ((2, 2), ACROSS), ((4, 1), {})]
+
+
+def _placements(in_short: int) -> Any:
+    """The first so many places; the others in long runs."""
+    places = PLACES[:in_short] + [pytest.param(*place, marks=pytest.mark.long) for place in PLACES[in_short:]]
+    return pytest.mark.parametrize('topology,config', places, ids=lambda value: (
+        topology_name(value) if isinstance(value, tuple) else 'across' if value else ''))
+
+
+every_placement = _placements(3)
+long_placements = _placements(1)
 # What they compute from a batch is no mean over its rows: each group does so with its own.
 OF_BATCHES = ('experts', 'scaled_by_a_loss')
 
@@ -78,11 +83,23 @@ def test_groups_that_lie_in_processes_in_different_ways(oracle: Oracle, optimize
 
 
 @pytest.mark.long
-@every_placement
+@long_placements
 @pytest.mark.parametrize('name', ['head', 'everything'])
 def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str) -> None:
     _check(oracle, topology, name, optimizer='momentum', factor=4., communication__gradients_reduce_method='sum',
            **config)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology', [(2, 2), (1, 4)], ids=topology_name)
+@pytest.mark.parametrize('name,optimizer,config', [
+    ('small_table', 'momentum', {'optimizer__num_apply_group': 3}),
+    ('head', 'layerwise', {'optimizer__num_apply_group': 3}),
+    ('blocks', 'momentum', {'gradient_checkpoint__type': 'auto'})],
+    ids=lambda value: sorted(value)[0] if isinstance(value, dict) else None)
+def test_with_other_features(
+        oracle: Oracle, topology: Tuple[int, int], name: str, optimizer: str, config: Any) -> None:
+    _check(oracle, topology, name, optimizer=optimizer, **config)
 
 
 @long_placements
