@@ -18,7 +18,7 @@ from epl.ir.control_flow import depths_of, run_order
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView, functions_of
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.recompute import batch_nodes, data_inputs
+from epl.parallel.recompute import SHAPE_OPS, batch_nodes, data_inputs
 from epl.parallel.training_writes import initializers_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -43,6 +43,7 @@ class HostRegion(object):
       weights: of these, what gives variables or what is computed from them alone, outside of loops and branches, with
         the variables that it is computed from.
       moving: nodes of the whole graph that depend on the data of a step.
+      of_step: these, and what only waits for them or knows no more than their shape.
       depths: of loops and branches, per node.
       order: all nodes, each after its producers.
     """
@@ -59,6 +60,7 @@ class HostRegion(object):
         self.order = run_order(view)
         stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
         self.moving = batch_nodes(tf_graph, view, stateful)
+        self.of_step = view.descendants(self.moving)
         _refuse_functions(view)
         self.nodes = self._kept_with(self._bound_to_variables())
         self.weights: Dict[int, FrozenSet[int]] = {}
@@ -110,12 +112,13 @@ class HostRegion(object):
     def _add_what_weights_give(self) -> None:
         view = self._view
         variables = set(view.of_types(op_types.VARIABLES))
-        of_step = view.descendants(self.moving)  # also what only waits for data, or knows no more than its shape
         for node in self.order:
             if node in variables:
                 self.weights[node] = frozenset([node])
-            elif self.depths[node] == (0, 0) and node not in of_step:
-                if view.types[node] in op_types.READS or view.types[node] in _CHEAP:
+            elif self.depths[node] == (0, 0) and node not in self.of_step:
+                if view.types[node] in SHAPE_OPS and not self.weights.keys().isdisjoint(view.producers[node]):
+                    self.nodes.add(node)
+                elif view.types[node] in op_types.READS or view.types[node] in _CHEAP:
                     producers = [producer for producer, _ in data_inputs(view, node)]
                     own = frozenset().union(*[self.weights.get(producer, frozenset()) for producer in producers])
                     if own:

@@ -84,12 +84,9 @@ def find_uses(tf_graph: tf.Graph, view: GraphView, region: HostRegion, late: Set
             if (producer, output) not in sizes:
                 sizes[producer, output] = _bytes(tf_graph, view, producer, output)
             if sizes[producer, output] >= 0:
-                waits = tuple(
-                    other
-                    for other in dict.fromkeys(view.producers[node])
-                    if other in region.moving and region.depths[other] == (0, 0)
-                )
-                uses.append(Use(producer, output, node, position, sizes[producer, output], waits))
+                others = [p for p in dict.fromkeys(view.producers[node]) if region.depths[p] == (0, 0)]
+                waits = [p for p in others if p in region.moving] or [p for p in others if p in region.of_step]
+                uses.append(Use(producer, output, node, position, sizes[producer, output], tuple(waits)))
     return sorted(uses, key=lambda use: levels[use.consumer])
 
 

@@ -24,7 +24,7 @@ from epl.parallel.costs_shapes import TensorType, Types, num_bytes
 from epl.utils import tf_compat
 
 # What they give depends on the shape of their input alone.
-_SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # Their output is the memory of their first input.
 ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
 # Their first output is the memory of their first input, in its shape.
@@ -103,7 +103,7 @@ def find_recomputable(
         | op_types.DATA_SOURCES
         | op_types.PLACEHOLDERS
         | op_types.CONTROL_FLOW
-        | _SHAPE_OPS
+        | SHAPE_OPS
     )
     never |= set(COLLECTIVE_OP_TYPES)
     depths = depths_of(view)
@@ -135,7 +135,7 @@ def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str])
     while stack:
         node = stack.pop()
         for consumer in consumers[node]:
-            if consumer not in seen and view.types[consumer] not in _SHAPE_OPS and view.takes_data(consumer, node):
+            if consumer not in seen and view.types[consumer] not in SHAPE_OPS and view.takes_data(consumer, node):
                 seen.add(consumer)
                 stack.append(consumer)
     return seen

@@ -243,6 +243,18 @@ def test_a_weight_of_a_loop_is_there_from_the_start_and_that_is_said(offload, ca
     assert "lstm_cell/kernel/read" in caplog.text and "at the start of a step" in caplog.text
 
 
+def test_who_asks_for_the_shape_of_a_weight_does_not_move_it(offload, caplog):
+    offload(1)
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    gain = tf.get_variable("gain", [4])
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 4) * gain))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewritten()
+    assert {node.device for node in nodes("Shape") if "gain/read" in node.input} == {HOST}
+    assert "at the start of a step" not in caplog.text
+
+
 def test_a_function_that_takes_a_variable_is_refused(offload):
     offload(1)
     weight = tf.get_variable("w", [4, 4], use_resource=True)
