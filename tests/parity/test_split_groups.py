@@ -28,25 +28,26 @@ long_placements = _placements(1)
 OF_BATCHES = ('experts', 'scaled_by_a_loss')
 
 
-def _check_parts(answers: List[Answer]) -> None:
-    """Asserts that the devices with the same part hold the same, bit for bit."""
+def _check_parts(answers: List[Answer], groups: int) -> None:
+    """Asserts that the devices with the same part, one of each group, hold the same, bit for bit."""
     held = [(worker, part, values) for worker, answer in enumerate(answers)
             for part, values in answer.results['parts']]
     for part in {part for _, part, _ in held}:
         same = [(worker, values) for worker, other, values in held if other == part]
-        assert len(same) == GROUPS and same[0][1]
+        assert len(same) == groups and same[0][1]
         for worker, values in same[1:]:
             for name, value in values.items():
                 np.testing.assert_array_equal(value, same[0][1][name], err_msg='%s of worker %d' % (name, worker))
 
 
-def _check(oracle: Oracle, topology: Tuple[int, int], name: str, **arguments: Any) -> List[Answer]:
+def _check(
+        oracle: Oracle, topology: Tuple[int, int], name: str, groups: int = GROUPS, **arguments: Any) -> List[Answer]:
     reference = None
     if name in OF_BATCHES:
         of_plan = {key: value for key, value in arguments.items() if '__' not in key}
-        reference = oracle.by_hand((1, GROUPS), splits.train, name=name, groups=GROUPS, **of_plan)
-    answers = oracle.check(topology, splits.train, reference=reference, name=name, groups=GROUPS, **arguments)
-    _check_parts(answers)
+        reference = oracle.by_hand((1, groups), splits.train, name=name, groups=groups, **of_plan)
+    answers = oracle.check(topology, splits.train, reference=reference, name=name, groups=groups, **arguments)
+    _check_parts(answers, groups)
     return answers
 
 
@@ -71,6 +72,12 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], config: Any, name: s
     norms = oracle.plain(splits.train, name=name, clip=0.1).results['norm']
     for answer in answers:
         np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['experts', 'small_table'])
+def test_four_groups(oracle: Oracle, name: str) -> None:
+    _check(oracle, (2, 4), name, groups=4, optimizer='momentum')
 
 
 @pytest.mark.long
