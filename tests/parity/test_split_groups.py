@@ -150,3 +150,16 @@ def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[
         for value, other in zip(rest, wanted_rest):
             np.testing.assert_allclose(value, other, rtol=1e-6)
         np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('topology,groups,batches,steps', [
+    ((2, 2), GROUPS, [4, 7], 2), pytest.param((2, 2), 1, [7, 2], 1, marks=pytest.mark.long),
+    pytest.param((1, 4), GROUPS, [11], 2, marks=pytest.mark.long)], ids=str)
+def test_all_groups_stop_in_the_same_step(
+        oracle: Oracle, topology: Tuple[int, int], groups: int, batches: List[int], steps: int) -> None:
+    """Data ends on one device: nobody makes the step that not all can make."""
+    answers = oracle.plan(topology, splits.until_the_end, groups=groups, batches=batches)
+    for answer in answers:
+        assert answer.results['steps'] == [steps, steps]
+        assert answer.results['variables'][0]['global_step'] == 2 * steps
+    assert not replica_differences(answers)

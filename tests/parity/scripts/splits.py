@@ -326,3 +326,24 @@ def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum'
             ctx.record(loss=training.run(sess, loss, inputs.feed(ctx, data, number)))
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         ctx.results['variables'] = [sess.run(variables)]
+
+
+def until_the_end(ctx: Context, groups: int, batches: Sequence[int]) -> None:
+    """Trains a head on as many batches as each process has, twice."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    count = batches[ctx.worker] * 4
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(values[:count] for values in samples())).batch(4)
+    iterator = dataset.make_initializable_iterator()
+    loss = SPLITS['head'](*iterator.get_next(), *annotations(ctx, groups))
+    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(2):
+            sess.run(iterator.initializer)
+            steps = 0
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    sess.run([loss, train_op])
+                    steps += 1
+            ctx.record(steps=steps)
+        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
