@@ -251,7 +251,9 @@ class Rewrite(object):
 
     def _open(self, name: str, owners: Sequence[int]) -> Communicator:
         if name not in self.communicators:
-            self.communicators[name] = Communicator(name, owners, transport_of(self.plan), opened=self.spans_processes)
+            self.communicators[name] = Communicator(
+                name, owners, transport_of(self.plan, name), opened=self.spans_processes
+            )
         return self.communicators[name]
 
     def operation(self, name: str) -> tf.Operation:
@@ -299,9 +301,13 @@ def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
     return [worker_of(device) for device in plan.stages[stage].devices]
 
 
-def transport_of(plan: Plan) -> str:
-    """How the collectives of a plan move data."""
-    return "nccl" if plan.device_type == "GPU" else "auto"
+def transport_of(plan: Plan, name: str = "") -> str:
+    """How the collectives of a plan, or the communicator of that name, move data.
+
+    What the processes exchange are variables: where these are in host memory, it does not go through a device.
+    """
+    on_host = name == plan.name + PROCESSES and plan.offloaded
+    return "nccl" if plan.device_type == "GPU" and not on_host else "auto"
 
 
 def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
@@ -315,7 +321,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
     ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
-    return [CommunicatorSpec(name, tuple(owners), transport_of(plan)) for name, owners in dict(ranks).items()]
+    return [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
 
 
 def local_name(device: str) -> str:

@@ -33,7 +33,8 @@ def run_broadcast(rewrite: Rewrite) -> None:
     parts = [node for node in variables if view.nodes[node].name in rewrite.held]
     if len(set(rewrite.plan.owners)) > 1:
         whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
-        with rewrite.building("variables/broadcast"):
+        device = rewrite.host_of(0) if rewrite.plan.offloaded else rewrite.device(0)
+        with rewrite.building("variables/broadcast"), tf.device(device):
             communicator = rewrite.process_communicator()
             _broadcast(rewrite, view, whole, "", communicator, rewrite.process_rank)
     if parts and len(rewrite.plan.split_groups) > 1:
