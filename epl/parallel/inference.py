@@ -64,7 +64,16 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     tf_graph = graph.tf_graph
     strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
     is_lowered = any(one.name_of_kind != "replicate" or (one.device_count or 1) > 1 for one in strategies)
-    if graph.plan is not None or graph.gradient_calls or graph.apply_calls or len(strategies) < 2 or is_lowered:
+    if graph.plan is not None or graph.gradient_calls or graph.apply_calls:
+        return
+    if config.offload.level and strategies:
+        _warn_once(
+            graph,
+            "not offloaded",
+            "offload.level is {!r} and has no effect on a graph without gradients: its variables are on the "
+            "devices.".format(config.offload.level),
+        )
+    if len(strategies) < 2 or is_lowered:
         return
     placement = graph.placement = graph.placement or Placement()
     if placement.last_op == tf_compat.last_op_id(tf_graph):
@@ -107,6 +116,10 @@ def _anchor(node: Union[tf.NodeDef, wire.Node]) -> str:
 
 
 def _warn(graph: Graph, reason: str) -> None:
-    if "not placed" not in graph.parallel_information:
-        graph.parallel_information["not placed"] = True
-        logger.warning("The graph has no gradients, and its stages run on one device: %s", reason)
+    _warn_once(graph, "not placed", "The graph has no gradients, and its stages run on one device: " + reason)
+
+
+def _warn_once(graph: Graph, key: str, text: str) -> None:
+    if key not in graph.parallel_information:
+        graph.parallel_information[key] = True
+        logger.warning("%s", text)

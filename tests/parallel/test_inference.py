@@ -109,3 +109,24 @@ def test_an_op_that_the_user_pinned_to_the_cpu_stays_there(init):
     with tf.Session() as sess:
         sess.run(tf.constant(1))
     assert device_of(pinned) == "/device:CPU:0"
+
+
+def test_weights_of_a_graph_without_gradients_are_not_offloaded_and_that_is_said_once(init, caplog):
+    begin(init, 2, 2, offload__level="v0")
+    model = Chain(2)
+    with started() as sess:
+        for _ in range(2):
+            sess.run(model.loss, model.feed(5))
+            tf.identity(model.loss)
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records if "offload" in record.getMessage()] == [
+        "offload.level"
+    ]
+
+
+def test_offload_is_no_matter_in_a_graph_that_is_trained(init, caplog):
+    begin(init, 2, 2, offload__level="v0")
+    model = Chain(2)
+    model.minimize()
+    with started() as sess:
+        sess.run(model.train_op, model.feed(8))
+    assert "has no effect" not in caplog.text
