@@ -58,7 +58,7 @@ def test_a_wide_head(oracle: Oracle, topology: Tuple[int, int], config: Any) -> 
 
 @long_placements
 @pytest.mark.parametrize('name', [
-    name if name in ('experts', 'small_table', 'everything') else pytest.param(name, marks=pytest.mark.long)
+    name if name in ('experts', 'small_table') else pytest.param(name, marks=pytest.mark.long)
     for name in sorted(splits.SPLITS)])
 def test_models(oracle: Oracle, topology: Tuple[int, int], config: Any, name: str) -> None:
     _check(oracle, topology, name, optimizer='momentum', **config)
