@@ -88,6 +88,7 @@ class Graph(object):
         self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
+        self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
         self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
@@ -129,6 +130,11 @@ class Graph(object):
         for tf_graph in list(cls._registry.keys()):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
         cls._registry.clear()
+
+    @property
+    def shards(self) -> Any:
+        """The variables of which each rank has a part; None if there are none."""
+        return self.zero if self.split is None else self.split
 
     def shown(self, tensor: tf.Tensor) -> tf.Tensor:
         """What has the value of a tensor: that of its twin, if it has one that a run can ask for."""

@@ -34,13 +34,16 @@ Attributes:
   sparse: an IndexedSlices, gathered rather than summed.
 """
 
-Transfer = NamedTuple("Transfer", [("communicator", str), ("key", str), ("members", Tuple[int, ...])])
+Transfer = NamedTuple(
+    "Transfer", [("communicator", str), ("key", str), ("members", Tuple[int, ...]), ("scattered", bool)]
+)
 Transfer.__doc__ = """One collective: a bucket of dense gradients, or one sparse gradient.
 
 Attributes:
   communicator: its name; transfers of one communicator run in their order in the plan.
   key: names the collective, the same on every rank.
   members: indices into the group's reductions.
+  scattered: each rank gets its part of each (ZeRO), else every rank gets all.
 """
 
 GradientGroup = NamedTuple(
@@ -114,6 +117,7 @@ Plan = NamedTuple(
         ("reduce_method", str),
         ("fp16_scale", Optional[int]),
         ("precision", str),
+        ("zero", str),
         ("apply_groups", int),
         ("recomputed", Tuple[Recomputed, ...]),
         ("offloaded", Tuple[Offloaded, ...]),
@@ -134,6 +138,7 @@ Attributes:
   reduce_method: "mean" or "sum" over the micro batches and replicas.
   fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
   precision: the type of mixed precision and its loss scale; "" without.
+  zero: level of ZeRO, and what each rank holds; "" without.
   apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
   recomputed, offloaded, groups, outputs: see there.
 """
@@ -176,7 +181,9 @@ def from_json(text: str) -> Plan:
                 Reduction(r["variable"], r["dtype"], None if r["shape"] is None else tuple(r["shape"]), r["sparse"])
                 for r in group["reductions"]
             ),
-            tuple(Transfer(t["communicator"], t["key"], tuple(t["members"])) for t in group["transfers"]),
+            tuple(
+                Transfer(t["communicator"], t["key"], tuple(t["members"]), t["scattered"]) for t in group["transfers"]
+            ),
         )
         for group in values["groups"]
     )
@@ -239,6 +246,8 @@ def describe(plan: Plan) -> str:
         ))  # fmt: skip
     if plan.precision:
         lines.append("  mixed precision: {}".format(plan.precision))
+    if plan.zero:
+        lines.append("  ZeRO {}".format(plan.zero))
     if len(plan.stages) > 1:
         for number, stage in enumerate(plan.stages):
             lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))

@@ -24,11 +24,6 @@ from epl.utils.errors import NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
 
-# Configuration keys whose pass does not exist yet, and the value that means "off".
-_NOT_AVAILABLE = (
-    ("zero.level", ""),
-)  # fmt: skip
-
 _OUTPUT_KEYS = (
     (GraphKeys.GLOBAL_CONCAT_OBJECTS, "global", "concat"),
     (GraphKeys.GLOBAL_MEAN_OBJECTS, "global", "mean"),
@@ -39,12 +34,8 @@ _OUTPUT_KEYS = (
 )
 
 
-def refuse_unavailable(config: Config) -> None:
-    """Raises NotAvailableError for the first configured feature that does not exist yet."""
-    for key, off in _NOT_AVAILABLE:
-        value = config.get(key)
-        if value != off:
-            raise NotAvailableError(key, "It is {!r}; set it to {!r} for now.".format(value, off))
+def refuse_contradictions(config: Config) -> None:
+    """Raises PlanError for settings that contradict each other."""
     if config.pipeline.num_stages > 1 and not config.auto.auto_parallel:
         raise PlanError(
             "pipeline.num_stages is {} and auto.auto_parallel is off: the number of stages is that of the annotations "
@@ -152,23 +143,27 @@ def make_plan(
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
         precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
+        zero="" if graph.zero is None else graph.zero.report(),
         apply_groups=config.optimizer.num_apply_group,
         recomputed=(),  # decided on the graph, when the rest is known
         offloaded=(),  # so is this
-        groups=tuple(_plan_group(name, group, config, graph.split) for group in groups),
+        groups=tuple(_plan_group(name, group, config, graph) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )
 
 
-def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, split: Any) -> GradientGroup:
+def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
     if group.of_parts:
-        reductions = tuple(_of_any_rank(split.held.get(reduction.variable), reduction) for reduction in reductions)
+        reductions = tuple(
+            _of_any_rank(graph.split.held.get(reduction.variable), reduction) for reduction in reductions
+        )
     ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
+    scattered = {i for i in dense if graph.zero is not None and graph.zero.scatters(group.boundaries[i][1])}
     plan = fusion.plan_buckets(
         [_bytes(reductions[i]) for i in dense],
-        [reductions[i].dtype for i in dense],
+        [reductions[i].dtype + (" in parts" if i in scattered else "") for i in dense],
         sorted(range(len(dense)), key=lambda position: (ready[dense[position]], position)),
         config.communication.max_splits,
     )
@@ -178,7 +173,9 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, split: Any
     used = max(1, min(config.communication.num_communicators, len(moved)))
     prefix = "{}/{}".format(plan_name, group.name)
     transfers = tuple(
-        Transfer("{}/{}".format(prefix, k % used), "{}/gradients{}".format(group.name, k), members)
+        Transfer(
+            "{}/{}".format(prefix, k % used), "{}/gradients{}".format(group.name, k), members, members[0] in scattered
+        )
         for k, members in enumerate(moved)
     )
     return GradientGroup(group.name, group.stage, group.of_parts, reductions, transfers)

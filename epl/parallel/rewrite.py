@@ -149,7 +149,8 @@ class Rewrite(object):
         self.added_functions: Set[str] = set()
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
-        self.global_variables = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
+        names = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
+        self.global_variables = frozenset(map(self.part_of, names))
 
     @property
     def base_rank(self) -> int:
@@ -178,8 +179,12 @@ class Rewrite(object):
 
     @property
     def held(self) -> Container[str]:
-        """Names of the variables of which each rank of a split has a part."""
-        return () if self.graph.split is None else self.graph.split.held
+        """Names of the variables of which each rank has a part."""
+        return () if self.graph.shards is None else self.graph.shards.held
+
+    def part_of(self, variable: str) -> str:
+        """The variable op that is trained in place of one of the user; both by name."""
+        return variable if self.graph.shards is None else self.graph.shards.part_of(variable)
 
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""

@@ -102,15 +102,15 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     env = Env.get()
     cluster = env.cluster
     assert cluster is not None
-    planner.refuse_unavailable(env.config)
+    planner.refuse_contradictions(env.config)
     planner.refuse_taskgraphs(graph, cluster.total_gpu_num)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     if graph.placement is not None:  # the graph ran before it had gradients
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
-        if graph.split is not None:
-            graph.split.finish()
+        if graph.shards is not None:
+            graph.shards.finish()
         amp_twins.use_twins(graph)
         planner.warn_of_precision(graph, env.config)
         stages, owners = plan_stages(graph, cluster)
@@ -130,8 +130,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             with _changing(graph, rewrite):
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
-                if graph.split is not None:
-                    graph.split.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+                if graph.shards is not None:
+                    graph.shards.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
         elif _changes_one_device(env.config) or graph.twins:
             with _changing(graph, rewrite):

@@ -39,7 +39,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import amp, gradient_check, recorder, saver, server, split_training
+from epl.runtime import amp, gradient_check, recorder, saver, server, shards
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -179,7 +179,9 @@ def _session_init(
 
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
-    _rewritten(session)
+    runner = _rewritten(session)
+    if runner is not None and runner.rewrite.graph.shards is not None:
+        runner.rewrite.graph.shards.extend()
     _place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, original, session)
@@ -265,7 +267,7 @@ def _do_run(
 ) -> Any:
     runner = _rewritten(session)
     fetch_list = amp.fetched(session.graph, fetch_list, feed_dict)
-    fetch_list, target_list = split_training.fetched(session.graph, fetch_list, target_list, feed_dict)
+    fetch_list, target_list = shards.fetched(session.graph, fetch_list, target_list, feed_dict)
 
     def run(fetches: Any, feeds: Any) -> Any:
         if runner is not None:

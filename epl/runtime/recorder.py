@@ -19,7 +19,7 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
-from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training
+from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
 from epl.runtime.dependencies import behind_one_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -119,6 +119,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     try:
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
+            zero.hold_parts(graph, pairs)
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []
@@ -129,9 +130,10 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         boundaries.append((name, gradient))
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
+                pairs = zero.as_parts(graph, pairs)
                 applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *args, **kwargs))
-                if graph.split is not None:
-                    graph.split.adopt_updates()
+                if graph.shards is not None:
+                    graph.shards.adopt_updates()
                 return applied
 
             pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)

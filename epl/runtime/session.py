@@ -37,7 +37,7 @@ class GraphRunner(object):
         """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
         self._raw = raw
-        self._split = rewrite.graph.split
+        self._shards = rewrite.graph.shards
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -77,8 +77,8 @@ class GraphRunner(object):
 
         if step.is_collective:
             result = self._collectively(run_step)
-            if self._split is not None:
-                self._split.step_done()
+            if self._shards is not None:
+                self._shards.step_done()
             return result
         if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
@@ -89,8 +89,8 @@ class GraphRunner(object):
         """The session is about to close."""
         with self._lock:
             is_known = self._states.pop(session, None) is not None
-        if is_known and self._split is not None:
-            self._split.session_closes()
+        if is_known and self._shards is not None:
+            self._shards.session_closes()
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
@@ -132,8 +132,8 @@ class GraphRunner(object):
             if session not in self._states:
                 self._check_devices(session)
                 self._states[session] = SessionState()
-                if self._split is not None:
-                    self._split.session_begins(lambda ts: self._raw(session, None, [], list(ts), {}, None, None))
+                if self._shards is not None:
+                    self._shards.session_begins(lambda ts: self._raw(session, None, [], list(ts), {}, None, None))
             return self._states[session]
 
     def _check_devices(self, session: tf.Session) -> None:

@@ -13,7 +13,7 @@ gives a meaning to what is listed in `Shard.reads` and `Shard.users`.
 """
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -87,11 +87,7 @@ class _ShardObject(object):
 
     def load(self, value: Any, session: Any = None) -> None:
         """Refused: it would write the shard of one rank alone."""
-        raise PlanError(
-            "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
-            "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
-            "it with the full value.".format(self._epl_full[0], self._epl_full[3].ranks, list(self._epl_full[1]))
-        )
+        refuse_load(self._epl_full[0], self._epl_full[3].ranks, self._epl_full[1])
 
     def _part(self, value: Any) -> tf.Tensor:
         _, full_shape, layout, exchange = self._epl_full
@@ -117,36 +113,45 @@ def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Opti
     Raises:
       PlanError: the variable, or something that was built from it, cannot do with a part.
     """
-    full_shape = _checked_shape(variable, layout)
-    old, name = variable.op.outputs[0], variable.op.name
-    initializer = variable.initializer
-    initializer = initializer.op if isinstance(initializer, tf.Tensor) else initializer
+    made = make_part(variable, layout, exchange, seed)
+    old, new = made.old, made.variable
+    initializer = initializer_of(variable)
     read = variable.value() if old.dtype._is_ref_dtype else None
-    if seed is not None:
-        shard_initial.share_seed(variable.initial_value, seed)
-    with beside(variable.op):
-        new, seeds = _shard(variable, full_shape, layout, exchange)
-    mark_shard(new, name, full_shape, layout, exchange)
-    users = _Users(old, new, full_shape, layout, exchange)
+    users = Users(old, new, made.full_shape, layout, exchange)
     if read is not None:
         users.reads.append((read, new.value()))
     users.replace(initializer, new.initializer)
     users.redirect({initializer} | ({read.op} if read is not None else set()))
     for same in [variable] + objects_of(variable.op):
         _rebind(same, new)
-    ranks = range(exchange.ranks)
-    return Shard(
-        name=name,
-        variable=variable,
-        layout=layout,
-        full_shape=full_shape,
-        old=old,
-        reads=tuple(users.reads),
-        users=tuple(users.others),
-        replaced=users.replaced,
-        shapes={variable.op.name: tuple(shard_initial.local_shape(full_shape, layout, rank) for rank in ranks)},
-        seeds=seeds,
+    return made._replace(
+        variable=variable, reads=tuple(users.reads), users=tuple(users.others), replaced=users.replaced
     )
+
+
+def initializer_of(variable: Any) -> tf.Operation:
+    """The op that gives a variable its initial value."""
+    initializer = variable.initializer
+    return initializer.op if isinstance(initializer, tf.Tensor) else initializer
+
+
+def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+    """A new variable that is this rank's part; `variable`, and who uses it, stay as they are.
+
+    Args, Raises: see `shard_variable`.
+
+    Returns:
+      The part, of which nothing is read or replaced yet.
+    """
+    full_shape = _checked_shape(variable, layout)
+    old, name = variable.op.outputs[0], variable.op.name
+    if seed is not None:
+        shard_initial.share_seed(variable.initial_value, seed)
+    with beside(variable.op):
+        new, seeds = _shard(variable, full_shape, layout, exchange)
+    mark_shard(new, name, full_shape, layout, exchange)
+    shapes = tuple(shard_initial.local_shape(full_shape, layout, rank) for rank in range(exchange.ranks))
+    return Shard(name, new, layout, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
 
 
 def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
@@ -243,6 +248,15 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
+def refuse_load(name: str, ranks: int, full_shape: Tuple[int, ...]) -> NoReturn:
+    """Raises PlanError for `load` of a variable whose parts lie on several ranks."""
+    raise PlanError(
+        "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
+        "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
+        "it with the full value.".format(name, ranks, list(full_shape))
+    )
+
+
 def is_shard(variable: Any) -> bool:
     """Whether a variable object is a shard."""
     return isinstance(variable, _ShardObject)
@@ -254,8 +268,14 @@ def _rebind(same: Any, new: Any) -> None:
     same.__dict__.update(new.__dict__)
 
 
-class _Users(object):
-    """Gives the ops that take the old variable the new one."""
+class Users(object):
+    """Gives the ops that take the old variable the new one.
+
+    Attributes:
+      reads: (value of the old variable, value of the new one) for each op that read it.
+      others: ops that are left to the caller.
+      replaced: ops that were replaced for all who wait for them or use them.
+    """
 
     def __init__(
         self, old: tf.Tensor, new: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
@@ -276,16 +296,19 @@ class _Users(object):
         for op in users:
             if op.type in _INITIALIZED:
                 if not (in_branches and _chooses(op.outputs[0])):
-                    self._use(op, self._copied(op, []))
+                    self.use(op, self._copied(op, []))
             elif op.type in op_types.WRITES:
                 self._write(op)
             elif op.type == "VariableShape":
-                self._use(op, tf.constant(self._cut[0], op.outputs[0].dtype).op)
+                self.use(op, tf.constant(self._cut[0], op.outputs[0].dtype).op)
             elif op not in reads and op.type != "SaveV2":
                 self.others.append(op)
         for op in reads:
             if not _is_saved(op.outputs[0]):
-                self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
+                self._read(op)
+
+    def _read(self, op: tf.Operation) -> None:
+        self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
 
     def replace(self, before: tf.Operation, after: tf.Operation) -> None:
         """Whoever waits for `before` waits for `after`."""
@@ -295,7 +318,7 @@ class _Users(object):
             waiting._remove_all_control_inputs()
             waiting._add_control_inputs([after if op is before else op for op in controls])
 
-    def _use(self, before: tf.Operation, after: tf.Operation) -> None:
+    def use(self, before: tf.Operation, after: tf.Operation) -> None:
         """Replaces an op whose output has the same shape."""
         for consumer in before.outputs[0].consumers():
             for index, tensor in enumerate(consumer.inputs):
@@ -336,6 +359,14 @@ def _chooses(flag: tf.Tensor) -> bool:
     return any(
         op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
     )
+
+
+def asks_whether_initialized(flag: tf.Tensor) -> bool:
+    """Whether a flag tells if a variable has a value."""
+    op = flag.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return op.type in _INITIALIZED
 
 
 def _is_saved(value: tf.Tensor) -> bool:

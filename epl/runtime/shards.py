@@ -8,7 +8,7 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 import atexit
 import contextlib
 import os
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -74,6 +74,7 @@ class Shards(object):
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self._graph = graph
         self._shards: List[Shard] = []
+        self._instead: Dict[str, str] = {}  # op of a full variable -> op of its part
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
@@ -87,6 +88,7 @@ class Shards(object):
         """Takes note of a variable that has become a part."""
         name = made.variable.op.name
         self._shards.append(made)
+        self._instead[made.old.op.name] = name
         self.held[name] = Held(made.name, made.full_shape, made.layout)
         self.shapes.update(made.shapes)
         self.seeds.update(made.seeds)
@@ -131,22 +133,30 @@ class Shards(object):
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
         variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
-        if variable.name not in self.held:
+        written = self.meant(tensor.op)
+        if written is not tensor.op and written.outputs:
+            layout = self.held[written.inputs[0].op.name].layout
+            return self._gathered(tensor, lambda prefix: graph.get_tensor_by_name(prefix + written.name + ":0"), layout)
+        name = self.part_of(variable.name)
+        if name not in self.held:
             return Shown(tensor, ())
-        return self._gathered(lambda prefix: value_of(graph, prefix + variable.name), self.held[variable.name].layout)
+        return self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), self.held[name].layout)
 
-    def _gathered(self, local: Callable[[str], tf.Tensor], layout: Layout, own: Optional[_Own] = None) -> Shown:
+    def _gathered(
+        self, shown: tf.Tensor, local: Callable[[str], tf.Tensor], layout: Layout, own: Optional[_Own] = None
+    ) -> Shown:
         """A tensor whose parts lie on the ranks, whole.
 
         Made when it is asked for first, with a communicator of its own: it waits for no other collective.
 
         Args:
+          shown: the tensor, for names: other processes may have shown others before.
           local: gives the part of the rank whose ops have a prefix.
           layout: of the parts.
           own: makes of the whole what the user means on a rank, given its exchange and the prefix of its ops.
         """
         rewrite, graph = self._graph.plan, self._graph.tf_graph
-        name = "{}/shown{}".format(self._name, len(self._shown))
+        name = "{}/shown/{}".format(self._name, shown.name)
         communicators = SubCommunicators(name, self.groups, self._communicators.owners)
         communicators.open(communicators.owners[self._rank])
         made: List[tf.Tensor] = []
@@ -163,6 +173,9 @@ class Shards(object):
                     made.append(whole if own is None else own(exchange, prefix, whole))
                 others += exchange.collectives if copy else []
         return Shown(made[0], tuple(others))
+
+    def refuse_feed(self, tensor: tf.Tensor) -> None:
+        """Raises FeedError for a tensor that nothing takes as it is."""
 
     def meant(self, op: tf.Operation) -> tf.Operation:
         """What does for the parts of a variable what an op of the user did for the variable."""
@@ -185,10 +198,23 @@ class Shards(object):
     def _exchanges(self) -> List[Exchanges]:
         return [(self.exchange, self._between_groups), *self._in_branches.values()]
 
+    def results(self) -> Set[str]:
+        """Names of the ops that compute what the user may ask for."""
+        return set()
+
+    def replaced(self) -> List[str]:
+        """Names of ops on variables that are parts now; nothing runs them any more."""
+        return [op.name for made in self._shards for op in made.replaced]
+
+    def part_of(self, name: str) -> str:
+        """The variable op that stands for one of the user, if that is a part now; both by name."""
+        return self._instead.get(name, name)
+
     def initializers(self) -> List[str]:
         """Names of the ops that give the parts their initial values: every rank runs its own."""
         operation = self._graph.tf_graph.get_operation_by_name
         ops = [variable.initializer for name in self.held for variable in objects_of(operation(name))]
+        ops += [made.variable.initializer for made in self._shards]
         return sorted({getattr(op, "op", op).name for op in ops})
 
     def own_attrs(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[List[Tuple[str, tf.AttrValue]]]]:
@@ -245,9 +271,8 @@ class Shards(object):
           prefixes: of the copies of these ranks.
         """
         ranks = [self._rank + copy for copy in range(len(prefixes))]
-        before = {made.old.op.name: made.variable.op.name for made in self._shards}
         slices = slices_of(
-            self.held, [(prefix, self.place(rank).rank) for prefix, rank in zip(prefixes, ranks)], before
+            self.held, [(prefix, self.place(rank).rank) for prefix, rank in zip(prefixes, ranks)], self._instead
         )
         job = Job.current()
         assert job is not None
@@ -260,6 +285,17 @@ class Shards(object):
         parts = self._checkpoint_parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
         self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def extend(self) -> None:
+        """Sees to what was built behind the first run, before a session gets it."""
+        graph, rewrite = self._graph.tf_graph, self._graph.plan
+        if tf_compat.last_op_id(graph) > self._saved_through:
+            with tf_compat.unfinalized(graph):
+                self._follow_late()
+                self.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+
+    def _follow_late(self) -> None:
+        """What differs by what has cut the variables."""
 
     def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
         """A session has the variables; `read` gives values without a step of the plan."""
@@ -282,3 +318,21 @@ def agreed_seed() -> int:
     job = Job.current()
     assert job is not None
     return int.from_bytes(job.exchange("seed of an initial value", os.urandom(4))[0], "little") + 1
+
+
+def fetched(
+    tf_graph: tf.Graph, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
+) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+    """What a run gives and does for what the user asks for.
+
+    Raises:
+      FeedError: what is fed is computed from parts.
+    """
+    graph = Graph.of(tf_graph)
+    if graph is None or graph.shards is None:
+        return list(fetches), list(targets)
+    for tensor in feeds:
+        graph.shards.refuse_feed(tensor)
+    shown = [graph.shards.shown(tensor) for tensor in fetches]
+    needed = [op for one in shown for op in one.others]
+    return [one.tensor for one in shown], [graph.shards.meant(op) for op in targets] + needed

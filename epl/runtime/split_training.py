@@ -13,7 +13,7 @@ variables, slots and checkpoints are the `shard_*` modules'.
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -71,24 +71,6 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
                 raise
         graph.split.redirect()
         return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
-
-
-def fetched(
-    tf_graph: tf.Graph, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
-) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
-    """What a run gives and does for what the user asks for.
-
-    Raises:
-      FeedError: what is fed is computed by the split.
-    """
-    graph = Graph.of(tf_graph)
-    if graph is None or graph.split is None:
-        return list(fetches), list(targets)
-    for tensor in feeds:
-        graph.split.refuse_feed(tensor)
-    shown = [graph.split.shown(tensor) for tensor in fetches]
-    needed = [op for one in shown for op in one.others]
-    return [one.tensor for one in shown], [graph.split.meant(op) for op in targets] + needed
 
 
 @contextlib.contextmanager
@@ -279,6 +261,7 @@ class SplitModel(Shards):
             return exchange.cut(whole, shard(value.info.batch), rows)
 
         return self._gathered(
+            tensor,
             lambda prefix: graph.get_tensor_by_name(prefix + local.name),
             layout,
             None if value.info.batch is None else own_rows,

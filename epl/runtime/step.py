@@ -44,7 +44,7 @@ Attributes:
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
-  repeats_feeds: whether all copies get what is fed: a split computes with all its ranks, for the first one's rows.
+  repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
 """
@@ -133,7 +133,7 @@ class StepFinder(object):
         uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
         is_collective = bool(touched & self._collectives)
         repeats_feeds = (
-            rewrite.graph.split is not None
+            rewrite.graph.shards is not None
             and not needed & (self._gradients | rewrite.writes)
             and self._is_fed_inference(needed, fed)
         )

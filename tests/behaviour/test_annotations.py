@@ -95,7 +95,6 @@ def _refused(ctx: Context, config: Dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize('key,value', [
-    ('zero.level', 'v0'), ('zero.level', 'v1'),
     ('zero.level', 'v2')])
 def test_features_to_come_are_refused_by_their_key(oracle: Oracle, key: str, value: Any) -> None:
     answer, = oracle.plan((1, 2), _refused, config={key.replace('.', '__'): value})

@@ -9,7 +9,7 @@ from epl.parallel.plan import GradientGroup, Offloaded, Output, Plan, Recomputed
 NAMES = st.text(min_size=1, max_size=8)
 SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
 REDUCTIONS = st.builds(Reduction, NAMES, st.sampled_from(["float32", "float16"]), SHAPES, st.booleans())
-TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple))
+TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple), st.booleans())
 GROUPS = st.builds(
     GradientGroup,
     NAMES,
@@ -32,7 +32,7 @@ PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
     st.lists(st.integers(0, 3), max_size=3).map(tuple),
     st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple), st.integers(1, 4), NAMES,
-    st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES,
+    st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES, NAMES,
     st.integers(1, 9), st.lists(RECOMPUTED, max_size=2).map(tuple), st.lists(OFFLOADED, max_size=2).map(tuple),
     st.lists(GROUPS, max_size=2).map(tuple), st.lists(OUTPUTS, max_size=2).map(tuple),
 )  # fmt: skip
@@ -45,11 +45,11 @@ def example(**changes):
         0,
         False,
         (Reduction("w", "float32", (3, None), False),),
-        (Transfer("g/apply0/0", "apply0/gradients0", (0,)),),
+        (Transfer("g/apply0/0", "apply0/gradients0", (0,), False),),
     )
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
-    plan = Plan("graph1", 2, "CPU", (stage,), (0,), (), 1, "", "mean", None, "", 1, (), (), (group,), (output,))
+    plan = Plan("graph1", 2, "CPU", (stage,), (0,), (), 1, "", "mean", None, "", "", 1, (), (), (group,), (output,))
     return plan._replace(**changes)
 
 

@@ -8,7 +8,6 @@ from epl.ir.graph import Graph
 from epl.parallel import planner, transformation
 from epl.parallel.gradient_groups import find_groups
 from epl.parallel.stages import plan_stages
-from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text
 
 
@@ -239,32 +238,11 @@ def test_an_integer_gradient_is_refused_by_name(init):
     assert text.startswith("PlanError") and "'counter'" in text and "int32" in text
 
 
-@pytest.mark.parametrize("key, value", [
-    ("zero.level", "v1"),
-])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_what_does_not_exist_yet_is_refused_by_key(init, key, value, devices):
-    init(devices, **{key.replace(".", "__"): value})
-    Linear().minimize()
-    before = tf_compat.num_nodes(tf.get_default_graph())
-    with tf.Session() as sess:
-        text = error_text(sess.run, tf.global_variables_initializer())
-    assert text.startswith("NotAvailableError: not available yet: {}".format(key)) and repr(value) in text
-    assert before + 1 == tf_compat.num_nodes(tf.get_default_graph())
-
-
 def test_a_number_of_stages_without_automatic_partition_is_refused(init):
     init(pipeline__num_stages=2)
     Linear().minimize()
     text = error_text(transformation.transform)
     assert text.startswith("PlanError") and "pipeline.num_stages is 2 and auto.auto_parallel is off" in text
-
-
-def test_every_key_of_the_table_has_a_refusal():
-    keys = {key for key, _ in planner._NOT_AVAILABLE}
-    tested = {mark.args[1][i][0] for mark in test_what_does_not_exist_yet_is_refused_by_key.pytestmark
-              for i in range(len(mark.args[1])) if mark.args[0] == "key, value"}
-    assert keys == tested
 
 
 def test_a_replicate_over_several_devices_is_refused(init):

@@ -144,7 +144,7 @@ class Context:
     def record_variables(self, sess: tf.Session, variables: Optional[Sequence[tf.Variable]] = None) -> None:
         """Records every global variable, as the user fetches it, and as it stands on each further local replica."""
         variables = list(tf.global_variables() if variables is None else variables)
-        names = [variable.op.name for variable in variables]
+        names = [variable.name.partition(':')[0] for variable in variables]
         self.results['variables'] = [dict(zip(names, sess.run(variables)))]
         if not self.planned:
             return
@@ -152,9 +152,10 @@ class Context:
         for replica in range(1, self.local_replicas):
             values = {}
             for variable in variables:
-                value = _replica_value(sess.graph, clone_name(variable.op.name, replica))
-                if value is not None:
-                    values[variable.op.name] = value
+                name = variable.op.name
+                value = _replica_value(sess.graph, clone_name(name, replica))
+                if value is not None and variable.name == name + ':0':  # not a part, which each rank has its own of
+                    values[name] = value
             replicas.append(sess.run(values))
         self.results['replicas'] = replicas
 

@@ -2,6 +2,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.utils.errors import PlanError
@@ -34,13 +35,14 @@ def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
 
 
 def test_a_graph_that_is_refused_is_refused_again(init):
-    init(zero__level="v1")
-    model = Linear()
-    model.minimize()
+    init(annotate=False)
+    with epl.replicate(2):
+        model = Linear()
+        model.minimize()
     with tf.Session() as sess:
         texts = {error_text(sess.run, model.train_op, model.feed()) for _ in range(3)}
     text, = texts
-    assert text.startswith("NotAvailableError") and "zero.level" in text
+    assert text.startswith("NotAvailableError") and "epl.replicate" in text
 
 
 @pytest.mark.parametrize("where", ["tf.function", "tf.cond with control flow v2"])

@@ -22,6 +22,7 @@ from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import micro_steps
 from epl.parallel.plan import GradientGroup
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.split.bundles import reduce_scatter
 from epl.utils import tf_compat
 
 
@@ -32,8 +33,8 @@ def run(rewrite: Rewrite) -> None:
     with rewrite.building("rows"):
         weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
-    if rewrite.graph.split is not None:
-        rewrite.collectives.update(op.name for op in rewrite.graph.split.collectives)
+    if rewrite.graph.shards is not None:
+        rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
     accumulations = micro_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
@@ -89,11 +90,18 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
     sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
+    reduced: List[Gradient]
     for transfer in group.transfers:
         place = _place(rewrite, group, transfer.communicator)
         gradients = [sources[i] for i in transfer.members]
-        with tf.control_dependencies(previous.get(transfer.communicator, [])):
-            reduced, ops = _reduce(rewrite, place, transfer.key, gradients, share)
+        after = previous.get(transfer.communicator, [])
+        if transfer.scattered:
+            wholes = [boundaries.boundaries[i][1] for i in transfer.members]
+            reduced = []  # nothing is reduced as a whole
+            ops = _scatter(rewrite, place, transfer.key, wholes, share, after)
+        else:
+            with tf.control_dependencies(after):
+                reduced, ops = _reduce(rewrite, place, transfer.key, gradients, share)
         previous[transfer.communicator] = ops
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
@@ -117,6 +125,32 @@ def _reduce(
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+
+
+def _scatter(
+    rewrite: Rewrite,
+    place: Tuple[Communicator, int],
+    key: str,
+    gradients: List[tf.Tensor],
+    share: tf.Tensor,
+    after: List[tf.Operation],
+) -> List[tf.Operation]:
+    """Puts the reduced parts where ZeRO cuts the gradients; the collective ops."""
+    communicator, rank = place
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    scale = rewrite.plan.fp16_scale
+    cuts = [rewrite.graph.zero.cut_of(gradient) for gradient in gradients]
+
+    def scatter(lines: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies(after):
+            return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
+
+    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    parts = reduce_scatter(sent, [cut.member for cut in cuts], rewrite.graph.zero.exchange, scatter)
+    for cut, gradient, part in zip(cuts, gradients, parts):
+        exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)
+        rewrite.remember(cut.part.op)._update_input(0, exact)
+    return [op for op in tf_compat.ops_since(rewrite.tf_graph, before) if op.type in COLLECTIVE_OP_TYPES]
 
 
 def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:

@@ -44,8 +44,8 @@ def run(rewrite: Rewrite) -> None:
             devices.pop(node, None)
     _place_replica_0(rewrite, view, devices, stages)
     seeds = OwnSeeds(view)
-    split = rewrite.graph.split
-    own_parts = {} if split is None else split.own_attrs(view, rewrite.cloned)
+    shards = rewrite.graph.shards
+    own_parts = {} if shards is None else shards.own_attrs(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)

@@ -26,11 +26,12 @@ def run(rewrite: Rewrite) -> None:
     writes = find_training_writes(
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
     )
-    if rewrite.graph.split is not None:  # every rank initializes its own parts
-        writes.update(view.index[name] for name in rewrite.graph.split.initializers())
+    if rewrite.graph.shards is not None:  # every rank initializes its own parts
+        writes.update(view.index[name] for name in rewrite.graph.shards.initializers())
+        writes.difference_update(view.index[name] for name in rewrite.graph.shards.replaced())
     roots = set(writes)
-    if rewrite.graph.split is not None:  # what is fetched of it is computed by all ranks
-        roots.update(view.index[name] for name in rewrite.graph.split.results())
+    if rewrite.graph.shards is not None:  # what is fetched of it is computed by all ranks
+        roots.update(view.index[name] for name in rewrite.graph.shards.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update(view.index[weight.op.name] for weight in rewrite.weights)

@@ -182,10 +182,10 @@ class Exchange(object):
 
     def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
         """The whole tensor, and how many rows came from each rank."""
-        front = _to_front(tensor, layout.dim)
+        front = to_front(tensor, layout.dim)
         equal = not is_uneven(layout)
         full, rows = self._run(lambda own: self._communicator.all_gather_with_rows(front, self.rank, own, equal), key)
-        full = _from_front(full, layout.dim)
+        full = from_front(full, layout.dim)
         full.set_shape(_with_size(tensor.shape, layout.dim, None if layout.sizes is None else sum(layout.sizes)))
         return full, rows
 
@@ -206,7 +206,7 @@ class Exchange(object):
         return tf.cumsum(counts, exclusive=True)[own], counts[own]
 
     def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        front = _to_front(tensor, layout.dim)
+        front = to_front(tensor, layout.dim)
         if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
             part = self._run(lambda own: self._communicator.reduce_scatter(front, self.rank, own), "scatter")
             part = _hidden(part, 0) if is_uneven(layout) else part
@@ -216,7 +216,7 @@ class Exchange(object):
             own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
             part = tf.reduce_sum(tf.reshape(parts, own), axis=0)
         part.set_shape(_with_size(front.shape, 0, _equal_size(layout)))
-        return _from_front(part, layout.dim)
+        return from_front(part, layout.dim)
 
     def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
         """Part r of the rows goes to rank r; the rows that come."""
@@ -319,11 +319,13 @@ def _hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
     return tf.placeholder_with_default(tensor, _with_size(tensor.shape, dim, None))
 
 
-def _to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """The tensor with dimension `dim` first."""
     return _transposed(tensor, [dim] + [other for other in range(tensor.shape.ndims) if other != dim])
 
 
-def _from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """What `to_front` was given."""
     return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, tensor.shape.ndims)))
 
 

@@ -1,0 +1,47 @@
+"""Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
+
+State per rank is to be 1/N of all. Variables that are too small to be cut, and the smallest ones besides, stay whole:
+together at most `WHOLE_SHARE` of the bytes, so that a rank holds little more than 1/N and moves few tensors.
+"""
+
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+
+from epl.parallel.split.layouts import Layout, balanced_sizes, shard
+
+WHOLE_SHARE = 0.02
+
+Candidate = NamedTuple("Candidate", [("name", str), ("shape", Tuple[int, ...]), ("bytes", int), ("by_rows", bool)])
+Candidate.__doc__ = """A trained variable.
+
+Attributes:
+  name: of its op.
+  shape: its shape.
+  bytes: its size.
+  by_rows: whether its gradient is sparse: rows of dimension 0.
+"""
+
+
+def choose_parts(candidates: Sequence[Candidate], ranks: int) -> Dict[str, Layout]:
+    """Name -> how it is cut, of the variables that become parts."""
+    found = {}
+    for one in candidates:
+        layout = _best_layout(one, ranks)
+        if layout is not None:
+            found[one.name] = layout
+    left = WHOLE_SHARE * sum(one.bytes for one in candidates)
+    left -= sum(one.bytes for one in candidates if one.name not in found)
+    for one in sorted(candidates, key=lambda one: one.bytes):
+        if one.name in found and one.bytes <= left:
+            left -= one.bytes
+            del found[one.name]
+    return found
+
+
+def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
+    """The dimension whose parts differ least, the first among equals; None if no dimension has a row for each rank."""
+    best: Optional[Tuple[float, int]] = None
+    for dim, size in enumerate(one.shape[: 1 if one.by_rows else None]):
+        sizes = balanced_sizes(size, ranks)
+        if sizes is not None and (best is None or max(sizes) / size < best[0]):
+            best = max(sizes) / size, dim
+    return None if best is None else shard(best[1], balanced_sizes(one.shape[best[1]], ranks))

@@ -1,0 +1,297 @@
+"""ZeRO (`zero.level`): data parallelism in which each rank holds 1/N of the weights and of what the optimizer keeps.
+
+    part of w --> all-gather --> forward, backward --> gradient --> reduce --> part of it --> update of the part
+
+| level | gradients | weights |
+| --- | --- | --- |
+| v0 | reduced whole on every rank, then cut: the numbers of data parallelism, bit by bit | gathered once in a step |
+| v1 | each rank gets its part alone (reduce-scatter) | the same |
+| v2 | as v1 | gathered for the forward pass, and again for the backward pass |
+
+It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
+follows when the whole graph is built (`zero_variables.py`); slots, checkpoints and norms are those of `shards.py`.
+"""
+
+import logging
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir import op_types
+from epl.ir.boundary import variable_name
+from epl.ir.colocation import phase_of
+from epl.ir.graph import Gradient, Graph
+from epl.ir.taskgraph import Phase
+from epl.ops.communicator import Communicator
+from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.split.bundles import Member
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.layouts import shard
+from epl.parallel.split.updates import Exchanges, complete_updates
+from epl.parallel.stages import plan_stages
+from epl.parallel.transformation import start_job
+from epl.parallel.zero_parts import Candidate, choose_parts
+from epl.runtime.shard_variables import beside, initializer_of
+from epl.runtime.shards import Shards, agreed_seed
+from epl.runtime.zero_variables import Use, WholeVariable, why_whole
+from epl.utils import tf_compat
+from epl.utils.errors import NotAvailableError
+
+logger = logging.getLogger("epl")
+
+Pair = Tuple[Optional[Gradient], Any]
+_ROWS = shard(0)  # of a sparse gradient: each rank has its own
+
+
+def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
+    """With `zero.level`, makes parts of the variables that are about to be trained.
+
+    Args:
+      graph: the annotated model.
+      pairs: what is given to apply_gradients.
+
+    Raises:
+      NotAvailableError: the model asks for what ZeRO does not go with yet.
+    """
+    env = Env.get()
+    level = env.config.zero.level
+    if not level or graph.plan is not None:
+        return
+    assert env.cluster is not None
+    if any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs):
+        raise NotAvailableError("zero.level", "It is {!r}, which does not go together with epl.split.".format(level))
+    if env.config.offload.level:
+        raise NotAvailableError(
+            "zero.level", "It is {!r}, which does not go together with offload.level: set one of them.".format(level)
+        )
+    if level == "v2":
+        raise NotAvailableError("zero.level", "It is 'v2'; set it to 'v1' for now.")
+    stages, owners = plan_stages(graph, env.cluster)
+    if len(stages) > 1:
+        raise NotAvailableError(
+            "zero.level", "It is {!r}, which does not go together with {} stages.".format(level, len(stages))
+        )
+    if len(owners) == 1:
+        if "zero" not in graph.parallel_information:
+            graph.parallel_information["zero"] = True
+            logger.info("zero.level is %r and has no effect: there is one device.", level)
+        return
+    try:
+        if graph.zero is None:
+            start_job(env.config)
+            name = env.new_graph_name() + "/zero"
+            graph.zero = ZeroModel(graph, level, name, owners, owners.index(env.cluster.worker_index))
+        graph.zero.hold(pairs)
+    except Exception as error:
+        graph.failure = error  # a graph that is half changed must not run
+        raise
+
+
+def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
+    """The pairs that the optimizer gets."""
+    return list(pairs) if graph.zero is None else [graph.zero.part(pair) for pair in pairs]
+
+
+Cut = NamedTuple("Cut", [("part", tf.Tensor), ("member", Member)])
+Cut.__doc__ = """Where a gradient is cut.
+
+Attributes:
+  part: what the optimizer gets: an identity.
+  member: shape and layout.
+"""
+
+
+class ZeroModel(Shards):
+    """The variables of one graph that ZeRO cuts.
+
+    Attributes:
+      level: "v0", "v1" or "v2".
+    """
+
+    def __init__(self, graph: Graph, level: str, name: str, owners: Sequence[int], rank: int) -> None:
+        """Cuts nothing yet. Opens communicators: blocks until every process does.
+
+        Args:
+          graph: the annotated model.
+          level: of ZeRO.
+          name: begins the names of communicators.
+          owners: the process of each rank.
+          rank: the first of this process.
+        """
+        super(ZeroModel, self).__init__(graph, SubCommunicators(name, (tuple(range(len(owners))),), owners), rank)
+        self.level = level
+        self._sums = self._further("sums")
+        self._late = self._further("late")
+        self._variables: Dict[str, WholeVariable] = {}
+        self._candidates: Dict[str, Candidate] = {}
+        self._cuts: Dict[tf.Tensor, Cut] = {}
+        self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
+
+    def _further(self, what: str) -> Exchange:
+        """Moves data in an order of its own."""
+        communicator = Communicator("{}/{}".format(self._name, what), self._communicators.owners)
+        return Exchange(communicator, self._rank, what)
+
+    @property
+    def _exchanges(self) -> List[Exchanges]:
+        return [*super(ZeroModel, self)._exchanges, (self._sums, None), (self._late, None)]
+
+    # ---- apply_gradients.
+
+    def hold(self, pairs: Sequence[Pair]) -> None:
+        """Makes parts of the variables of the pairs that are worth it."""
+        candidates: List[Candidate] = []
+        variables = {}
+        for gradient, variable in pairs:
+            name = variable_name(variable)
+            if gradient is None or name is None or name in self._variables or name in variables:
+                continue
+            reason = why_whole(variable)
+            if reason:
+                logger.info("zero.level: %s stays whole on every device: it %s.", name, reason)
+                continue
+            variables[name] = variable
+            shape = tuple(variable.shape.as_list())
+            size = variable.shape.num_elements() * variable.dtype.base_dtype.size
+            candidates.append(Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices)))
+        self._candidates.update({one.name: one for one in candidates})
+        layouts = choose_parts(candidates, self.ranks)
+        for one in candidates:
+            if one.name not in layouts:
+                continue
+            with tf.init_scope():
+                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, agreed_seed())
+            self._variables[one.name] = made
+            self.add_shard(made.made)
+
+    def part(self, pair: Pair) -> Pair:
+        """What the optimizer gets of a gradient and its variable."""
+        gradient, variable = pair
+        whole = self._variables.get(variable_name(variable) or "")
+        if gradient is None or whole is None:
+            return pair
+        layout = whole.made.layout
+        with tf.name_scope("epl_part"):
+            if isinstance(gradient, tf.IndexedSlices):
+                part: Gradient = self._own_rows(gradient, whole)
+                self._parts.update({part.values: _ROWS, part.indices: _ROWS})
+            else:
+                part = tf.identity(self.exchange.cut(gradient, layout))
+                self._parts[part] = layout
+                self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
+        return part, whole.made.variable
+
+    def scatters(self, gradient: Gradient) -> bool:
+        """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
+        return self.level != "v0" and self.cut_of(gradient) is not None
+
+    def cut_of(self, gradient: Gradient) -> Optional[Cut]:
+        """Where a gradient is cut, if nothing else becomes of it."""
+        while gradient not in self._cuts:
+            consumers = gradient.consumers()
+            if len(consumers) != 1 or consumers[0].type != "Identity":
+                return None
+            gradient = consumers[0].outputs[0]
+        return self._cuts[gradient]
+
+    def _own_rows(self, gradient: tf.IndexedSlices, whole: WholeVariable) -> tf.IndexedSlices:
+        """Those rows of a sparse gradient that go into this rank's part."""
+        begin, size = self.exchange._own_range(whole.made.layout, None)
+        own = gradient.indices - tf.cast(begin, gradient.indices.dtype)
+        kept = tf.logical_and(own >= 0, own < tf.cast(size, own.dtype))
+        shape = tf.shape(whole.made.variable, out_type=own.dtype)
+        return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
+
+    def report(self) -> str:
+        """What a rank holds, in words."""
+        whole = sum(one.bytes for one in self._candidates.values())
+        held = sum(one.bytes * max(self._share(name)) for name, one in self._candidates.items())
+        return (
+            "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on a rank, and as much of each slot".format(
+                self.level, len(self._variables), len(self._candidates), held / 1e6, whole / 1e6
+            )
+        )
+
+    def _share(self, name: str) -> List[float]:
+        """How much of a variable each rank holds."""
+        if name not in self._variables:
+            return [1.0]
+        sizes = self._variables[name].made.layout.sizes or ()
+        return [size / sum(sizes) for size in sizes]
+
+    # ---- When the graph is built.
+
+    def finish(self) -> None:
+        """Lets all who take a variable take its part, or the whole."""
+        with self._graph.tf_graph.as_default():
+            self.adopt_updates()  # a moving average is built behind apply_gradients
+            updates = self._updates()
+            late: List[Tuple[WholeVariable, List[Use]]] = []
+            uses = [(variable, variable.redirect()) for variable in self._variables.values()]
+            for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
+                early = [use for use in of_variable if not self._is_late(use)]
+                late.append((variable, [use for use in of_variable if self._is_late(use)]))
+                if early or variable.lookups():
+                    self._give(variable, early)
+            self._new.update(complete_updates(updates, self._sums, None, self._in_branch))
+            for variable, of_variable in late:
+                self._give_late(variable, of_variable)
+
+    def _follow_late(self) -> None:
+        with self._graph.tf_graph.as_default():
+            for variable in self._variables.values():
+                variable.follow_late()
+
+    def _is_late(self, use: Use) -> bool:
+        """Whether a value is taken behind an update."""
+        return self._waits(use.value.op) or self._waits(use.consumer)
+
+    def _waits(self, op: tf.Operation) -> bool:
+        """Whether an op was built behind apply_gradients, and waits for something."""
+        return (
+            tf_compat.op_id(op) > self._first_apply
+            and bool(op.control_inputs)
+            and tf_compat.control_flow_context_of(op) is None
+        )
+
+    def _give(self, variable: WholeVariable, uses: Sequence[Use]) -> None:
+        whole = self._gathered_whole(variable, self.exchange)
+        for use in uses:
+            use.consumer._update_input(use.position, whole)
+        for lookup in variable.lookups():
+            variable.give_rows(lookup, whole)
+        gathered = self.exchange.collectives[-1]
+        part = variable.made.variable
+        for op in set(part.op.outputs[0].consumers()) - {initializer_of(part)}:
+            if op.type in op_types.WRITES | op_types.SWITCHES and phase_of(op) == Phase.APPLY:
+                op._add_control_input(gathered)  # an update does not change what is being gathered
+
+    def _give_late(self, variable: WholeVariable, uses: Sequence[Use]) -> None:
+        made: Dict[Tuple[str, ...], tf.Tensor] = {}
+
+        def whole(*ops: tf.Operation) -> tf.Tensor:
+            """The value once all that `ops` wait for is done."""
+            controls = [before for op in ops for before in op.control_inputs]
+            key = tuple(sorted({op.name for op in controls}))
+            if key not in made:
+                made[key] = self._gathered_whole(variable, self._late, controls)
+            return made[key]
+
+        for use in uses:
+            use.consumer._update_input(use.position, whole(use.value.op, use.consumer))
+        for value, part in variable.reads:
+            self._new[value] = whole(value.op) if self._waits(value.op) else part
+
+    def _gathered_whole(
+        self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()
+    ) -> tf.Tensor:
+        made = variable.made
+        with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
+            part = exchange.hide_size(made.variable.read_value(), made.layout)
+            return exchange.gather(part, made.layout)
+
+
+def _first(uses: Sequence[Use]) -> int:
+    """The number of the op that takes a value first."""
+    return min([tf_compat.op_id(use.consumer) for use in uses] or [0])

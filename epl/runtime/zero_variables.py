@@ -1,0 +1,185 @@
+"""Variables of a user that ZeRO holds in parts: the object stays what it was, and its op becomes a name for the whole.
+
+    user      v [10, 8] --> matmul, Saver, assign, ...           whenever these are built
+    runs      EPL_SPLIT/v [5, 8] --> all-gather --> matmul       Saver: a slice;  assign: the rows of this rank
+
+The optimizer alone gets the part. Whatever else takes the user's op is given the part or the gathered whole before the
+graph runs first, and so the model may be differentiated, evaluated and shown before and behind apply_gradients.
+"""
+
+from typing import Any, List, NamedTuple, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.layouts import Layout
+from epl.runtime.shard_initial import restored_part
+from epl.runtime.shard_variables import (
+    Shard,
+    Users,
+    asks_whether_initialized,
+    beside,
+    initializer_of,
+    is_shard,
+    make_part,
+    refuse_load,
+)
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])
+_PLAIN_USES = op_types.READS | frozenset(
+    ["Assign", "AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp", "AssignVariableOp"]
+    + ["IsVariableInitialized", "SaveV2", "VarIsInitializedOp", "VariableShape"]
+)
+
+Use = NamedTuple("Use", [("consumer", tf.Operation), ("position", int), ("value", tf.Tensor)])
+Use.__doc__ = """Where the value of a variable is taken.
+
+Attributes:
+  consumer, position: the op, and which of its inputs.
+  value: what it takes.
+"""
+
+
+def why_whole(variable: Any) -> str:
+    """Why a trained variable cannot be cut; "" if it can be."""
+    if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
+        return "is a {}".format(type(variable).__name__)
+    if is_shard(variable) or variable._get_save_slice_info() is not None:
+        return "is a part already"
+    if variable.constraint is not None:
+        return "has a constraint"
+    if not variable.shape.is_fully_defined():
+        return "has the shape {}".format(variable.shape)
+    for op in variable.op.outputs[0].consumers():
+        if op.type not in _PLAIN_USES | _LOOKUPS and not _is_choice(op):
+            return "is taken by {!r} ({})".format(op.name, op.type)
+    return ""
+
+
+class _WholeObject(object):
+    """What a variable object of the user can no longer do."""
+
+    _epl_cut: Tuple[int, Tuple[int, ...]]
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Refused: it would write the part of one rank alone."""
+        refuse_load(self.op.name, *self._epl_cut)  # type: ignore[attr-defined]
+
+
+class WholeVariable(object):
+    """A variable of the user, and the part that stands for it.
+
+    Attributes:
+      made: the part.
+      reads: (value that was read, value of the part), once `redirect` was called.
+    """
+
+    def __init__(self, variable: Any, layout: Layout, exchange: Exchange, seed: int) -> None:
+        """Makes the part; `seed`: as in `shard_variable`."""
+        self._variable = variable
+        part = make_part(variable, layout, exchange, seed)
+        self._users = _Users(part.old, part.variable, part.full_shape, layout, exchange)
+        self._seen: Set[tf.Operation] = set()
+        self.made: Shard = part._replace(replaced=self._users.replaced)
+        own: Any = type(variable)
+        metaclass: Any = type(own)
+        variable.__class__ = metaclass(own.__name__, (_WholeObject, own), {})
+        variable._epl_cut = (exchange.ranks, part.full_shape)
+
+    @property
+    def reads(self) -> List[Tuple[tf.Tensor, tf.Tensor]]:
+        """(Value that was read, value of the part)."""
+        return self._users.reads
+
+    def redirect(self) -> List[Use]:
+        """Gives those who take the user's variable the part; returns who takes its value, which is left to the caller.
+
+        Raises:
+          PlanError: an op takes the variable in a way that the part cannot stand for.
+        """
+        self._follow()
+        return [
+            Use(consumer, position, value)
+            for value, _ in self.reads
+            for consumer in value.consumers()
+            for position, tensor in enumerate(consumer.inputs)
+            if tensor is value
+        ]
+
+    def lookups(self) -> List[tf.Operation]:
+        """Ops that take rows out of the user's variable; for `give_rows`."""
+        return [op for op in self._users.others if op.type in _LOOKUPS]
+
+    def give_rows(self, lookup: tf.Operation, whole: tf.Tensor) -> None:
+        """Takes the rows out of the gathered whole."""
+        with beside(lookup), tf.device(lookup.device):
+            if lookup.type == "ResourceGather":
+                rows = tf.gather(whole, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
+            else:
+                rows = tf.gather_nd(whole, lookup.inputs[1])
+        self._users.use(lookup, rows.op)
+
+    def follow_late(self) -> None:
+        """Sees to Savers and the like that were built behind the first run.
+
+        Raises:
+          PlanError: another op takes the variable.
+        """
+        values = [value for value, _ in self.reads]
+        self._users.is_late = True
+        self._follow()
+        for value in values:
+            for consumer in value.consumers():
+                if consumer not in self._seen:
+                    refuse_late(consumer, self.made.name)
+
+    def _follow(self) -> None:
+        initializer = initializer_of(self._variable)
+        self._users.replace(initializer, initializer_of(self.made.variable))
+        done = self._seen | {initializer}
+        self._seen.update(self.made.old.consumers())
+        self._users.redirect(done)
+        for value, _ in self.reads:
+            self._seen.update(value.consumers() if not self._users.is_late else ())
+        for op in self._users.others:
+            if op not in done and op.type not in _LOOKUPS and not _is_choice(op):
+                raise PlanError(
+                    "{!r} ({}) takes {!r}, of which each device has a part (zero.level), as something else than its "
+                    "value. Read the variable outside of the loop, branch or function, before minimize or "
+                    "apply_gradients, or set zero.level to ''.".format(op.name, op.type, self.made.name)
+                )
+
+
+class _Users(Users):
+    """As for a split; behind the first run only what writes and reads checkpoints is new."""
+
+    is_late = False
+
+    def _read(self, op: tf.Operation) -> None:
+        if self.is_late:
+            for consumer in op.outputs[0].consumers():
+                refuse_late(consumer, self._old.op.name)
+        super(_Users, self)._read(op)
+
+    def _write(self, op: tf.Operation) -> None:
+        if self.is_late and restored_part(op.inputs[1], *self._cut) is None:
+            refuse_late(op, self._old.op.name)
+        super(_Users, self)._write(op)
+
+
+def refuse_late(op: tf.Operation, variable: str) -> None:
+    """Raises PlanError for an op that was built too late to take a variable."""
+    raise PlanError(
+        "{!r} ({}) takes {!r} and was built behind the first Session.run. With zero.level each device has a part of "
+        "it: build what computes with it before the first run, or fetch the variable.".format(
+            op.name, op.type, variable
+        )
+    )
+
+
+def _is_choice(op: tf.Operation) -> bool:
+    """Whether an op is a part of `initialized_value`."""
+    return op.type in op_types.SWITCHES and asks_whether_initialized(op.inputs[1])

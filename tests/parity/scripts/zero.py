@@ -1,0 +1,140 @@
+"""What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and behind minimize."""
+from typing import Any, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from tests.parity.context import STEPS, Context
+from tests.parity.scripts.accumulation import ALL_OPTIMIZERS
+from tests.parity.scripts.data import CLASSES, FEATURES, samples
+from tests.parity.scripts.models import MODELS, cross_entropy, dense, weights
+from tests.parity.scripts.optimizers import Inputs
+
+
+class Trusting(tf.train.Optimizer):
+    """Steps as long as the weights are, as LARS and LAMB do: norms of whole variables."""
+
+    def __init__(self, rate: float) -> None:
+        super(Trusting, self).__init__(False, 'Trusting')
+        self._rate = rate
+
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        ratio = tf.norm(var) / (tf.norm(grad) + 0.1)
+        return tf.assign_sub(var, self._rate * ratio * grad)
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
+        return handle.assign_sub(self._rate * tf.norm(handle.read_value()) / (tf.norm(grad) + 0.1) * grad)
+
+
+def _optimizer(name: str) -> tf.train.Optimizer:
+    return Trusting(0.1) if name == 'trusting' else ALL_OPTIMIZERS[name]()
+
+
+def parts(sess: tf.Session) -> Tuple[int, int]:
+    """Bytes of the variables that the first replica holds, and of those of the user."""
+    graph = sess.graph
+    users = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in tf.trainable_variables())
+    held = [op for op in graph.get_operations()
+            if op.type in ('VariableV2', 'VarHandleOp') and op.name.startswith('EPL_SPLIT/')]
+    return sum(_bytes(op) for op in held), users
+
+
+def _bytes(op: tf.Operation) -> int:
+    return tf.TensorShape(op.get_attr('shape')).num_elements() * op.get_attr('dtype').size
+
+
+def train(ctx: Context, name: str, optimizer: str = 'adam', clip: Optional[float] = None, average: bool = False,
+          **config: Any) -> None:
+    """Trains a model of the table, fed; `clip`: the global norm."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    losses = ctx.towers(MODELS[name], inputs.tensors())
+    loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
+    step = tf.train.get_or_create_global_step()
+    maker = _optimizer(optimizer)
+    pairs = [pair for pair in maker.compute_gradients(losses[0]) if pair[0] is not None]
+    for other in losses[1:]:
+        pairs = [(gradient + more, variable) for (gradient, variable), (more, _) in zip(
+            pairs, [pair for pair in maker.compute_gradients(other) if pair[0] is not None])]
+    if len(losses) > 1:
+        pairs = [(gradient / len(losses), variable) for gradient, variable in pairs]
+    norm = tf.constant(0.)
+    if clip is not None:
+        gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
+        pairs = list(zip(gradients, [variable for _, variable in pairs]))
+    train_op = maker.apply_gradients(pairs, step)
+    if average:
+        averages = tf.train.ExponentialMovingAverage(0.9)
+        with tf.control_dependencies([train_op]):
+            train_op = averages.apply(tf.trainable_variables())
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.tables_initializer()])
+        for number in range(STEPS):
+            found = sess.run([loss, norm, train_op], inputs.feed(ctx, data, number))
+            ctx.record(loss=found[0], norm=found[1])
+        ctx.record_variables(sess)
+        ctx.record(parts=parts(sess))
+
+
+def around(ctx: Context, **config: Any) -> None:
+    """Builds with the weights before and behind minimize: penalties, an evaluation that shares them, assignments."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    table = weights('table', [CLASSES, 6])
+    logits = dense(dense(inputs.x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out')
+    loss = cross_entropy(inputs.y, logits) + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
+    doubled = table.assign(table * 2.)
+    train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        again = dense(dense(inputs.x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out')
+    length = tf.norm(table)
+    value = tf.placeholder(tf.float32, [CLASSES, 6])
+    given = table.assign(value)
+    assert [v.shape.as_list() for v in tf.trainable_variables()] == [
+        [CLASSES, 6], [FEATURES, 8], [8], [8, CLASSES], [CLASSES]]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
+        sess.run(doubled)
+        rows = {inputs.x: data.x[:7]}
+        ctx.record(found=sess.run([again, logits, length, tf.trainable_variables()[1]], rows))
+        sess.run(given, {value: data.x[:CLASSES, :6]})
+        ctx.record(length=sess.run(length))
+        saver = tf.train.Saver()  # built behind the first run
+        if ctx.workers == 1:  # the directory is that of one process, and every process restores its parts
+            path = saver.save(sess, ctx.temporary_directory() + '/late')
+            sess.run(doubled)
+            saver.restore(sess, path)
+        ctx.record(length=sess.run(length))
+        ctx.record_variables(sess)
+
+
+def saved(ctx: Context, path: str = '', name: str = 'embedding', **config: Any) -> None:
+    """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    loss = MODELS[name](*inputs.tensors())
+    train_op = ALL_OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    restore = tf.train.Saver()
+    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
+    directory = ctx.temporary_directory()
+    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
+                                           save_checkpoint_steps=STEPS) as sess:
+        for number in range(STEPS):
+            ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
+    path = tf.train.latest_checkpoint(directory)
+    if path:  # of worker 0
+        reader = tf.train.load_checkpoint(path)
+        ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+        ctx.results['path'] = path
+
+
+def too_late(ctx: Context, **config: Any) -> None:
+    """Computes with a weight in an op that was built behind the first run."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(MODELS['plain_variables'](*inputs.tensors()))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, inputs.feed(ctx, data, 0))
+        sess.run(tf.reduce_sum(tf.trainable_variables()[0]))

@@ -1,0 +1,123 @@
+"""With ZeRO a model trains as on one device, while each rank holds a part of its state."""
+from typing import List, Tuple
+
+import numpy as np
+import pytest
+
+from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.pool import Answer
+from tests.parity.scripts import accumulation, amp, zero
+
+LEVELS = ['v0', 'v1']
+Topology = Tuple[int, int]
+some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
+every_level = pytest.mark.parametrize('level', LEVELS)
+
+
+@pytest.mark.parametrize('topology,level', [((1, 2), 'v0'), ((2, 1), 'v1'), ((2, 2), 'v1')], ids=str)
+def test_adam(oracle: Oracle, topology: Topology, level: str) -> None:
+    answers = oracle.check(topology, zero.train, name='layers', zero__level=level)
+    ranks = topology[0] * topology[1]
+    for answer in answers:
+        held, users = answer.results['parts'][0]
+        assert held <= 3 * users * (1 / ranks + 0.05)  # weights, and two slots of each
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('optimizer', ['momentum', 'adagrad', 'rmsprop', 'ftrl', 'decayed_adam', 'trusting'])
+def test_optimizers(oracle: Oracle, optimizer: str) -> None:
+    oracle.check((1, 2), zero.train, name='plain_variables', optimizer=optimizer, zero__level='v1')
+
+
+@pytest.mark.long
+@every_level
+@pytest.mark.parametrize('name', ['embedding', 'resource_embedding', 'shared_embedding', 'recurrent', 'loop',
+                                  'conditional', 'keras_layers', 'unused_and_frozen'])
+def test_models(oracle: Oracle, level: str, name: str) -> None:
+    oracle.check((1, 2), zero.train, name=name, optimizer='momentum', zero__level=level)
+
+
+@pytest.mark.parametrize('topology,level', [((1, 2), 'v0'), ((2, 1), 'v1')], ids=str)
+def test_clipped_as_on_one_device(oracle: Oracle, topology: Topology, level: str) -> None:
+    answers = oracle.check(topology, zero.train, name='embedding', clip=0.1, zero__level=level,
+                           communication__clip_after_allreduce=True)
+    norms = oracle.plain(zero.train, name='embedding', clip=0.1).results['norm']
+    for answer in answers:
+        np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
+
+
+@pytest.mark.long
+@every_level
+def test_moving_averages(oracle: Oracle, level: str) -> None:
+    oracle.check((1, 2), zero.train, name='layers', average=True, zero__level=level)
+
+
+@some_topologies
+def test_what_is_built_around_minimize(oracle: Oracle, topology: Topology) -> None:
+    reference = oracle.plain(zero.around)
+    answers = oracle.check(topology, zero.around, reference, zero__level='v1')
+    for answer in answers:
+        for value, other in zip(answer.results['found'][0], reference.results['found'][0]):
+            np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(answer.results['length'], reference.results['length'], rtol=1e-6)
+
+
+@pytest.mark.long
+@some_topologies
+@every_level
+def test_accumulation(oracle: Oracle, topology: Topology, level: str) -> None:
+    oracle.check(topology, accumulation.train, name='embedding', steps=3, tolerance=5e-6, zero__level=level)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('config', [
+    {'optimizer__num_apply_group': 2}, {'communication__fp16': False, 'gradient_checkpoint__type': 'auto'},
+    {'communication__sparse_as_dense': True}, {'communication__max_splits': 1}], ids=str)
+def test_together_with_other_features(oracle: Oracle, config: dict) -> None:
+    oracle.check((1, 2), zero.train, name='embedding', optimizer='momentum', zero__level='v1', **config)
+
+
+@pytest.mark.parametrize('topology,overflow', [((1, 2), 3), ((2, 1), -1)], ids=str)
+def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int) -> None:
+    expected = oracle.plan((1, 1), amp.train, name='layers', parts=2, overflow_at=overflow)[0]
+    answers = oracle.plan(topology, amp.train, name='layers', overflow_at=overflow, zero__level='v1')
+    compare(expected, answers, 2e-6)
+
+
+@pytest.mark.parametrize('topology,name', [
+    pytest.param((1, 2), 'resource', marks=pytest.mark.long), ((2, 1), 'embedding')], ids=str)
+def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Topology, name: str) -> None:
+    """Each continues from the checkpoint of the other, under another level and on another number of ranks."""
+    reference = oracle.plain(zero.saved, name=name)
+    answers = oracle.plan(topology, zero.saved, name=name, zero__level='v1')
+    compare(reference, _of_worker_0(answers))
+    further = oracle.plain(zero.saved, path=reference.results['path'], name=name)
+    path = answers[0].results['path']
+    compare(further, [oracle.plain(zero.saved, path=path, name=name)], 1e-5)
+    compare(further, _of_worker_0(oracle.plan((1, 4), zero.saved, path=path, name=name, zero__level='v0')), 1e-5)
+    planned = oracle.plan(topology, zero.saved, path=reference.results['path'], name=name, zero__level='v0')
+    compare(further, _of_worker_0(planned), 1e-5)
+
+
+def _of_worker_0(answers: List[Answer]) -> List[Answer]:
+    """The answers, with the checkpoint that worker 0 alone has written."""
+    for answer in answers:
+        answer.results['variables'] = answers[0].results['variables']
+    return answers
+
+
+@pytest.mark.parametrize('config,words', [
+    ({'zero__level': 'v2'}, 'zero.level'), ({'zero__level': 'v1', 'offload__level': 'v0'}, 'offload.level')], ids=str)
+def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:
+    answer, = oracle.failing_plan((1, 2), zero.train, name='layers', **config)
+    assert answer.error is not None and 'NotAvailableError' in answer.error and words in answer.error
+
+
+def test_what_is_built_too_late_is_refused(oracle: Oracle) -> None:
+    answer, = oracle.failing_plan((1, 2), zero.too_late, zero__level='v1')
+    assert answer.error is not None and 'PlanError' in answer.error
+    assert 'was built behind the first Session.run. With zero.level' in answer.error
+
+
+def test_one_device_has_no_parts(oracle: Oracle) -> None:
+    oracle.check((1, 1), zero.train, name='layers', zero__level='v1')
