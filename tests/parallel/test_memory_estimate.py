@@ -86,9 +86,10 @@ def test_the_peak_of_a_small_bert_is_within_a_tenth_of_a_traced_step(init, mode)
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [64, 224])
 @pytest.mark.parametrize("mode", sorted(MODES))
-def test_the_peak_of_resnet_50(init, mode):
-    assert_close(Resnet(begin(init, mode), (3, 4, 6, 3), size=64, rows=16))
+def test_the_peak_of_resnet_50(init, mode, size):
+    assert_close(Resnet(begin(init, mode), (3, 4, 6, 3), size=size, rows=16))
 
 
 @pytest.mark.long
