@@ -31,6 +31,7 @@ FEATURES = {
     "split": "`epl.split`",
     "checkpoint": "`gradient_checkpoint.type`",
     "offload": "`offload.level`",
+    "zero": "`zero.level`: `v0` and `v1`; `v2` is refused",
     "amp": "`amp.level`",
     "groups": "`optimizer.num_apply_group` > 1",
     "sparse": "gradients that are IndexedSlices",
@@ -57,6 +58,17 @@ CELLS = (
     _tested("replicas", "split", "test_split_groups.py::test_a_wide_head"),
     _tested("replicas", "checkpoint", "test_recompute.py::test_data_parallelism"),
     _tested("replicas", "offload", "test_offload.py::test_data_parallelism"),
+    _tested("replicas", "zero", "test_zero.py::test_adam"),
+    _refused("pipeline", "zero", "which does not go together with 2 stages"),
+    _tested("accumulation", "zero", "test_zero.py::test_accumulation"),
+    _refused("split", "zero", "which does not go together with epl.split"),
+    _tested("checkpoint", "zero", "test_zero.py::test_together_with_other_features"),
+    _refused("offload", "zero", "which does not go together with offload.level"),
+    _tested("zero", "amp", "test_zero.py::test_mixed_precision"),
+    _tested("zero", "groups", "test_zero.py::test_together_with_other_features"),
+    _tested("zero", "sparse", "test_zero.py::test_models"),
+    _tested("zero", "clip after", "test_zero.py::test_clipped_as_on_one_device"),
+    _tested("zero", "sum", "test_composition.py::test_sum_with[in_parts]"),
     _tested("replicas", "amp", "test_amp.py::test_data_parallel"),
     _tested("replicas", "groups", "test_group_apply.py::test_dense_and_sparse_updates"),
     _tested("replicas", "sparse", "test_models.py::test_model[1x2-embedding]"),
@@ -115,8 +127,7 @@ _HEAD = """\
 <!-- Written by tools/gen_composition_docs.py. Do not edit: change the table there and run the tool. -->
 
 Each pair of features is tested against plain TensorFlow, or against the plan without the feature, or is refused before
-the first step. A test of this repository checks that the tests exist and that the errors are raised. `zero.level` is
-not available yet.
+the first step. A test of this repository checks that the tests exist and that the errors are raised.
 
 """
 

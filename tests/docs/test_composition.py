@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from tests.parallel.in_process import error_text, init, rewritten  # noqa: F401
+from tests.parallel.in_process import Linear, error_text, init, rewritten  # noqa: F401
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SPEC = importlib.util.spec_from_file_location("composition", os.path.join(ROOT, "tools", "gen_composition_docs.py"))
@@ -29,7 +29,39 @@ def pipeline_and_split(begin):
     rewritten()
 
 
-REFUSED = {frozenset(["pipeline", "split"]): pipeline_and_split}
+def pipeline_and_zero(begin):
+    """Two stages."""
+    begin(2, annotate=False, zero__level="v1")
+    hidden = tf.placeholder(tf.float32, [None, 4])
+    for _ in range(2):
+        with epl.replicate(1):
+            hidden = tf.layers.dense(hidden, 4)
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+    rewritten()
+
+
+def split_and_zero(begin):
+    """A split over all devices."""
+    begin(2, annotate=False, zero__level="v1")
+    with epl.split(2):
+        loss = tf.reduce_mean(tf.layers.dense(tf.placeholder(tf.float32, [None, 4]), 8))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    rewritten()
+
+
+def offload_and_zero(begin):
+    """Both keys."""
+    begin(2, zero__level="v1", offload__level="v0")
+    Linear().minimize()
+    rewritten()
+
+
+REFUSED = {
+    frozenset(["pipeline", "split"]): pipeline_and_split,
+    frozenset(["pipeline", "zero"]): pipeline_and_zero,
+    frozenset(["split", "zero"]): split_and_zero,
+    frozenset(["offload", "zero"]): offload_and_zero,
+}
 
 
 def test_the_page_is_up_to_date():

@@ -19,6 +19,7 @@ MODEL = {"name": "mlp", "optimizer": "sgd"}
         pytest.param({"gradient_checkpoint__type": "auto"}, id="recomputed"),
         pytest.param({"offload__level": "v0"}, id="offloaded"),
         pytest.param({"optimizer__num_apply_group": 3}, id="in_groups"),
+        pytest.param({"zero__level": "v1"}, id="in_parts"),
     ],
 )
 def test_sum_with(oracle: Oracle, config: Any) -> None:
