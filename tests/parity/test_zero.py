@@ -77,6 +77,22 @@ def test_together_with_other_features(oracle: Oracle, config: dict) -> None:
     oracle.check((1, 2), zero.train, name='embedding', optimizer='momentum', zero__level='v1', **config)
 
 
+@pytest.mark.long
+@some_topologies
+@pytest.mark.parametrize('config', [
+    {'name': 'embedding', 'optimizer': 'momentum', 'communication__gradients_reduce_method': 'sum'},
+    {'name': 'resource', 'optimizer': 'trusting', 'pipeline__num_micro_batch': 2},
+    {'name': 'plain_variables', 'optimizer': 'trusting', 'amp__level': 'O1', 'amp__loss_scale': 'dynamic'},
+    {'name': 'embedding', 'clip': 0.1, 'pipeline__num_micro_batch': 2, 'communication__clip_after_allreduce': True},
+], ids=str)
+def test_as_data_parallelism(oracle: Oracle, topology: Topology, config: dict) -> None:
+    expected = oracle.plan(topology, zero.train, **config)[0].results['variables'][0]
+    for answer in oracle.plan(topology, zero.train, zero__level='v1', **config):
+        for name, value in answer.results['variables'][0].items():
+            scale = max(1e-3, float(np.max(np.abs(expected[name]))))
+            np.testing.assert_allclose(value, expected[name], rtol=0., atol=2e-6 * scale, err_msg=name)
+
+
 @pytest.mark.parametrize('topology,overflow', [((1, 2), 3), ((2, 1), -1)], ids=str)
 def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int) -> None:
     expected = oracle.plan((1, 1), amp.train, name='layers', parts=2, overflow_at=overflow)[0]
