@@ -4,9 +4,9 @@
 
 | level | gradients | weights |
 | --- | --- | --- |
-| v0 | reduced whole on every rank, then cut: the numbers of data parallelism, bit by bit | gathered once in a step |
+| v0 | reduced whole on every rank, then cut: those of data parallelism, bit by bit | gathered once in a step |
 | v1 | each rank gets its part alone (reduce-scatter) | the same |
-| v2 | as v1 | gathered for the forward pass, and again for the backward pass |
+| v2 | as v1 | gathered twice, for forward and backward: not available yet |
 
 It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
 follows when the whole graph is built (`zero_variables.py`); slots, checkpoints and norms are those of `shards.py`.
@@ -106,7 +106,7 @@ class ZeroModel(Shards):
     """The variables of one graph that ZeRO cuts.
 
     Attributes:
-      level: "v0", "v1" or "v2".
+      level: "v0" or "v1".
     """
 
     def __init__(self, graph: Graph, level: str, name: str, owners: Sequence[int], rank: int) -> None:
