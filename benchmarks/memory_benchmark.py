@@ -1,4 +1,5 @@
 """What each feature saves of the memory of a step of BERT-base, and what it costs in time."""
+import re
 from typing import Any, Callable, Dict, List, NamedTuple
 
 from benchmarks import groups, harness
@@ -143,7 +144,7 @@ def _rows(peer: Variant, feature: Variant, before: Dict[str, Any], after: Dict[s
                                 [_most(devices)['activations'] / alone['activations']],
                                 at_most=None if quick else ACTIVATIONS_MARGIN * bound))
     if feature in ZERO:
-        bound = state_share(feature.config['EPL_ZERO_LEVEL'], RANKS)
+        bound = 1. / RANKS
         rows.append(harness.row(label + 'bytes of variables (bound: %.3g)' % bound,
                                 [_most(devices)['persistent'] / alone['persistent']],
                                 at_most=None if quick else bound + STATE_MARGIN))
@@ -158,8 +159,9 @@ def _most(devices: Dict[str, Dict[str, float]]) -> Dict[str, float]:
 
 def refusal(reason: str) -> str:
     """Returns why a contender is missing: in one line, if EPL refuses what was asked of it."""
-    refused = [line for line in reason.splitlines() if line.startswith('epl.utils.errors.')]
-    return '%s: refused: %s' % (reason.partition(': {')[0], refused[-1].partition(': ')[2]) if refused else reason
+    refused = re.findall(r'^(?:\[worker \d+\] )?epl\.utils\.errors\.\w+: (.*)', reason, re.MULTILINE)
+    name = re.split(r': \{| ended with code', reason)[0]
+    return '%s: refused: %s' % (name, refused[-1]) if refused else reason
 
 
 def recomputed_share(sizes: List[int], activations: float) -> float:
@@ -175,8 +177,3 @@ def recomputed_share(sizes: List[int], activations: float) -> float:
     tokens = rows * bert.SEQUENCE
     masks = tokens * (2 * hidden + hidden // 64 * bert.SEQUENCE)
     return (layers * (4. * tokens * hidden + masks) + activations / layers) / activations
-
-
-def state_share(level: str, ranks: int) -> float:
-    """Returns the part of weights and the two slots of Adam that a rank keeps under a level of ZeRO."""
-    return 1. / ranks if level == 'v2' else (1 + 2. / ranks) / 3
