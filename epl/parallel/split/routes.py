@@ -37,7 +37,7 @@ Attributes:
   bandwidth: bytes per second that a rank sends.
 """
 
-# By device type. CPU: ranks of one process or one machine (docs/benchmarks.md). GPU: PCIe 3.0 x16; not measured.
+# By device type. CPU: ranks of one machine; GPU: PCIe 3.0 x16. Assumed, not measured.
 LINKS = {"cpu": Link(50e-6, 2e9), "gpu": Link(20e-6, 10e9)}
 
 # Kind -> collective forward, collective backward; "" for none.
