@@ -8,6 +8,7 @@ from epl.ir.graph import Graph
 from epl.parallel import planner, transformation
 from epl.parallel.gradient_groups import find_groups
 from epl.parallel.stages import plan_stages
+from epl.utils.errors import NotAvailableError
 from tests.parallel.in_process import Linear, error_text
 
 
@@ -250,3 +251,14 @@ def test_a_replicate_over_several_devices_is_refused(init):
     with epl.replicate(2):
         Linear().minimize()
     assert "not available yet: epl.replicate(device_count=2)" in error_text(transformation.transform)
+
+
+def test_a_split_that_is_trained_without_its_gradients_is_refused(init):
+    init(annotate=False)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with epl.split(2):
+        kernel = tf.get_variable("kernel", [3, 4])
+        y = tf.matmul(x, kernel)
+    train = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(tf.ones([3, 4]), kernel)])
+    with tf.Session() as sess, pytest.raises(NotAvailableError, match="cannot be lowered without tf.gradients yet"):
+        sess.run([y, train], {x: [[1.0, 2, 3]]})
