@@ -100,8 +100,8 @@ class Exchange(object):
     def sum_partial(self, tensor: Any) -> Any:
         """PARTIAL -> FULL; IndexedSlices stay so."""
         if isinstance(tensor, tf.IndexedSlices):
-            return self._reduce(tensor, "sum")
-        return with_gradient(tensor, self._reduce(tensor, "sum"), self.enter)
+            return self.all_reduce(tensor, "sum")
+        return with_gradient(tensor, self.all_reduce(tensor, "sum"), self.enter)
 
     def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A shard -> FULL."""
@@ -154,11 +154,11 @@ class Exchange(object):
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The largest of all ranks, element by element; no gradient."""
-        return tf.stop_gradient(self._reduce(tensor, "max", "max"))
+        return tf.stop_gradient(self.all_reduce(tensor, "max", "max"))
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
         """The smallest of all ranks, element by element; no gradient."""
-        return tf.stop_gradient(self._reduce(tensor, "min", "min"))
+        return tf.stop_gradient(self.all_reduce(tensor, "min", "min"))
 
     def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
@@ -177,7 +177,8 @@ class Exchange(object):
 
     # ---- The collectives themselves, without gradients.
 
-    def _reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
+    def all_reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
+        """The sum, or what `reduce_op` says, over all ranks, of a tensor or of each of several; no gradient."""
         return self._run(lambda own: self._communicator.all_reduce(value, self.rank, own, reduce_op), key)
 
     def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:

@@ -327,7 +327,7 @@ def complete_updates(
         for context, addends in _by_context(one.addends):
             own, between = exchanges_in(context)
             with tf.device(addends[0].device), tf_compat.control_flow_context(graph, context):
-                sums = own._reduce([replaced.get(tensor, tensor) for tensor in addends], "sums")
+                sums = own.all_reduce([replaced.get(tensor, tensor) for tensor in addends], "sums")
                 sums = sums if between is None else between.broadcast(sums)
             for before, after in zip(addends, sums):
                 _replace(before, after, replaced, last)

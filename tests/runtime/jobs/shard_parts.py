@@ -33,7 +33,7 @@ def build(exchange, layout, delay=0.0):
     (gradient,) = tf.gradients(tf.reduce_sum(tf.square(variable)), [variable.op.outputs[0]])
     if exchange is not None:
         after = tf_compat.last_op_id(variable.graph)
-        together = exchange._reduce(tf.ones([]), "step")
+        together = exchange.all_reduce(tf.ones([]), "step")
         with tf.control_dependencies([together]):
             gradient = tf.py_func(lambda value: time.sleep(delay) or value, [gradient], gradient.dtype)
         gradient.set_shape(variable.shape)
