@@ -140,7 +140,8 @@ class StepGraph(object):
         found = set()
         stack = list(bounds)
         while stack:
-            for producer in view.producers[stack.pop()]:
+            node = stack.pop()
+            for producer in [p for p in view.producers[node] if view.takes_data(node, p)]:
                 producer = self.original(producer)
                 if producer not in found and view.types[producer] not in op_types.VARIABLES:
                     found.add(producer)

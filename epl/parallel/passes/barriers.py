@@ -9,7 +9,7 @@ through what is fed, but follows none through a merge; and a constant that an En
 enters the loop by the loop optimizer, which crashes.
 """
 
-from typing import Sequence, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -24,7 +24,17 @@ def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
 
 
-def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Tuple[str, str]:
+Barrier = NamedTuple("Barrier", [("feed", str), ("merged", str), ("passed", str)])
+Barrier.__doc__ = """A barrier among NodeDefs.
+
+Attributes:
+  feed: name of the tensor to feed, True.
+  merged: name of the merge; an edge from it stays, whatever makes it superfluous.
+  passed: name of the op to wait for.
+"""
+
+
+def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Barrier:
     """The same, added as NodeDefs whose names end in `suffix`; names of ops are given, and given back."""
     inputs = [added.constant(True, tf.bool)] + ["^" + name for name in waits_for]
     done = added.add("barrier" + suffix, "PlaceholderWithDefault", inputs, dtype=tf.bool)
@@ -33,4 +43,4 @@ def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Tupl
     merged.attr["N"].i = 1
     passed = added.add("passed" + suffix, "Assert", [merged.name, merged.name])
     passed.attr["T"].list.type.append(tf.bool.as_datatype_enum)
-    return done.name + ":0", passed.name
+    return Barrier(done.name + ":0", merged.name, passed.name)

@@ -25,7 +25,7 @@ from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
-from epl.parallel.passes.schedule_actions import order_actions
+from epl.parallel.passes.schedule_actions import Beginnings, order_actions
 from epl.parallel.passes.shared_values import share_values
 from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
 from epl.parallel.rewrite import Rewrite
@@ -55,9 +55,11 @@ def run(rewrite: Rewrite) -> None:
     copied = ops.cloned.difference(shared.merged)
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in copied)
     _note_stages(rewrite, view, copied, stages, copies)
-    sums = GradientSums(rewrite)
     waits: Waits = {}
-    extra = order_actions(rewrite, view, actions, waits) + sums.nodes + shared.nodes
+    beginnings: Beginnings = {}
+    barriers = order_actions(rewrite, view, actions, waits, beginnings)
+    sums = GradientSums(rewrite, beginnings)
+    extra = barriers + sums.nodes + shared.nodes
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs)
     if copies:
         _merge_outputs(rewrite, view, ops)

@@ -16,16 +16,21 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import depths_of
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import Actions
-from epl.parallel.passes.barriers import add_barrier
+from epl.parallel.passes.barriers import Barrier, add_barrier
 from epl.parallel.passes.plan_nodes import PlanNodes, Waits
 from epl.parallel.rewrite import Rewrite
-from epl.parallel.schedule import Action, from_text
+from epl.parallel.schedule import BACKWARD, Action, from_text
+
+# (number of the training, stage, micro batch) -> the merge of the barrier before its backward pass
+Beginnings = Dict[Tuple[int, int, int], str]
 
 Ends = NamedTuple("Ends", [("sources", List[int]), ("sinks", List[int])])
 Ends.__doc__ = """The first and last ops of an action: nodes of micro batch 0."""
 
 
-def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits) -> List[tf.NodeDef]:
+def order_actions(
+    rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits, beginnings: Beginnings
+) -> List[tf.NodeDef]:
     """The barriers of the plan's schedule, for every training by itself, to be added to the graph with the clones.
 
     Args:
@@ -33,6 +38,7 @@ def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions
       view: of the graph before it is cloned.
       trainings: the nodes of the actions of micro batch 0.
       waits: what waits for the barriers is entered here.
+      beginnings: where backward passes begin is entered here.
     """
     schedule = from_text(rewrite.plan.schedule)
     depths = depths_of(view)
@@ -42,7 +48,11 @@ def order_actions(rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions
         for device, order in enumerate(schedule.actions):
             stage = schedule.device_of_stage.index(device)
             added = PlanNodes(rewrite, "schedule{}/device{}".format(number, device), stage)
-            rewrite.barriers[number] += _order_device(rewrite, view, added, order, ends, waits)
+            barriers = _order_device(rewrite, view, added, order, ends, waits)
+            for action, barrier in barriers:
+                rewrite.barriers[number].append(barrier.feed)
+                if action.kind == BACKWARD:
+                    beginnings[number, action.stage, action.micro_batch] = barrier.merged
             nodes += added.nodes
     return nodes
 
@@ -54,20 +64,20 @@ def _order_device(
     order: Sequence[Action],
     ends: Dict[Tuple[int, str], Ends],
     waits: Waits,
-) -> List[str]:
-    """The barriers between the actions of a device."""
-    barriers: List[str] = []
+) -> List[Tuple[Action, Barrier]]:
+    """The barriers between the actions of a device, each with the action behind it."""
+    barriers: List[Tuple[Action, Barrier]] = []
     waiting: List[str] = []
     for action in order:
         if (action.stage, action.kind) not in ends:
             continue
         own = ends[action.stage, action.kind]
         if waiting:
-            name, passed = add_barrier(added, str(len(barriers)), waiting)
-            barriers.append(name)
+            barrier = add_barrier(added, str(len(barriers)), waiting)
+            barriers.append((action, barrier))
             for node in own.sources:
-                waits.setdefault((action.micro_batch, node), []).append(passed)
-            waiting = [passed]
+                waits.setdefault((action.micro_batch, node), []).append(barrier.passed)
+            waiting = [barrier.passed]
         waiting = waiting + [rewrite.in_micro_batch(view.nodes[node].name, action.micro_batch) for node in own.sinks]
     return barriers
 

@@ -4,16 +4,20 @@
                          =>   g/1 -----'         /
                               g/2 --------------'
 
-One gradient at a time: no more than two of each are alive.
+One gradient at a time: no more than two of each are alive. TensorFlow's optimizer makes one AddN of additions in a
+row, which keeps all that it takes, but not of additions that wait for something. So each waits for the beginning of the
+backward pass of its micro batch, which its gradient needs anyway: for the merge in the barrier there, as the optimizer
+removes an edge from another op as superfluous.
 """
 
-from typing import List, Tuple
+from typing import List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.boundary import source_of
 from epl.parallel.passes.aggregate_gradients import replace_source
 from epl.parallel.passes.plan_nodes import PlanNodes
+from epl.parallel.passes.schedule_actions import Beginnings
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import stage_of_op
 
@@ -25,7 +29,7 @@ class GradientSums(object):
       nodes: those of dense gradients, to be added to the graph with the clones.
     """
 
-    def __init__(self, rewrite: Rewrite) -> None:
+    def __init__(self, rewrite: Rewrite, beginnings: Beginnings) -> None:
         self.nodes: List[tf.NodeDef] = []
         self._rewrite = rewrite
         self._dense: List[Tuple[tf.Tensor, str]] = []
@@ -36,24 +40,32 @@ class GradientSums(object):
         for number, training in enumerate(rewrite.trainings):
             scope = "micro_batches/gradients{}/stage{}"
             added = [PlanNodes(rewrite, scope.format(number, stage), stage) for stage in range(len(stages))]
+            before = [
+                [beginnings.get((number, stage, copy), "") for copy in range(rewrite.plan.num_micro_batch)]
+                for stage in range(len(stages))
+            ]
             for variable, bound in training.boundaries:
                 stage = stage_of_op(rewrite.operation(variable), stages)
                 if isinstance(bound, tf.IndexedSlices):
                     self._sparse.append((bound, stage))
                 else:
-                    self._dense.append((bound, self._add(added[stage], source_of(bound))))
+                    self._dense.append((bound, self._add(added[stage], source_of(bound), before[stage])))
             self.nodes += [node for of_stage in added for node in of_stage.nodes]
 
-    def _add(self, added: PlanNodes, gradient: tf.Tensor) -> str:
-        """Adds the nodes for one gradient; the name of their result."""
+    def _add(self, added: PlanNodes, gradient: tf.Tensor, before: Sequence[str]) -> str:
+        """Adds the nodes for one gradient, whose additions wait for `before`, by micro batch; the result."""
         parts = _names_in_all_micro_batches(self._rewrite, gradient)
         dtype = gradient.dtype.base_dtype
         total = parts[0]
-        steps = [("sum{}".format(copy), "AddV2", part) for copy, part in enumerate(parts) if copy]
+        steps = [
+            ("sum{}".format(copy), "AddV2", [part] + ["^" + name for name in before[copy : copy + 1] if name])
+            for copy, part in enumerate(parts)
+            if copy
+        ]
         if self._rewrite.plan.reduce_method == "mean":
-            steps.append(("mean", "RealDiv", added.constant(len(parts), dtype)))
-        for name, op, other in steps:
-            total = added.add("{}/{}".format(len(self._dense), name), op, [total, other], T=dtype).name
+            steps.append(("mean", "RealDiv", [added.constant(len(parts), dtype)]))
+        for name, op, others in steps:
+            total = added.add("{}/{}".format(len(self._dense), name), op, [total] + others, T=dtype).name
         return total
 
     def apply(self) -> None:
