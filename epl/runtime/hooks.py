@@ -179,9 +179,7 @@ def _session_init(
 
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
-    runner = _rewritten(session)
-    if runner is not None and runner.rewrite.graph.shards is not None:
-        runner.rewrite.graph.shards.extend()
+    _rewritten(session)
     _place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, original, session)
@@ -207,7 +205,11 @@ def _close(original: Callable[..., None], session: Any) -> None:
 
 
 def _rewritten(session: Any) -> Optional[GraphRunner]:
-    """Rewrites the session's graph if that is due; the runner of a graph whose runs are changed, else None."""
+    """Rewrites the session's graph if that is due; the runner of a graph whose runs are changed, else None.
+
+    What was built behind the rewriting gets what it needs of the parts of variables here: before anything asks what a
+    run needs.
+    """
     graph = Graph.of(session.graph)
     if graph is None:
         return None
@@ -219,6 +221,9 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     rewrite: Optional[Rewrite] = graph.plan
     if rewrite is None or rewrite.runs_as_it_is:
         return None
+    if graph.shards is not None:
+        with _transform_lock:
+            graph.shards.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             transformation.refuse_local_session()

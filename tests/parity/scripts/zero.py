@@ -107,6 +107,8 @@ def around(ctx: Context, **config: Any) -> None:
             saver.restore(sess, path)
         ctx.record(length=sess.run(length))
         ctx.record_variables(sess)
+        sess.run(tf.global_variables_initializer())  # built behind the first run, too
+        ctx.record(length=sess.run(length))
 
 
 def saved(ctx: Context, path: str = '', name: str = 'embedding', **config: Any) -> None:
