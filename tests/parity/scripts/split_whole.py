@@ -1,6 +1,4 @@
 """Models that are split in practice: words that are told from their neighbours."""
-from typing import Dict
-
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -23,16 +21,32 @@ def word2vec(ctx: Context, optimizer: str = 'momentum', tied: bool = False) -> N
         shift = tf.get_variable('shift', [WORDS], initializer=tf.zeros_initializer())
         scores = tf.matmul(tf.nn.embedding_lookup(words, word), neighbours, transpose_b=True) + shift
         loss = cross_entropy(neighbour, scores)
+    _train(ctx, optimizer, loss, word, neighbour)
+
+
+def frozen(ctx: Context) -> None:
+    """Neighbours of words whose rows are not trained; each process begins with other ones."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = annotations(ctx)
+    word, neighbour = tf.placeholder(tf.int32, [None]), tf.placeholder(tf.int32, [None])
+    with replicate():
+        initial = tf.constant_initializer(np.random.RandomState(ctx.worker).uniform(-1, 1, [WORDS, 32]))
+        words = tf.get_variable('words', [WORDS, 32], initializer=initial, trainable=False)
+        features = tf.nn.embedding_lookup(words, word)
+    with split():
+        initial = tf.random_uniform_initializer(-0.5, 0.5, seed=2)
+        neighbours = tf.get_variable('neighbours', [32, WORDS], initializer=initial)
+        loss = cross_entropy(neighbour, tf.matmul(features, neighbours))
+    _train(ctx, 'momentum', loss, word, neighbour)
+
+
+def _train(ctx: Context, optimizer: str, loss: tf.Tensor, word: tf.Tensor, neighbour: tf.Tensor) -> None:
+    """Trains, and records losses and variables."""
     train_op = OPTIMIZERS[optimizer]().minimize(loss)
     random = np.random.RandomState(4)
     # Words come back within a batch: the rows of their gradients are added up.
     rows = {word: random.randint(0, 10, STEPS * GLOBAL_BATCH) * 100,
             neighbour: random.randint(0, WORDS, STEPS * GLOBAL_BATCH)}
-    _run(ctx, loss, train_op, rows)
-
-
-def _run(ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Tensor, np.ndarray]) -> None:
-    """Trains, and records losses and variables."""
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
