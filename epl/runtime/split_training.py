@@ -32,6 +32,7 @@ from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
+from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
 from epl.parallel.stages import plan_stages
 from epl.parallel.transformation import start_job
@@ -142,11 +143,12 @@ class SplitModel(Shards):
         super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
-        self._program = Program(self._region, ranks, cluster.device_type.lower(), fp16_scale is not None)
+        device_type = cluster.device_type.lower()
+        self._program = Program(self._region, ranks, device_type, fp16_scale is not None)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
-        decision = search(self._program)
+        decision = search(self._program, LINKS[device_type])
         report.refuse_full_variables(self._program, decision)
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
