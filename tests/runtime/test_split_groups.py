@@ -68,6 +68,17 @@ def test_each_device_takes_part_in_the_collectives_of_its_group_and_of_its_part(
     assert seen == {in_groups, of_parts, of_all}
 
 
+def test_what_lets_a_step_change_variables_waits_for_the_devices_of_all_groups(init):
+    init(4, annotate=False, **COLOCATED)
+    model(2)
+    rewrite = rewritten()
+    copies = ops_of(rewrite, COLLECTIVE_OP_TYPES)
+    assert [group.of_parts for group in rewrite.plan.groups] == [False, True]
+    for gate in rewrite.gates:
+        assert len({one.attr["communicator"].s for one in copies[gate.name]}) == 1
+        assert [one.attr["rank"].i for one in copies[gate.name]] == [0, 1, 2, 3]
+
+
 def test_every_device_draws_its_own_numbers_and_the_same_initial_values(init):
     init(4, annotate=False, **COLOCATED)
     tf.set_random_seed(3)

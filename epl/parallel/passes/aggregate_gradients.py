@@ -67,9 +67,11 @@ def run(rewrite: Rewrite) -> None:
 
 def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
     """What runs once every replica of the job has its data; and the part of this one in the mean or sum."""
-    communicator, rank = _place(rewrite, group, group.transfers[0].communicator)
-    rows = communicator.all_reduce(weight, rank, "{}/rows".format(group.name))
-    ranks = float(communicator.world_size)
+    name = group.transfers[0].communicator
+    # Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
+    everyone = rewrite.communicator(name, group.stage)
+    rows = everyone.all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name))
+    ranks = float(_place(rewrite, group, name)[0].world_size)
     if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
         with tf.control_dependencies([rows.op]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
