@@ -3,7 +3,7 @@
 Along the dimension that is cut: a sum leaves addends; the others exchange what each rank found in its part.
 """
 
-from typing import Callable, Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -40,19 +40,27 @@ class _Reduction(object):
         """Choices that cut a dimension that stays."""
         return labelled(self.op, [without(self.data, self.axes), []], [self.output])
 
-    def over(self, emit_of: Callable[[Layout], Emit], collectives: int) -> Iterator[Choice]:
+    def over(self, emit: Emit, collectives: int) -> Iterator[Choice]:
         """Choices that cut a dimension that is reduced, with a FULL result."""
         kept = without(self.data, [axis for axis in self.data if axis not in self.axes])
         result = self.op.outputs[0]
         moved = all_reduced(self.op, result.shape, result.dtype.size, collectives)
         for choice in labelled(self.op, [kept, []], [[]], summed=self.axes):
-            yield Choice(choice.inputs, (FULL,), emit_of(choice.inputs[0]), moved)
+            yield Choice(choice.inputs, (FULL,), emit, moved)
 
 
 def _reduction(op: OpInfo) -> Optional[_Reduction]:
     rank = rank_of(op.inputs[0])
     axes = None if rank is None else constant_axes(op.inputs[1], rank)
     return None if axes is None else _Reduction(op, axes)
+
+
+def _exchanged(op: OpInfo, emit: Emit, collectives: int) -> Iterator[Choice]:
+    """The choices of a reduction for which the ranks exchange what each of them found in its part."""
+    found = _reduction(op)
+    if found is not None:
+        yield from found.rows()
+        yield from found.over(emit, collectives)
 
 
 @rule("Sum")
@@ -108,7 +116,7 @@ def _extremum(op: OpInfo) -> Iterator[Choice]:
     if found is not None:
         yield from found.rows()
         if op.outputs[0].dtype != tf.bool:
-            yield from found.over(lambda layout: _emit_extremum, 2)
+            yield from found.over(_emit_extremum, 2)
 
 
 def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -131,10 +139,7 @@ def _static_axes(op: OpInfo) -> List[int]:
 @rule("Prod", "EuclideanNorm")
 def _gathered(op: OpInfo) -> Iterator[Choice]:
     """The results of the parts are gathered, and reduced again by all ranks."""
-    found = _reduction(op)
-    if found is not None:
-        yield from found.rows()
-        yield from found.over(lambda layout: _emit_gathered, 1)
+    return _exchanged(op, _emit_gathered, 1)
 
 
 def _emit_gathered(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -145,10 +150,7 @@ def _emit_gathered(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
 
 @rule("All", "Any")
 def _logical(op: OpInfo) -> Iterator[Choice]:
-    found = _reduction(op)
-    if found is not None:
-        yield from found.rows()
-        yield from found.over(lambda layout: _emit_logical, 4)
+    return _exchanged(op, _emit_logical, 4)
 
 
 def _emit_logical(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
