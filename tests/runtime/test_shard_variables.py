@@ -321,20 +321,19 @@ def test_a_part_of_a_partitioned_variable_is_refused(rank):
         shard_variable(part, shard(1, [2, 2]), exchange)
 
 
-def test_a_shard_is_not_split_again(rank):
+@pytest.mark.parametrize(
+    "use, words",
+    [
+        (lambda variable, exchange: shard_variable(variable, shard(1, [2, 2]), exchange), "is split already"),
+        (lambda variable, _: variable.load(np.zeros([6, 8], "f"), tf.Session()), "each with its own part"),
+    ],
+    ids=["split", "load"],
+)
+def test_what_a_shard_cannot_do_is_refused(rank, use, words):
     exchange = rank(0)
-    variable = kernel()
-    shard_variable(variable, EVEN, exchange)
-    with pytest.raises(PlanError, match="is split already"):
-        shard_variable(variable, shard(1, [2, 2]), exchange)
-
-
-def test_load_is_refused(rank):
-    exchange = rank(0)
-    variable = kernel()
-    shard_variable(variable, EVEN, exchange)
-    with pytest.raises(PlanError, match="each with its own part"):
-        variable.load(np.zeros([6, 8], "f"), tf.Session())
+    variable = shard_variable(kernel(), EVEN, exchange).variable
+    with pytest.raises(PlanError, match=words):
+        use(variable, exchange)
 
 
 # ---- The record for the other ranks of a process.
