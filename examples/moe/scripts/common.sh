@@ -25,7 +25,7 @@ run() {
     TRAINING=(--batch_size "${BATCH:-16}" --epochs "${EPOCHS:-60}" --learning_rate 3e-3 --warm_up 100)
     TRAINING+=(--dropout 0 --log_steps 20)
   fi
-  MODEL+=(--gate "${GATE:-top2}")
+  MODEL+=(--gate "${GATE:-top2}" --capacity_factor "${CAPACITY:-1.25}")
   "$PYTHON" "$HERE/prepare_pairs.py" --pairs "$PAIRS" "${PREPARING[@]}" --max_length "${MAX_LENGTH:-64}" \
     --output "$OUTPUT/pairs"
   "$ROOT/tools/epl-launch" --num_workers "${WORKERS:-1}" --gpu_per_worker "${DEVICES:-2}" --log_dir "$OUTPUT/logs" \
