@@ -129,8 +129,9 @@ class HostRegion(object):
         """What gives a variable its first value, and nothing else anything."""
         view = self._view
         initializers = {view.index[name] for name in initializers_of(self._tf_graph) if name in view.index}
+        values = {producer for node in initializers for producer in view.producers[node]}
         consumers = view.consumers()
-        for node in sorted(view.ancestors(initializers, self.nodes.__contains__) - self.nodes, reverse=True):
+        for node in sorted(view.ancestors(values, self.nodes.__contains__) - self.nodes, reverse=True):
             if self.nodes.issuperset(consumers[node]):
                 self.nodes.add(node)
 

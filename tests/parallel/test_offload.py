@@ -224,6 +224,15 @@ def test_statistics_that_the_forward_pass_writes_are_not_read_late(offload):
     assert not any("moving_mean" in source for source in sources) and "dense/kernel/read" in sources
 
 
+def test_initial_values_are_made_on_the_host(offload):
+    offload()
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    weight = tf.Variable(tf.random_normal([4, 4], name="first"))
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(tf.matmul(x, weight))))
+    rewritten()
+    assert op("first").device == op("first/RandomStandardNormal").device == HOST
+
+
 def test_an_embedding_is_looked_up_on_the_host(offload):
     offload()
     ids = tf.placeholder(tf.int32, [None], "ids")
