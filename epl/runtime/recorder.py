@@ -39,8 +39,10 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     mixed = None
     if getattr(_inside, "seeds", None) is None:  # not within a gradient
         ys, xs = split_training.lower(graph, ys, xs)
+        arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
+        _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
         with split_training.building(graph):
-            mixed = amp.begin(graph, inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
+            mixed = amp.begin(graph, arguments)
     with graph.phase(Phase.BACKWARD), _seeds_of_call(mixed) as seeds:
         before = tf_compat.last_op_id(graph.tf_graph)
         if mixed is None:
@@ -219,6 +221,18 @@ def _partition(ys: Any, xs: Any) -> None:
     if trains and graph.plan is None and "partitioned" not in graph.parallel_information:
         graph.parallel_information["partitioned"] = True
         partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
+
+
+def _refuse_stops_in_split(graph: Graph, tensors: Any) -> None:
+    """Tensors of a split are not what is differentiated: TensorFlow would not stop at them, without a word."""
+    split = graph.split
+    for tensor in _as_list(tensors) if split is not None else ():
+        if isinstance(tensor, tf.Tensor) and (split.local(tensor) is not tensor or split.source(tensor) is not tensor):
+            raise PlanError(
+                "tf.gradients was given {!r} in stop_gradients, which is computed inside of epl.split, or is the value "
+                "of a variable of it, and lies on {} devices. Build tf.stop_gradient into the model, inside of "
+                "epl.split, where it is taken.".format(tensor.name, split.ranks)
+            )
 
 
 def _refuse_function_body() -> None:

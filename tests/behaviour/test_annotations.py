@@ -151,6 +151,7 @@ def _misused_split(ctx: Context) -> None:
         loss = tf.reduce_mean(tf.square(hidden))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     ctx.record(by_a_result=error_of(tf.gradients, loss, [hidden]))
+    ctx.record(stopped=error_of(tf.gradients, loss, tf.trainable_variables(), stop_gradients=[hidden]))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         ctx.record(fed=error_of(sess.run, train_op, {x: np.ones([8, 12]), hidden: np.ones([8, 4])}))
@@ -165,6 +166,7 @@ def test_what_a_split_cannot_do_is_refused(oracle: Oracle) -> None:
     answer, = oracle.plan((1, 2), _misused_split)
     results = answer.results
     assert 'which is computed inside of epl.split and lies on 2 devices' in results['by_a_result'][0]
+    assert 'in stop_gradients, which is computed inside of epl.split' in results['stopped'][0]
     assert 'is fed, and computed inside of epl.split on 2 devices' in results['fed'][0]
     assert "'kernel' is a variable that is in no collection" in results['in_no_collection'][0]
 
