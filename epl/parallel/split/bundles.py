@@ -1,7 +1,7 @@
-"""Several tensors that are cut into parts go in one collective: reduce-scatter of gradients, all-gather of weights.
+"""Several gradients that are cut into parts go in one collective, a reduce-scatter.
 
     a [4, 2]   b [2, 3]                 bundle [2 ranks, 4 + 3]
-    a0 a1  |   b0 b1 b2      =>         a0..a3  b0 b1 b2        what rank 0 has, or gets
+    a0 a1  |   b0 b1 b2      =>         a0..a3  b0 b1 b2        what rank 0 gets
     ...    |   b3 b4 b5                 a4..a7  b3 b4 b5        rank 1
 
 A part that is smaller than the largest one is filled up with zeros.
@@ -40,37 +40,12 @@ def reduce_scatter(
     lines = [_lines(tensor, member) for tensor, member in zip(tensors, members)]
     own = tf.reshape(scatter(tf.concat(lines, axis=1)), [-1])
     parts = []
-    for member, flat in zip(members, _cut_line(own, members, axis=0)):
+    for member, flat in zip(members, tf.split(own, [_length(member) for member in members])):
         front = tf.reshape(flat, [max(_sizes(member))] + _others(member))
         if is_uneven(member.layout):
             front = front[: exchange.own(_sizes(member), tf.int32)]
         parts.append(from_front(front, member.layout.dim))
     return parts
-
-
-def all_gather(
-    parts: Sequence[tf.Tensor],
-    members: Sequence[Member],
-    exchange: Exchange,
-    gather: Callable[[tf.Tensor], tf.Tensor],
-) -> List[tf.Tensor]:
-    """Whole tensors of one dtype.
-
-    Args:
-      parts: this rank's.
-      members: what they are parts of.
-      exchange: knows what differs between ranks.
-      gather: gives [ranks, n] of the [1, n] of each rank.
-    """
-    lines = []
-    for part, member in zip(parts, members):
-        front = to_front(part, member.layout.dim)
-        if is_uneven(member.layout):
-            missing = exchange.own([max(_sizes(member)) - size for size in _sizes(member)], tf.int32)
-            front = tf.pad(front, [[0, missing]] + [[0, 0]] * len(_others(member)))
-        lines.append(tf.reshape(front, [1, _length(member)]))
-    everyone = gather(tf.concat(lines, axis=1))
-    return [_whole(lines, member) for member, lines in zip(members, _cut_line(everyone, members, axis=1))]
 
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
@@ -84,21 +59,6 @@ def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
         for piece, size in zip(tf.split(front, _sizes(member)), _sizes(member))
     ]
     return tf.stack([tf.reshape(piece, [_length(member)]) for piece in pieces])
-
-
-def _whole(lines: tf.Tensor, member: Member) -> tf.Tensor:
-    """The whole tensor of the parts of all ranks, [ranks, length]."""
-    sizes, others = _sizes(member), _others(member)
-    if not is_uneven(member.layout):
-        front = tf.reshape(lines, [sum(sizes)] + others)
-    else:
-        padded = tf.reshape(lines, [len(sizes), max(sizes)] + others)
-        front = tf.concat([padded[rank, :size] for rank, size in enumerate(sizes)], axis=0)
-    return from_front(front, member.layout.dim)
-
-
-def _cut_line(tensor: tf.Tensor, members: Sequence[Member], axis: int) -> List[tf.Tensor]:
-    return tf.split(tensor, [_length(member) for member in members], axis=axis)
 
 
 def _length(member: Member) -> int:
