@@ -42,6 +42,8 @@ logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
 _ROWS = shard(0)  # of a sparse gradient: each rank has its own
+# Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
+_Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
 
 
 def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
@@ -227,16 +229,17 @@ class ZeroModel(Shards):
         with self._graph.tf_graph.as_default():
             self.adopt_updates()  # a moving average is built behind apply_gradients
             updates = self._updates()
-            late: List[Tuple[WholeVariable, List[Use]]] = []
+            late: List[_Late] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
                 early = [use for use in of_variable if not self._is_late(use)]
-                late.append((variable, [use for use in of_variable if self._is_late(use)]))
-                if early or variable.lookups():
-                    self._give(variable, early)
+                lookups = [op for op in variable.lookups() if not self._waits(op)]
+                late += [(use.consumer, variable, use) for use in of_variable if self._is_late(use)]
+                late += [(op, variable, None) for op in variable.lookups() if self._waits(op)]
+                if early or lookups:
+                    self._give(variable, early, lookups)
             self._new.update(complete_updates(updates, self._sums, None, self._in_branch))
-            for variable, of_variable in late:
-                self._give_late(variable, of_variable)
+            self._give_late(late)
 
     def _follow_late(self) -> None:
         with self._graph.tf_graph.as_default():
@@ -249,17 +252,13 @@ class ZeroModel(Shards):
 
     def _waits(self, op: tf.Operation) -> bool:
         """Whether an op was built behind apply_gradients, and waits for something."""
-        return (
-            tf_compat.op_id(op) > self._first_apply
-            and bool(op.control_inputs)
-            and tf_compat.control_flow_context_of(op) is None
-        )
+        return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
 
-    def _give(self, variable: WholeVariable, uses: Sequence[Use]) -> None:
+    def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
         whole = self._gathered_whole(variable, self.exchange)
         for use in uses:
             use.consumer._update_input(use.position, whole)
-        for lookup in variable.lookups():
+        for lookup in lookups:
             variable.give_rows(lookup, whole)
         gathered = self.exchange.collectives[-1]
         part = variable.made.variable
@@ -267,21 +266,26 @@ class ZeroModel(Shards):
             if op.type in op_types.WRITES | op_types.SWITCHES and phase_of(op) == Phase.APPLY:
                 op._add_control_input(gathered)  # an update does not change what is being gathered
 
-    def _give_late(self, variable: WholeVariable, uses: Sequence[Use]) -> None:
-        made: Dict[Tuple[str, ...], tf.Tensor] = {}
+    def _give_late(self, late: Sequence[_Late]) -> None:
+        made: Dict[Tuple[WholeVariable, Tuple[str, ...]], tf.Tensor] = {}
 
-        def whole(*ops: tf.Operation) -> tf.Tensor:
+        def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
             """The value once all that `ops` wait for is done."""
-            controls = [before for op in ops for before in op.control_inputs]
-            key = tuple(sorted({op.name for op in controls}))
+            controls = [before for op in ops for before in _controls(op)]
+            key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
                 made[key] = self._gathered_whole(variable, self._late, controls)
             return made[key]
 
-        for use in uses:
-            use.consumer._update_input(use.position, whole(use.value.op, use.consumer))
-        for value, part in variable.reads:
-            self._new[value] = whole(value.op) if self._waits(value.op) else part
+        # In the order of the takers: what one waits for may need the value that an earlier one takes.
+        for taker, variable, use in sorted(late, key=lambda one: tf_compat.op_id(one[0])):
+            if use is None:
+                variable.give_rows(taker, whole(variable, taker))
+            else:
+                taker._update_input(use.position, whole(variable, use.value.op, taker))
+        for variable in self._variables.values():
+            for value, part in variable.reads:
+                self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
 
     def _gathered_whole(
         self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()
@@ -290,6 +294,17 @@ class ZeroModel(Shards):
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             part = exchange.hide_size(made.variable.read_value(), made.layout)
             return exchange.gather(part, made.layout)
+
+
+def _controls(op: tf.Operation) -> List[tf.Operation]:
+    """What an op waits for that is in no loop or branch.
+
+    TensorFlow lets an op that takes a constant of the same tf.control_dependencies wait for that alone.
+    """
+    if tf_compat.control_flow_context_of(op) is not None:
+        return []
+    constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]
+    return [before for waiting in [op] + constants for before in waiting.control_inputs]
 
 
 def _first(uses: Sequence[Use]) -> int:

@@ -135,5 +135,12 @@ def test_what_is_built_too_late_is_refused(oracle: Oracle) -> None:
     assert 'was built behind the first Session.run. With zero.level' in answer.error
 
 
+def test_what_is_taken_behind_the_update(oracle: Oracle) -> None:
+    reference = oracle.plain(zero.behind)
+    answer, = oracle.check((1, 2), zero.behind, reference, zero__level='v1')
+    for name in ('rows', 'length'):
+        np.testing.assert_allclose(answer.results[name], reference.results[name], rtol=1e-5, atol=1e-6)
+
+
 def test_one_device_has_no_parts(oracle: Oracle) -> None:
     oracle.check((1, 1), zero.train, name='layers', zero__level='v1')

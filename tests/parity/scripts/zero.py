@@ -140,3 +140,26 @@ def too_late(ctx: Context, **config: Any) -> None:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, inputs.feed(ctx, data, 0))
         sess.run(tf.reduce_sum(tf.trainable_variables()[0]))
+
+
+def behind(ctx: Context, **config: Any) -> None:
+    """Takes weights behind the update: an average by hand, rows of a table, and what waits for such values in turn."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    kernel = weights('kernel', [FEATURES, 6])
+    table = weights('table', [CLASSES, 6], use_resource=True)
+    average = weights('average', [FEATURES, 6], trainable=False)
+    loss = cross_entropy(inputs.y, tf.matmul(tf.matmul(inputs.x, kernel), table, transpose_b=True))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.control_dependencies([train_op]):
+        rows = tf.nn.embedding_lookup(table, [1, 0])
+        total = tf.reduce_sum(table)
+        averaged = average.assign(0.75 * average + 0.25 * kernel)
+    with tf.control_dependencies([averaged, total]):
+        length = tf.norm(kernel) + tf.norm(table)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            found = sess.run([loss, rows, length, train_op], inputs.feed(ctx, data, number))
+            ctx.record(loss=found[0], rows=found[1], length=found[2])
+        ctx.record_variables(sess)
