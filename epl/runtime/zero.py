@@ -175,6 +175,8 @@ class ZeroModel(Shards):
             return pair
         layout = whole.made.layout
         with tf.name_scope("epl_part"):
+            if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
+                gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
                 part: Gradient = self._own_rows(gradient, whole)
                 self._parts.update({part.values: _ROWS, part.indices: _ROWS})

@@ -142,5 +142,9 @@ def test_what_is_taken_behind_the_update(oracle: Oracle) -> None:
         np.testing.assert_allclose(answer.results[name], reference.results[name], rtol=1e-5, atol=1e-6)
 
 
+def test_a_dense_and_a_sparse_gradient_of_one_variable(oracle: Oracle) -> None:
+    oracle.check((1, 2), zero.two_kinds, zero__level='v1')
+
+
 def test_one_device_has_no_parts(oracle: Oracle) -> None:
     oracle.check((1, 1), zero.train, name='layers', zero__level='v1')

@@ -163,3 +163,19 @@ def behind(ctx: Context, **config: Any) -> None:
             found = sess.run([loss, rows, length, train_op], inputs.feed(ctx, data, number))
             ctx.record(loss=found[0], rows=found[1], length=found[2])
         ctx.record_variables(sess)
+
+
+def two_kinds(ctx: Context, **config: Any) -> None:
+    """Two optimizers of one table: the parts are chosen by the dense gradient of the first, the next is sparse."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    table = weights('table', [CLASSES, 6])
+    dense_loss = cross_entropy(inputs.y, tf.matmul(inputs.x[:, :6], table, transpose_b=True))
+    sparse_loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, inputs.y) - inputs.x[:, 6:]))
+    train_ops = [tf.train.GradientDescentOptimizer(0.1).minimize(loss) for loss in (dense_loss, sparse_loss)]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            sess.run(train_ops[0], inputs.feed(ctx, data, number))
+            ctx.record(loss=sess.run([sparse_loss, train_ops[1]], inputs.feed(ctx, data, number))[0])
+        ctx.record_variables(sess)
