@@ -188,7 +188,9 @@ class ZeroModel(Shards):
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
-        return self.level != "v0" and self.cut_of(gradient) is not None
+        if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user is shown the mean
+            return False
+        return self.cut_of(gradient) is not None
 
     def cut_of(self, gradient: Gradient) -> Optional[Cut]:
         """Where a gradient is cut, if nothing else becomes of it."""

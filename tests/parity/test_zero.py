@@ -146,5 +146,12 @@ def test_a_dense_and_a_sparse_gradient_of_one_variable(oracle: Oracle) -> None:
     oracle.check((1, 2), zero.two_kinds, zero__level='v1')
 
 
+def test_a_gradient_is_shown_as_in_data_parallelism(oracle: Oracle) -> None:
+    expected = oracle.plain(zero.shown_gradient).results['gradient']
+    config = {'zero__level': 'v1', 'communication__clip_after_allreduce': True}
+    answer, = oracle.plan((1, 2), zero.shown_gradient, **config)
+    np.testing.assert_allclose(answer.results['gradient'], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_one_device_has_no_parts(oracle: Oracle) -> None:
     oracle.check((1, 1), zero.train, name='layers', zero__level='v1')

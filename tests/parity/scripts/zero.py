@@ -179,3 +179,15 @@ def two_kinds(ctx: Context, **config: Any) -> None:
             sess.run(train_ops[0], inputs.feed(ctx, data, number))
             ctx.record(loss=sess.run([sparse_loss, train_ops[1]], inputs.feed(ctx, data, number))[0])
         ctx.record_variables(sess)
+
+
+def shown_gradient(ctx: Context, **config: Any) -> None:
+    """Fetches a gradient of a training step."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(MODELS['layers'](*inputs.tensors()))
+    train_op = optimizer.apply_gradients(pairs)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        ctx.record(gradient=sess.run([pairs[0][0], train_op], inputs.feed(ctx, data, 0))[0])
