@@ -140,17 +140,22 @@ class WholeVariable(object):
         initializer = initializer_of(self._variable)
         self._users.replace(initializer, initializer_of(self.made.variable))
         done = self._seen | {initializer}
-        self._seen.update(self.made.old.consumers())
+        consumers = self.made.old.consumers()
         self._users.redirect(done)
         for value, _ in self.reads:
             self._seen.update(value.consumers() if not self._users.is_late else ())
         for op in self._users.others:
-            if op not in done and op.type not in _LOOKUPS and not _is_choice(op):
+            if op in done or _is_choice(op):
+                continue
+            if op.type not in _LOOKUPS:
                 raise PlanError(
                     "{!r} ({}) takes {!r}, of which each device has a part (zero.level), as something else than its "
                     "value. Read the variable outside of the loop, branch or function, before minimize or "
                     "apply_gradients, or set zero.level to ''.".format(op.name, op.type, self.made.name)
                 )
+            if self._users.is_late:
+                refuse_late(op, self.made.name)
+        self._seen.update(consumers)  # what is refused is refused in the next run, too
 
 
 class _Users(Users):

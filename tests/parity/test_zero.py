@@ -153,5 +153,15 @@ def test_a_gradient_is_shown_as_in_data_parallelism(oracle: Oracle) -> None:
     np.testing.assert_allclose(answer.results['gradient'], expected, rtol=1e-5, atol=1e-7)
 
 
+def test_misuse_of_a_variable_in_parts_is_refused(oracle: Oracle) -> None:
+    results = oracle.plan((1, 2), zero.misused, zero__level='v1')[0].results
+    assert "'table'.load was called, and the variable is split over 2 devices" in results['load'][0]
+    assert 'FeedError' in results['feed'][0] and 'is fed, and each of 2 devices has a part of it' in results['feed'][0]
+    for late, loop in zip(results['late'][0], results['loop'][0]):
+        assert 'was built behind the first Session.run. With zero.level' in late
+        assert 'of which each device has a part (zero.level), as something else than its value.' in loop
+
+
+
 def test_one_device_has_no_parts(oracle: Oracle) -> None:
     oracle.check((1, 1), zero.train, name='layers', zero__level='v1')

@@ -1,8 +1,10 @@
 """What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and behind minimize."""
 from typing import Any, Optional, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tests.behaviour.small import error_of
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts.accumulation import ALL_OPTIMIZERS
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
@@ -191,3 +193,26 @@ def shown_gradient(ctx: Context, **config: Any) -> None:
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         ctx.record(gradient=sess.run([pairs[0][0], train_op], inputs.feed(ctx, data, 0))[0])
+
+
+def misused(ctx: Context, **config: Any) -> None:
+    """Does with a variable in parts what cannot be done, each thing twice."""
+    ctx.init(**config)
+
+    def trained() -> tf.Variable:
+        table = weights('table', [CLASSES, 6], use_resource=True)
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, [0, 1, 1])))
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        return table
+
+    table, value = trained(), np.zeros([CLASSES, 6])
+    total = tf.reduce_sum(table)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        ctx.record(load=error_of(table.load, value, sess), feed=error_of(sess.run, total, {table: value}))
+        rows = tf.nn.embedding_lookup(table, [0, 1])
+        ctx.record(late=[error_of(sess.run, rows) for _ in range(2)])
+    with tf.Graph().as_default(), tf.Session() as sess:
+        table = trained()
+        looped = tf.while_loop(lambda i: i < 2., lambda i: i + tf.reduce_sum(tf.square(table)) + 1., [tf.constant(0.)])
+        ctx.record(loop=[error_of(sess.run, looped) for _ in range(2)])
