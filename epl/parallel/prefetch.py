@@ -55,6 +55,8 @@ Attributes:
 """
 
 _BLOCK = 1.25  # bytes of a block, of those of the largest weight: a kernel and its bias are one
+# They take weights where these are: no device has a kernel for them.
+_OF_CPU = op_types.SUMMARIES | frozenset(["Save", "SaveSlices", "SaveV2"])
 
 # Uses that belong together: those of a pipeline's action, or all.
 Section = Tuple[int, bool]
@@ -74,7 +76,7 @@ def find_uses(tf_graph: tf.Graph, view: GraphView, region: HostRegion, late: Set
     sizes: Dict[Tuple[int, int], int] = {}
     uses = []
     for node in region.order:
-        if node in region.nodes or node in late:
+        if node in region.nodes or node in late or view.types[node] in _OF_CPU:
             continue
         inputs = data_inputs(view, node)
         for position, (producer, output) in enumerate(inputs):

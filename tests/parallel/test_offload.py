@@ -233,6 +233,29 @@ def test_initial_values_are_made_on_the_host(offload):
     assert op("first").device == op("first/RandomStandardNormal").device == HOST
 
 
+def test_saving_and_summaries_take_weights_without_a_copy(offload, caplog):
+    offload()
+    Layers()
+    saver = tf.train.Saver(name="save")
+    tf.summary.histogram("kernel", tf.trainable_variables()[0], collections=[])
+    with caplog.at_level(logging.WARNING, "epl"):
+        rewritten()
+    takers = {node.name for node in nodes() if any(name.startswith(SCOPE) for name in node.input)}
+    assert "l1/MatMul" in takers and saver.saver_def.save_tensor_name == "save/control_dependency:0"
+    assert not takers & {"save/SaveV2", "kernel"}
+    assert waits(copy_for("l2/MatMul")) == ["l0/Tanh"]
+    assert "at the start of a step" not in caplog.text
+
+
+def test_what_twins_stand_for_has_no_copies(offload):
+    offload(1, amp__level="O1", amp__dtype="bfloat16", amp__loss_scale=1.0)
+    model = Layers()
+    rewritten()
+    takers = {node.name for node in nodes() if any(name.startswith(SCOPE) for name in node.input)}
+    assert any("EPL_AMP" in name for name in takers) and "l1/MatMul" not in takers
+    train(model)
+
+
 def test_an_embedding_is_looked_up_on_the_host(offload):
     offload()
     ids = tf.placeholder(tf.int32, [None], "ids")

@@ -86,7 +86,8 @@ def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
     behind = view.descendants(bounds)
     changing = {variable for write in writes - behind for variable in view.variable_inputs(write)}
-    return find_uses(rewrite.tf_graph, view, region, view.descendants(writes), changing)
+    replaced = {view.index[twin.original.op.name] for twin in rewrite.graph.twins.values()}  # they run no more
+    return find_uses(rewrite.tf_graph, view, region, view.descendants(writes) | replaced, changing)
 
 
 def _sections(rewrite: Rewrite, view: GraphView, uses: Sequence[Use], stages: Sequence[int]) -> Dict[int, Section]:
