@@ -4,7 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.rules import OpInfo, TensorInfo, choices_of
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, positive, short
+from tests.parallel.split.rule_harness import THREE, Case, check, short
+from tests.parallel.split.rule_inputs import constant, floats, positive
 
 raw = tf.raw_ops
 SAME = {"strides": [1, 2, 2, 1], "padding": "SAME"}

@@ -6,18 +6,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 
 from epl.parallel.split import rules_elementwise
-from tests.parallel.split.rule_harness import (
-    THREE,
-    TWO,
-    Case,
-    booleans,
-    check,
-    constant,
-    floats,
-    integers,
-    positive,
-    tied,
-)
+from tests.parallel.split.rule_harness import THREE, TWO, Case, check
+from tests.parallel.split.rule_inputs import booleans, constant, floats, integers, positive, tied
 
 # Op types whose inputs are not all floats; the others get numbers between 0.1 and 0.9.
 INTEGERS = "BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount TruncateDiv TruncateMod".split()

@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.layouts import FULL, shard
 from epl.parallel.split.rules import OpInfo, TensorInfo
-from tests.parallel.split.rule_harness import TWO, Case, check, constant, floats, integers, on_ranks
+from tests.parallel.split.rule_harness import TWO, Case, check, on_ranks
+from tests.parallel.split.rule_inputs import constant, floats, integers
 
 raw = tf.raw_ops
 

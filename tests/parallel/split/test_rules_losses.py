@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.layouts import FULL, balanced_sizes, shard
 from epl.parallel.split.rules import OpInfo, TensorInfo, choices_of
-from tests.parallel.split.rule_harness import TWO, Case, check, constant, floats, integers, on_ranks, positive, tied
+from tests.parallel.split.rule_harness import TWO, Case, check, on_ranks
+from tests.parallel.split.rule_inputs import constant, floats, integers, positive, tied
 
 raw = tf.raw_ops
 

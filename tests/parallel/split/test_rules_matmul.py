@@ -5,7 +5,8 @@ import itertools
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import TWO, Case, check, floats
+from tests.parallel.split.rule_harness import TWO, Case, check
+from tests.parallel.split.rule_inputs import floats
 
 MATMUL = "s0,F>s0 s1,s0>P F,s1>s1"
 

@@ -4,18 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import (
-    THREE,
-    TWO,
-    Case,
-    booleans,
-    check,
-    constant,
-    floats,
-    integers,
-    positive,
-    tied,
-)
+from tests.parallel.split.rule_harness import THREE, TWO, Case, check
+from tests.parallel.split.rule_inputs import booleans, constant, floats, integers, positive, tied
 
 raw = tf.raw_ops
 

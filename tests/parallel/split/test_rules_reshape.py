@@ -3,7 +3,8 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, hidden
+from tests.parallel.split.rule_harness import THREE, Case, check
+from tests.parallel.split.rule_inputs import constant, floats, hidden
 
 
 def cases():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.split.rule_harness import THREE, Case, check, constant, floats, hidden, integers
+from tests.parallel.split.rule_harness import THREE, Case, check
+from tests.parallel.split.rule_inputs import constant, floats, hidden, integers
 
 raw = tf.raw_ops
 

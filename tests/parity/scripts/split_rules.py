@@ -22,7 +22,8 @@ from tests.parallel.split import (
     test_rules_reshape,
     test_rules_shapes,
 )
-from tests.parallel.split.rule_harness import Case, Input, batch_of, op_of, short, values_of
+from tests.parallel.split.rule_harness import Case, batch_of, op_of, short, values_of
+from tests.parallel.split.rule_inputs import Input
 from tests.parity.context import GLOBAL_BATCH, Context
 from tests.parity.scripts.splits import annotations
 
@@ -215,7 +216,7 @@ def _turn(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[None
     from epl.runtime import split_training
     from tests.parallel.split.harness import DEAR, wanted
 
-    def searched(program: Any) -> Any:
+    def searched(program: Any, _: Any) -> Any:
         for index, step in enumerate(program.steps):
             if step.op.name in whole:
                 program.steps[index] = step._replace(choices=())
