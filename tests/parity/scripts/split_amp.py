@@ -12,11 +12,10 @@ import tensorflow.compat.v1 as tf
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.models import OPTIMIZERS
+from tests.parity.scripts.splits import Scope, annotations
 
 WIDE = 1003  # columns, which two ranks hold 502 and 501 of
 RANKS = 2
-
-Scope = Callable[[], Any]
 
 
 def _variable(name: str, shape: Sequence[int]) -> tf.Variable:
@@ -112,7 +111,7 @@ def train(
     """
     ctx.init(annotate=parts > 1, amp__level="O1", cluster__colocate_split_and_replicate=True, **config)
     x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.float32, [None, WIDE])
-    scopes = [contextlib.suppress, contextlib.suppress] if parts > 1 else _scopes(ctx, groups)
+    scopes = (contextlib.suppress, contextlib.suppress) if parts > 1 else annotations(ctx, groups)
     loss = MODELS[name](x, y, *scopes, parts)
     made = OPTIMIZERS[optimizer]()
     pairs = made.compute_gradients(loss)
@@ -130,12 +129,6 @@ def train(
             value = sess.run([loss, train_op], feed)[0]
             ctx.record(loss=0.0 if overflows else value)
         ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]
-
-
-def _scopes(ctx: Context, groups: int) -> List[Scope]:
-    import epl
-
-    return [lambda: epl.replicate(1), lambda: epl.split(ctx.replicas // groups)]
 
 
 def _targets(ids: np.ndarray, overflow: bool) -> np.ndarray:
