@@ -74,6 +74,8 @@ def find_uses(tf_graph: tf.Graph, view: GraphView, region: HostRegion, late: Set
     """
     levels = _levels(view, region.order)
     sizes: Dict[Tuple[int, int], int] = {}
+    # Another value may be fed in their place, and what waits for them would have them run all the same.
+    sources = set(view.of_types(op_types.DATA_SOURCES))
     uses = []
     for node in region.order:
         if node in region.nodes or node in late or view.types[node] in _OF_CPU:
@@ -86,7 +88,9 @@ def find_uses(tf_graph: tf.Graph, view: GraphView, region: HostRegion, late: Set
             if (producer, output) not in sizes:
                 sizes[producer, output] = _bytes(tf_graph, view, producer, output)
             if sizes[producer, output] >= 0:
-                others = [p for p in dict.fromkeys(view.producers[node]) if region.depths[p] == (0, 0)]
+                others = [
+                    p for p in dict.fromkeys(view.producers[node]) if p not in sources and region.depths[p] == (0, 0)
+                ]
                 waits = [p for p in others if p in region.moving] or [p for p in others if p in region.of_step]
                 uses.append(Use(producer, output, node, position, sizes[producer, output], tuple(waits)))
     return sorted(uses, key=lambda use: levels[use.consumer])

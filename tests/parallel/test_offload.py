@@ -185,6 +185,20 @@ def test_a_run_of_one_tower_needs_no_data_of_the_other(offload):
             assert np.all(np.isfinite(sess.run(out, {x: rows})))
 
 
+def test_what_is_fed_in_place_of_data_takes_no_data(offload, caplog):
+    offload(1)
+    value = np.ones([2, 4], "f")
+    x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(value)).get_next()
+    hidden = tf.layers.dense(tf.layers.dense(x, 4, tf.tanh), 4)
+    loss = tf.reduce_mean(tf.square(hidden - 1.0))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with caplog.at_level(logging.WARNING, "epl"), tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        assert np.isfinite(sess.run(loss, {x: value}))  # there is no data left
+    assert "at the start of a step" not in caplog.text
+
+
 def test_what_weights_alone_give_is_computed_on_the_host_and_needs_no_data(offload):
     def penalty():
         kernels = [v for v in tf.trainable_variables() if "kernel" in v.name]

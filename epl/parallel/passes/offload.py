@@ -67,7 +67,7 @@ def run(rewrite: Rewrite) -> None:
     fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order)
     late = late_uses(view, fetches, region, _gradients(rewrite, view))
     names = _add(rewrite, view, fetches)
-    _report(view, uses, fetches, stages, len(rewrite.plan.stages))
+    _report(view, region, uses, fetches, stages)
     for gradient, consumers in sorted(late.items()):
         op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
         op._add_control_inputs([rewrite.operation(view.nodes[node].name) for node in consumers])
@@ -131,10 +131,12 @@ def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[st
     return [node.name for node in nodes]
 
 
-def _report(view: GraphView, uses: Sequence[Use], fetches: Sequence[Fetch], stages: Sequence[int], count: int) -> None:
+def _report(
+    view: GraphView, region: HostRegion, uses: Sequence[Use], fetches: Sequence[Fetch], stages: Sequence[int]
+) -> None:
     """Says how much is copied, and what is so at the start of a step."""
     fetched = {(use.consumer, use.position) for fetch in fetches for use in fetch.uses}
-    for stage in range(count):
+    for stage in sorted(set(stages)):
         blocks: Dict[int, int] = {}
         own = [fetch for fetch in fetches if stages[fetch.uses[0].consumer] == stage]
         for fetch in own:
@@ -146,7 +148,12 @@ def _report(view: GraphView, uses: Sequence[Use], fetches: Sequence[Fetch], stag
                 stage, sum(blocks.values()) / 1e6, len(own),
                 max(size + blocks.get(block + 1, 0) for block, size in blocks.items()) / 1e6,
             )  # fmt: skip
-    early = {use.source: use.bytes for use in uses if (use.consumer, use.position) not in fetched}
+    early = {
+        use.source: use.bytes
+        for use in uses
+        if (use.consumer, use.position) not in fetched
+        and (region.depths[use.consumer] != (0, 0) or use.consumer not in region.moving)  # else it runs first
+    }
     if early:
         names = [view.nodes[node].name for node in sorted(early, key=lambda node: (-early[node], node))]
         logger.warning(
