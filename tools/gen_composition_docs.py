@@ -5,13 +5,17 @@ The table is `CELLS`: for each pair of features the tests that show it, or the t
 tests exist and these texts are raised is itself a test (tests/docs/test_composition.py).
 """
 
-import argparse
 import itertools
 import os
 import sys
 from typing import List, NamedTuple, Optional, Tuple
 
-PAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "composition.md")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, _ROOT)
+
+from tools import generated_page  # noqa: E402
+
+PAGE = os.path.join(_ROOT, "docs", "composition.md")
 
 Cell = NamedTuple("Cell", [("features", Tuple[str, str]), ("tests", Tuple[str, ...]), ("refusal", str), ("note", str)])
 Cell.__doc__ = """A pair of features.
@@ -171,24 +175,7 @@ def pairs() -> List[frozenset]:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Writes or checks the page; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
-    parser.add_argument("--output", default=PAGE, help="the page (default: docs/composition.md)")
-    options = parser.parse_args(argv)
-    text = render()
-    if not options.check:
-        with open(options.output, "w", encoding="utf-8") as page:
-            page.write(text)
-        return 0
-    try:
-        with open(options.output, encoding="utf-8") as page:
-            written = page.read()
-    except FileNotFoundError:
-        written = ""
-    if written == text:
-        return 0
-    print("{} is stale. Run: python tools/gen_composition_docs.py".format(options.output), file=sys.stderr)
-    return 1
+    return generated_page.main(os.path.basename(__file__), PAGE, render, __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 Owns the layout of that page. Its content is in `epl/config_keys.py` and `epl/config_types.py`.
 """
 
-import argparse
 import os
 import sys
 from typing import List, Optional
@@ -14,6 +13,7 @@ sys.path.insert(0, _ROOT)
 
 from epl import config_keys  # noqa: E402
 from epl.config_keys import Key  # noqa: E402
+from tools import generated_page  # noqa: E402
 
 PAGE = os.path.join(_ROOT, "docs", "config.md")
 
@@ -81,24 +81,7 @@ def _render_key(key: Key) -> str:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Writes or checks the page; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
-    parser.add_argument("--output", default=PAGE, help="the page (default: docs/config.md)")
-    options = parser.parse_args(argv)
-    text = render()
-    if not options.check:
-        with open(options.output, "w", encoding="utf-8") as page:
-            page.write(text)
-        return 0
-    try:
-        with open(options.output, encoding="utf-8") as page:
-            written = page.read()
-    except FileNotFoundError:
-        written = ""
-    if written == text:
-        return 0
-    print(f"{options.output} is stale. Run: python tools/gen_config_docs.py", file=sys.stderr)
-    return 1
+    return generated_page.main(os.path.basename(__file__), PAGE, render, __doc__, argv)
 
 
 if __name__ == "__main__":
