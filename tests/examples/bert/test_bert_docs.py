@@ -42,17 +42,6 @@ def test_the_table_of_settings_is_that_of_the_scripts(page, bert_folder):
     assert set(re.findall(r"\b([A-Z_]+)=", page)) - {"EPL_COMMUNICATION_CLIP_AFTER_ALLREDUCE"} <= read | {"SQUAD_DIR"}
 
 
-def test_the_table_of_files_is_complete(page, bert_folder):
-    table = page.split("| File |")[1].split("\n\n")[0]
-    there = {os.path.basename(path) for path in glob.glob(os.path.join(bert_folder, "*.py"))} - {"__init__.py"}
-    assert set(re.findall(r"`(\w+\.py)`", table)) == there
-
-
-def test_links_lead_somewhere(page, bert_folder):
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", page) if "://" not in link]
-    assert links and all(os.path.exists(os.path.join(bert_folder, link)) for link in links)
-
-
 @pytest.mark.parametrize("program", [prepare.main, predict.main, train.main])
 def test_the_options_of_the_scripts_exist(program, bert_folder, capsys):
     with pytest.raises(SystemExit):
