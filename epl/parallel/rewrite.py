@@ -96,7 +96,7 @@ class Rewrite(object):
         built: names of the ops that passes created on replica 0.
         user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
           `added_functions` those of the functions.
-    user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
+        user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
         foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
 

@@ -203,7 +203,7 @@ class ZeroModel(Shards):
 
     def _own_rows(self, gradient: tf.IndexedSlices, whole: WholeVariable) -> tf.IndexedSlices:
         """Those rows of a sparse gradient that go into this rank's part."""
-        begin, size = self.exchange._own_range(whole.made.layout, None)
+        begin, size = self.exchange.own_range(whole.made.layout, None)
         own = gradient.indices - tf.cast(begin, gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < tf.cast(size, own.dtype))
         shape = tf.shape(whole.made.variable, out_type=own.dtype)

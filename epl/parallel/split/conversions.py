@@ -191,14 +191,14 @@ class Exchange(object):
         return full, rows
 
     def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        begin, size = self._own_range(layout, rows)
+        begin, size = self.own_range(layout, rows)
         before, after = layout.dim, tensor.shape.ndims - layout.dim - 1
         part = tf.slice(tensor, [0] * before + [begin] + [0] * after, [-1] * before + [size] + [-1] * after)
         part.set_shape(_with_size(tensor.shape, layout.dim, _equal_size(layout)))
         return part
 
-    def _own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Where this rank's part begins, and its size."""
+    def own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Where this rank's part begins, and its size; `rows` as that of `cut`."""
         if layout.sizes is not None:
             begin = self.own(offsets(layout.sizes), tf.int32)
             return begin, self.own(layout.sizes, tf.int32)
@@ -269,7 +269,7 @@ class Exchange(object):
         flat = tf.concat([tf.reshape(piece, [-1]) for piece in pieces], axis=0)
         rest = tf.reduce_prod(tf.cast(shape[2:], tf.int64))
         received = self._send(flat, sizes * tf.cast(shape[0], tf.int64) * rest, "move")
-        _, part = self._own_range(target, rows)
+        _, part = self.own_range(target, rows)
         full = -1 if source.sizes is None else sum(source.sizes)
         return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
 
