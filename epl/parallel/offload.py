@@ -9,44 +9,24 @@ what is computed from weights alone by ops that only go over their inputs once: 
 are than to move them.
 """
 
-from typing import Dict, FrozenSet, Set
+from typing import Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types, wire
-from epl.ir.control_flow import depths_of, run_order
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView, functions_of
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.recompute import SHAPE_OPS, batch_nodes, data_inputs
 from epl.parallel.training_writes import initializers_of
+from epl.parallel.weight_regions import WeightRegion
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _APPLY = wire.string(Phase.APPLY.encode())
 
-# Ops that go over what they take once. One that takes weights and constants alone runs where the weights are.
-_CHEAP = frozenset(
-    [
-        "Abs", "Add", "AddN", "AddV2", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "L2Loss", "Maximum",
-        "Mean", "Minimum", "Mul", "Neg", "Pack", "Prod", "RealDiv", "Reshape", "Rsqrt", "Sign", "Slice", "Split",
-        "SplitV", "Sqrt", "Square", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Transpose",
-    ]  # fmt: skip
-)  # fmt: skip
 
-
-class HostRegion(object):
-    """The ops of a graph that run on the host.
-
-    Attributes:
-      nodes: all of them.
-      weights: of these, what gives variables or what is computed from them alone, outside of loops and branches, with
-        the variables that it is computed from.
-      moving: nodes of the whole graph that depend on the data of a step.
-      of_step: these, and what only waits for them or knows no more than their shape.
-      depths: of loops and branches, per node.
-      order: all nodes, each after its producers.
-    """
+class HostRegion(WeightRegion):
+    """The ops of a graph that run on the host: variables are the sources of weights."""
 
     def __init__(self, tf_graph: tf.Graph, view: GraphView) -> None:
         """Finds them.
@@ -54,17 +34,11 @@ class HostRegion(object):
         Raises:
           PlanError: a function takes a variable.
         """
+        super(HostRegion, self).__init__(tf_graph, view, view.of_types(op_types.VARIABLES))
         self._tf_graph = tf_graph
         self._view = view
-        self.depths = depths_of(view)
-        self.order = run_order(view)
-        stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-        self.moving = batch_nodes(tf_graph, view, stateful)
-        self.of_step = view.descendants(self.moving)
         _refuse_functions(view)
-        self.nodes = self._kept_with(self._bound_to_variables())
-        self.weights: Dict[int, FrozenSet[int]] = {}
-        self._add_what_weights_give()
+        self.nodes |= self._kept_with(self._bound_to_variables())
         self._add_initial_values()
 
     def _bound_to_variables(self) -> Set[int]:
@@ -108,22 +82,6 @@ class HostRegion(object):
         free = {groups.of(node) for node, (_, applies) in enumerate(facts) if not applies} - held
         collectives = set(view.of_types(COLLECTIVE_OP_TYPES))
         return {node for node in range(len(view)) if groups.of(node) not in free} - collectives
-
-    def _add_what_weights_give(self) -> None:
-        view = self._view
-        variables = set(view.of_types(op_types.VARIABLES))
-        for node in self.order:
-            if node in variables:
-                self.weights[node] = frozenset([node])
-            elif self.depths[node] == (0, 0) and node not in self.of_step:
-                if view.types[node] in SHAPE_OPS and not self.weights.keys().isdisjoint(view.producers[node]):
-                    self.nodes.add(node)
-                elif view.types[node] in op_types.READS or view.types[node] in _CHEAP:
-                    producers = [producer for producer, _ in data_inputs(view, node)]
-                    own = frozenset().union(*[self.weights.get(producer, frozenset()) for producer in producers])
-                    if own:
-                        self.weights[node] = own
-                        self.nodes.add(node)
 
     def _add_initial_values(self) -> None:
         """What gives a variable its first value, and nothing else anything."""

@@ -19,8 +19,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.view import GraphView
-from epl.parallel.offload import HostRegion
 from epl.parallel.recompute import data_inputs
+from epl.parallel.weight_regions import WeightRegion
 
 Use = NamedTuple(
     "Use",
@@ -62,7 +62,9 @@ _OF_CPU = op_types.SUMMARIES | frozenset(["Save", "SaveSlices", "SaveV2"])
 Section = Tuple[int, bool]
 
 
-def find_uses(tf_graph: tf.Graph, view: GraphView, region: HostRegion, late: Set[int], changing: Set[int]) -> List[Use]:
+def find_uses(
+    tf_graph: tf.Graph, view: GraphView, region: WeightRegion, late: Set[int], changing: Set[int]
+) -> List[Use]:
     """The uses of weights, in the order in which they run.
 
     Args:
@@ -107,7 +109,7 @@ def plan_fetches(
       sections: consumer -> the section that it belongs to.
       order: all nodes, each after its producers.
     """
-    needed = _Needed(view, order, {wait for use in uses for wait in use.waits})
+    needed = Needed(view, order, {wait for use in uses for wait in use.waits})
     by_section: Dict[Section, List[Use]] = {}
     for use in uses:
         by_section.setdefault(sections[use.consumer], []).append(use)
@@ -143,7 +145,7 @@ def _by_weight(block: Sequence[Use]) -> List[List[Use]]:
     return list(found.values())
 
 
-def _fetches(members: List[Use], before: Sequence[Use], needed: "_Needed", block: int) -> List[Fetch]:
+def _fetches(members: List[Use], before: Sequence[Use], needed: "Needed", block: int) -> List[Fetch]:
     """The copies of a weight for its uses in a block, given the uses in the block before."""
     first = members[0]
     waits = next((use.waits for use in before if needed.by_all(members, use.waits)), ())
@@ -154,7 +156,7 @@ def _fetches(members: List[Use], before: Sequence[Use], needed: "_Needed", block
     return [Fetch(use.source, use.output, [use], use.waits, block) for use in members if use.waits]
 
 
-class _Needed(object):
+class Needed(object):
     """What each node of a graph needs of some nodes of interest: a bit for each of them, in one pass over the graph."""
 
     def __init__(self, view: GraphView, order: Sequence[int], interest: Set[int]) -> None:
@@ -185,7 +187,7 @@ class _Needed(object):
 
 
 def late_uses(
-    view: GraphView, fetches: Sequence[Fetch], region: HostRegion, gradients: Mapping[int, Sequence[int]]
+    view: GraphView, fetches: Sequence[Fetch], region: WeightRegion, gradients: Mapping[int, Sequence[int]]
 ) -> Dict[int, List[int]]:
     """What an optimizer must not overtake: ops that take a copy of a variable which it writes.
 
@@ -201,7 +203,7 @@ def late_uses(
     consumers = {use.consumer for fetch in fetches for use in fetch.uses}
     waits = {wait for fetch in fetches for use in fetch.uses for wait in use.waits}
     ends = {node for nodes in gradients.values() for node in nodes}
-    needed = _Needed(view, region.order, consumers | waits | ends)
+    needed = Needed(view, region.order, consumers | waits | ends)
     found: Dict[int, List[int]] = {}
     for fetch in fetches:
         for gradient in {g for variable in region.weights[fetch.source] for g in gradients.get(variable, ())}:
