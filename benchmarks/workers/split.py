@@ -63,7 +63,7 @@ def _bytes(session: tf.Session, train: tf.Operation, feed: Any, devices: int) ->
     graph = Graph.of(session.graph)
     gradients = sum(int(np.prod(reduction.shape)) * tf.as_dtype(reduction.dtype).size
                     for group in graph.plan.plan.groups for reduction in group.reductions
-                    if 'head/' in reduction.variable)
+                    if group.transfers and 'head/' in reduction.variable)
     moved = 2. * (devices - 1) / devices * gradients  # of a ring
     if graph.split is not None:
         moved += graph.split.moved_bytes

@@ -25,7 +25,8 @@ BoundaryGroup.__doc__ = """The gradients to aggregate together.
 Attributes:
   name: for keys and messages.
   stage: of their variables.
-  of_parts: whether other groups of a split have the same gradients of their own batches, and no other ranks.
+  of_parts: whether the ranks of a split group need no gradients of each other: other groups have the same ones, of
+    their own batches. With one group there is nothing to aggregate.
   boundaries: (variable, identity in front of which it is done).
 """
 
@@ -80,7 +81,7 @@ def _by_ranks(split: Any, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
     of_parts = tuple(one for one in group.boundaries if is_complete(split, one))
     if of_all:
         yield group._replace(boundaries=of_all)
-    if of_parts and len(split.groups) > 1:
+    if of_parts:
         yield group._replace(name=group.name + "/parts", of_parts=True, boundaries=of_parts)
 
 

@@ -59,7 +59,7 @@ GradientGroup = NamedTuple(
 GradientGroup.__doc__ = """The gradients of one apply_gradients call for the variables of one stage.
 
 They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over those that hold the same
-part in another group of a split.
+part in another group of a split; without transfers if there is no other group.
 """
 
 Output = NamedTuple("Output", [("tensor", str), ("stage", int), ("scope", str), ("merge", str), ("communicator", str)])
@@ -225,6 +225,12 @@ def _describe_reduction(reduction: Reduction) -> str:
     return "{}{} {}".format("sparse " if reduction.sparse else "", reduction.dtype, shape)
 
 
+def _describe_transfers(group: GradientGroup) -> str:
+    if not group.transfers:
+        return "of parts, which each rank has alone"
+    return "in {} transfer(s){}".format(len(group.transfers), " between groups" if group.of_parts else "")
+
+
 def describe(plan: Plan) -> str:
     """The plan as a few lines for a person."""
     lines = [
@@ -254,12 +260,8 @@ def describe(plan: Plan) -> str:
         lines += ["  " + line for line in plan.schedule.splitlines()]
     for group in plan.groups:
         lines.append(
-            "  {}: {} gradients ({} sparse) in {} transfer(s){}".format(
-                group.name,
-                len(group.reductions),
-                sum(r.sparse for r in group.reductions),
-                len(group.transfers),
-                " between groups" if group.of_parts else "",
+            "  {}: {} gradients ({} sparse) {}".format(
+                group.name, len(group.reductions), sum(r.sparse for r in group.reductions), _describe_transfers(group)
             )
         )
     if plan.apply_groups > 1:

@@ -158,6 +158,8 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
         reductions = tuple(
             _of_any_rank(graph.split.held.get(reduction.variable), reduction) for reduction in reductions
         )
+    if group.of_parts and len(graph.split.groups) == 1:
+        return GradientGroup(group.name, group.stage, group.of_parts, reductions, ())
     ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
     scattered = {i for i in dense if graph.zero is not None and graph.zero.scatters(group.boundaries[i][1])}

@@ -50,6 +50,15 @@ Attributes:
   copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
 """
 
+Gate = NamedTuple("Gate", [("op", tf.Operation), ("gradients", FrozenSet[str])])
+Gate.__doc__ = """What lets a training step change variables.
+
+Attributes:
+  op: a collective of replica 0 that runs once every replica of the job has its data.
+  gradients: names of the ops that every rank runs in such a step: the collectives of gradients, or what computes those
+    that each rank has alone.
+"""
+
 ApplyOrder = NamedTuple("ApplyOrder", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
 ApplyOrder.__doc__ = """Updates of variables that run in groups, one after the other.
 
@@ -67,37 +76,37 @@ Sibling.__doc__ = (
 class Rewrite(object):
     """State of the rewriting of one graph.
 
-      Attributes:
-        graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
-        groups: where gradients are aggregated, in the order of `plan.groups`.
-        trainings: the backward passes behind them.
-        micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
-        micro_merged: name of an op that has no copies in further micro batches -> the one whose copies stand for them.
-        folded: names of constants, and of ops computed from them, of which further micro batches have the values.
-        over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
-        stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
-        barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
-        later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
-        holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
-        apply_orders: the updates that run in groups.
-        recomputations: what `plan.recomputed` says, as the pass that does it needs it.
-        recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
-        gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
-        view: the graph after everything was added to replica 0 and before it is cloned.
-        cloned: indices in `view` of the ops that every local replica has a copy of.
-        writes: those of them that write variables.
-        weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut unevenly.
-        gates: per group, the op that runs once every replica of the job has its data.
-        collectives: names of the collective ops of replica 0; `gradient_collectives` those of each group's gradients.
-        merged: tensor name -> what is fetched in its place.
-        summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
-        plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
-        syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
-        built: names of the ops that passes created on replica 0.
-        user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
-          `added_functions` those of the functions.
-        user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
-        foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
+    Attributes:
+      graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
+      groups: where gradients are aggregated, in the order of `plan.groups`.
+      trainings: the backward passes behind them.
+      micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
+      micro_merged: name of an op that has no copies in further micro batches -> the one whose copies stand for them.
+      folded: names of constants, and of ops computed from them, of which further micro batches have the values.
+      over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
+      stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
+      barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+      later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
+      holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
+      apply_orders: the updates that run in groups.
+      recomputations: what `plan.recomputed` says, as the pass that does it needs it.
+      recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
+      gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
+      view: the graph after everything was added to replica 0 and before it is cloned.
+      cloned: indices in `view` of the ops that every local replica has a copy of.
+      writes: those of them that write variables.
+      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut unevenly.
+      gates: by group, and of accumulations that have none; groups that count together share the op.
+      collectives: names of the collective ops of replica 0.
+      merged: tensor name -> what is fetched in its place.
+      summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
+      plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
+      syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+      built: names of the ops that passes created on replica 0.
+      user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
+        `added_functions` those of the functions.
+      user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
+      foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
     """
 
     def __init__(
@@ -133,9 +142,8 @@ class Rewrite(object):
         self.cloned: Set[int] = set()
         self.writes: Set[int] = set()
         self.weights: List[tf.Tensor] = []
-        self.gates: List[tf.Operation] = []
+        self.gates: List[Gate] = []
         self.collectives: Set[str] = set()
-        self.gradient_collectives: List[Set[str]] = []
         self.merged: Dict[str, Sibling] = {}
         self.summarized: Dict[int, str] = {}
         self.plain_summaries: Dict[str, str] = {}
@@ -268,7 +276,7 @@ class Rewrite(object):
     def gradients(self) -> Set[str]:
         """Names of the ops of replica 0 that give the gradients of a step."""
         names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
-        return names.union(*self.gradient_collectives)
+        return names.union(*[gate.gradients for gate in self.gates])
 
     def in_replica(self, tensor: str) -> tf.Tensor:
         """The value of a tensor in replica 0: merged over its micro batches if it is an output of a pipeline."""

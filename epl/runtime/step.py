@@ -60,7 +60,7 @@ class StepFinder(object):
         self._view = view
         self._cache: Dict[tuple, Step] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
-        self._gradients = {view.index[name] for group in rewrite.gradient_collectives for name in group}
+        self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
         self._global_writes = {

@@ -145,7 +145,7 @@ def test_writes_from_the_same_data_wait_for_the_gate(init):
     count = seen.assign_add(tf.reduce_sum(x))
     train(x)
     rewrite = rewritten()
-    gate, = rewrite.gates
+    (gate, _), = rewrite.gates
     assert gate in count.op.control_inputs
     assert any(op.type == "IteratorGetNext" for op in gate.control_inputs)
     node = tf_compat.full_graph_def(rewrite.tf_graph)

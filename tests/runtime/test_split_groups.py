@@ -75,8 +75,8 @@ def test_what_lets_a_step_change_variables_waits_for_the_devices_of_all_groups(i
     copies = ops_of(rewrite, COLLECTIVE_OP_TYPES)
     assert [group.of_parts for group in rewrite.plan.groups] == [False, True]
     for gate in rewrite.gates:
-        assert len({one.attr["communicator"].s for one in copies[gate.name]}) == 1
-        assert [one.attr["rank"].i for one in copies[gate.name]] == [0, 1, 2, 3]
+        assert len({one.attr["communicator"].s for one in copies[gate.op.name]}) == 1
+        assert [one.attr["rank"].i for one in copies[gate.op.name]] == [0, 1, 2, 3]
 
 
 def test_every_device_draws_its_own_numbers_and_the_same_initial_values(init):

@@ -1,10 +1,26 @@
 """How epl.split is decided and what it becomes, on devices of one process."""
 
+import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.ir.graph import Graph
 from epl.parallel.split.routes import LINKS, Link
 from epl.runtime import split_training
+from epl.runtime.step import StepFinder
+from tests.parallel.in_process import rewritten
+
+COLOCATED = {"cluster__colocate_split_and_replicate": True}
+
+
+def train_parts(x):
+    """A loss all of whose variables are parts, and what it is trained with."""
+    with epl.split(2):
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001)))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    assert {variable.op.name for variable in tf.trainable_variables()} <= set(Graph.get().split.held)
+    return loss, train_op
 
 
 def test_what_moves_costs_what_the_links_of_the_devices_take(init, monkeypatch):
@@ -12,8 +28,37 @@ def test_what_moves_costs_what_the_links_of_the_devices_take(init, monkeypatch):
     search = split_training.search
     monkeypatch.setattr(split_training, "search", lambda program, link: seen.append(link) or search(program, link))
     monkeypatch.setitem(LINKS, "cpu", Link(1e-3, 1e8))
-    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
-    with epl.split(2):
-        loss = tf.reduce_mean(tf.layers.dense(tf.placeholder(tf.float32, [None, 8]), 1001))
-    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    init(2, annotate=False, **COLOCATED)
+    train_parts(tf.placeholder(tf.float32, [None, 8]))
     assert seen == [Link(1e-3, 1e8)]
+
+
+def test_a_global_output_is_merged_in_each_step_of_parts_alone(init):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    _, train_op = train_parts(x)
+    total = tf.reduce_sum(x)
+    epl.add_to_collection(total, epl.GraphKeys.GLOBAL_SUM_OBJECTS)
+    rewrite = rewritten()
+    step = StepFinder(rewrite).find([], [train_op], [x])
+    assert rewrite.merged[total.name].op in {op.name for op in step.targets}
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_writes_from_own_data_wait_for_the_data_of_all_where_parts_alone_are_trained(init, micro_steps):
+    init(2, annotate=False, pipeline__num_micro_batch=micro_steps, **COLOCATED)
+    data = tf.data.Dataset.from_tensor_slices(np.ones([20, 8], "f")).batch(4)
+    x = data.make_one_shot_iterator().get_next()
+    seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), trainable=False)
+    count = seen.assign_add(tf.reduce_sum(x))
+    _, train_op = train_parts(x)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        steps = 0
+        with pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                sess.run([train_op, count])
+                steps += 1
+        assert sess.run(seen) == steps * 4 * 8
+    ((gate, _),) = Graph.get().plan.gates
+    assert x.op in gate.control_inputs and gate in count.op.control_inputs

@@ -8,7 +8,7 @@ The weight of a replica is its number of rows over that of all (1 / world size w
 all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
 """
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +21,7 @@ from epl.parallel.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import micro_steps
 from epl.parallel.plan import GradientGroup
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewrite import Gate, Rewrite
 from epl.parallel.split.bundles import reduce_scatter
 from epl.utils import tf_compat
 
@@ -43,41 +43,60 @@ def run(rewrite: Rewrite) -> None:
         with rewrite.building(group.name, group.stage):
             # Not in the branch: other writes of the step wait for the gate, whether the branch is taken or not.
             if accumulation is None:
-                gate, share = _gate(rewrite, group, weight)
+                gate = _gate(rewrite, group, weight)
             else:
                 name = accumulation.counter.name
                 if name not in agreed:
-                    communicator = rewrite.communicator(group.transfers[0].communicator)
+                    communicator = _of_all(rewrite, group)
                     agreed[name] = micro_steps.agree(rewrite, communicator, group.name, accumulation, weight)
-                ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
-                gate, share = agreed[name], tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
-            rewrite.gates.append(gate)
-            rewrite.collectives.add(gate.name)
-            with tf_compat.control_flow_context(rewrite.tf_graph, context):
-                _aggregate(rewrite, group, boundaries, share)
+                gate = agreed[name]
+            if group.transfers:
+                share = _share(rewrite, group, gate, weight if accumulation is None else None)
+                with tf_compat.control_flow_context(rewrite.tf_graph, context):
+                    gradients = _aggregate(rewrite, group, boundaries, share)
+                rewrite.collectives |= gradients
+            else:
+                gradients = {first_tensor(gradient).op.name for _, gradient in boundaries.boundaries}
+        _add_gate(rewrite, gate, gradients)
     for number, accumulation in enumerate(rewrite.graph.accumulations):
         if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
             name = "micro_steps{}".format(number)
             with rewrite.building(name):
                 communicator = rewrite.communicator("{}/{}".format(rewrite.plan.name, name))
                 gate = micro_steps.agree(rewrite, communicator, name, accumulation, weight)
-                rewrite.gates.append(gate)
-                rewrite.collectives.add(gate.name)
+            _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
 
 
-def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
-    """What runs once every replica of the job has its data; and the part of this one in the mean or sum."""
-    name = group.transfers[0].communicator
-    # Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
-    everyone = rewrite.communicator(name, group.stage)
-    rows = everyone.all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name))
-    ranks = float(_place(rewrite, group, name)[0].world_size)
+def _add_gate(rewrite: Rewrite, gate: tf.Operation, gradients: Set[str]) -> None:
+    rewrite.gates.append(Gate(gate, frozenset(gradients)))
+    rewrite.collectives.add(gate.name)
+
+
+def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
+    """What runs once every replica of the job has its data; it gives the rows of all."""
+    return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name)).op
+
+
+def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:
+    """The communicator for the gate of a group.
+
+    Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
+    """
+    own = "{}/{}".format(rewrite.plan.name, group.name)
+    return rewrite.communicator(group.transfers[0].communicator if group.transfers else own, group.stage)
+
+
+def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
+    """The part of this replica in the mean or sum; without a weight, sums have their rows' weight already."""
+    ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
+    if weight is None:
+        return tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
     if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
-        with tf.control_dependencies([rows.op]):
+        with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
-        share = weight / rows
-    return rows.op, share * ranks if rewrite.plan.reduce_method == "sum" else share
+        share = weight / gate.outputs[0]
+    return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
 
 
 def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
@@ -88,7 +107,8 @@ def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[C
     return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
 
 
-def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> None:
+def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> Set[str]:
+    """Names of the collective ops that are added."""
     sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
@@ -108,8 +128,7 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
             replace_source(rewrite, boundaries.boundaries[i][1], gradient)
-    rewrite.collectives |= moved
-    rewrite.gradient_collectives.append(moved)
+    return moved
 
 
 def _reduce(

@@ -94,10 +94,10 @@ def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
     if not sources:
         return
     data: Dict[int, Set[int]] = {}
-    for gate_op, collectives in zip(rewrite.gates, rewrite.gradient_collectives):
-        gate = view.index[gate_op.name]
-        transfers = [view.index[name] for name in collectives]
-        data[gate] = data.get(gate, set()) | view.ancestors(transfers) & sources
+    for one in rewrite.gates:
+        gate = view.index[one.op.name]
+        gradients = [view.index[name] for name in one.gradients]
+        data[gate] = data.get(gate, set()) | view.ancestors(gradients) & sources
     for gate in data:
         for source in sorted(data[gate]):
             if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):

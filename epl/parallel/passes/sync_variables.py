@@ -27,7 +27,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
     """Adds the broadcast of the global variables from rank 0 to replica 0 of every process; of parts, see there."""
     view = rewrite.view
     assert view is not None
-    if not rewrite.plan.groups and rewrite.graph.split is None:  # a split may train parts alone
+    if not rewrite.plan.groups:
         return
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
     parts = [node for node in variables if view.nodes[node].name in rewrite.held]
