@@ -112,6 +112,7 @@ Plan = NamedTuple(
         ("stages", Tuple[Stage, ...]),
         ("owners", Tuple[int, ...]),
         ("split_groups", Tuple[Tuple[int, ...], ...]),
+        ("split_ratios", Tuple[int, ...]),
         ("num_micro_batch", int),
         ("schedule", str),
         ("reduce_method", str),
@@ -133,6 +134,7 @@ Attributes:
   stages: of the model; one, unless it is a pipeline.
   owners: by replica (its rank), the process that builds and runs it; ascending.
   split_groups: ranks that have a part each of what is split, by group; () if nothing is.
+  split_ratios: of the parts, by rank of a group; () if they are as equal as they can be.
   num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
   schedule: text form of the Schedule of a pipeline; "" with one stage.
   reduce_method: "mean" or "sum" over the micro batches and replicas.
@@ -195,6 +197,7 @@ def from_json(text: str) -> Plan:
     )
     values["owners"] = tuple(values["owners"])
     values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
+    values["split_ratios"] = tuple(values["split_ratios"])
     return Plan(**values)
 
 
@@ -247,8 +250,9 @@ def describe(plan: Plan) -> str:
     ]
     if plan.split_groups:
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
-        lines.append("  split over {} devices in {} group(s): ranks {}".format(
-            len(plan.split_groups[0]), len(plan.split_groups), groups
+        ratios = ", {}".format(":".join(map(str, plan.split_ratios))) if plan.split_ratios else ""
+        lines.append("  split over {} devices in {} group(s){}: ranks {}".format(
+            len(plan.split_groups[0]), len(plan.split_groups), ratios, groups
         ))  # fmt: skip
     if plan.precision:
         lines.append("  mixed precision: {}".format(plan.precision))

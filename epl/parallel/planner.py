@@ -138,6 +138,7 @@ def make_plan(
         stages=stages,
         owners=owners,
         split_groups=() if graph.split is None else graph.split.groups,
+        split_ratios=() if graph.split is None else graph.split.ratios,
         num_micro_batch=micro_batches,
         schedule="" if schedule is None else to_text(schedule),
         reduce_method=config.communication.gradients_reduce_method,

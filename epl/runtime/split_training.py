@@ -89,6 +89,22 @@ def split_taskgraphs(graph: Graph) -> List[Any]:
     return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
 
 
+def _ratios(graph: Graph) -> Tuple[int, ...]:
+    """The ratios of the parts; () if they are as equal as they can be.
+
+    Raises:
+      PlanError: the scopes do not agree.
+    """
+    given = {taskgraph.strategy.ratios for taskgraph in split_taskgraphs(graph)}
+    ratios = sorted({one if len(set(one)) > 1 else () for one in given})
+    if len(ratios) > 1:
+        raise PlanError(
+            "The model has epl.split with ratios={}: every split of a model is cut in the same way. Give all of them "
+            "the same ratios.".format(" and ratios=".join(str(list(one) or None) for one in ratios))
+        )
+    return ratios[0]
+
+
 def _device_count(graph: Graph) -> int:
     """How many devices the split TaskGraphs are split over; 1 if there are none.
 
@@ -125,6 +141,7 @@ class SplitModel(Shards):
     """The lowered split of one graph.
 
     Attributes:
+      ratios: of the parts, by rank of a group; () if they are as equal as they can be.
       whole: names of variables that every rank holds, of whose gradient it computes all.
       moved_bytes: that a rank sends in a step.
     """
@@ -141,10 +158,11 @@ class SplitModel(Shards):
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners)
         super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
+        self.ratios = _ratios(graph)
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
-        self._program = Program(self._region, ranks, device_type, fp16_scale is not None)
+        self._program = Program(self._region, ranks, device_type, fp16_scale is not None, self.ratios)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))

@@ -1,27 +1,82 @@
 """`epl.split`: tensor model parallelism for the ops inside."""
 
-from typing import Optional
+from fractions import Fraction
+from math import gcd, isfinite
+from numbers import Real
+from typing import Any, Optional, Sequence, Tuple
 
 from epl.strategies.parallel_strategy import ParallelStrategy
+from epl.utils.errors import AnnotationError
 
 
 class Split(ParallelStrategy):
-    """The ops inside form one TaskGraph that is sharded over devices. See `split`."""
+    """The ops inside form one TaskGraph that is sharded over devices. See `split`.
+
+    Attributes:
+      ratios: of the parts, by device, as whole numbers; () if they are as equal as they can be.
+    """
 
     name_of_kind = "split"
 
+    def __init__(
+        self, device_count: Optional[int] = None, name: Optional[str] = None, ratios: Optional[Sequence[float]] = None
+    ) -> None:
+        self.ratios = () if ratios is None else _whole_ratios(ratios)
+        super().__init__(len(self.ratios) if device_count is None and ratios is not None else device_count, name)
+        if ratios is not None and len(self.ratios) != self.device_count:
+            raise AnnotationError(
+                "epl.split(device_count={}, ratios={!r}) has {} ratios for {} device(s). Give one for each device, in "
+                "the order of the devices.".format(self.device_count, ratios, len(self.ratios), self.device_count)
+            )
 
-def split(device_count: Optional[int] = None, name: Optional[str] = None) -> Split:
+    def __repr__(self) -> str:
+        ratios = ", ratios={}".format(list(self.ratios)) if self.ratios else ""
+        return "{}{})".format(super().__repr__()[:-1], ratios)
+
+
+def _whole_ratios(ratios: Any) -> Tuple[int, ...]:
+    """The ratios as whole numbers without a common divisor, as exact as they are written."""
+    if isinstance(ratios, (str, bytes, dict, set)) or not hasattr(ratios, "__iter__"):
+        raise _wrong_ratios(ratios)
+    exact = []
+    for ratio in ratios:
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not isfinite(ratio) or ratio <= 0:
+            raise _wrong_ratios(ratios)
+        exact.append(Fraction(ratio) if isinstance(ratio, (int, Fraction)) else Fraction(repr(float(ratio))))
+    if not exact:
+        raise _wrong_ratios(ratios)
+    scale = 1
+    for one in exact:
+        scale *= one.denominator // gcd(scale, one.denominator)
+    whole = [int(one * scale) for one in exact]
+    common = 0
+    for number in whole:
+        common = gcd(common, number)
+    return tuple(number // common for number in whole)
+
+
+def _wrong_ratios(ratios: object) -> AnnotationError:
+    return AnnotationError(
+        "epl.split(ratios={!r}): expected a list of positive numbers, one for each device, such as [3, 1] for a part "
+        "on the first device that is three times as large as the second.".format(ratios)
+    )
+
+
+def split(
+    device_count: Optional[int] = None, name: Optional[str] = None, ratios: Optional[Sequence[float]] = None
+) -> Split:
     """Annotates ops to be sharded over `device_count` devices, as if they ran on one.
 
     Args:
-      device_count: number of shards.
+      device_count: number of shards; None: of all devices of the job, or as many as there are ratios.
       name: for messages.
+      ratios: positive numbers, one for each device: how large the parts are in relation to each other. None: as equal
+        as they can be. Batches are not cut by them; each device has the rows that it is fed.
 
     Returns:
       A context manager.
 
     Raises:
-      AnnotationError: not a positive whole number.
+      AnnotationError: not a positive whole number of devices, or ratios that are no positive numbers, one for each.
     """
-    return Split(device_count, name)
+    return Split(device_count, name, ratios)

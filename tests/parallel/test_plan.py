@@ -31,7 +31,8 @@ OFFLOADED = st.builds(Offloaded, st.integers(0, 3), st.integers(0, 99), st.integ
 PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
     st.lists(st.integers(0, 3), max_size=3).map(tuple),
-    st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple), st.integers(1, 4), NAMES,
+    st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple),
+    st.lists(st.integers(1, 9), max_size=2).map(tuple), st.integers(1, 4), NAMES,
     st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES, NAMES,
     st.integers(1, 9), st.lists(RECOMPUTED, max_size=2).map(tuple), st.lists(OFFLOADED, max_size=2).map(tuple),
     st.lists(GROUPS, max_size=2).map(tuple), st.lists(OUTPUTS, max_size=2).map(tuple),
@@ -49,7 +50,9 @@ def example(**changes):
     )
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
-    plan = Plan("graph1", 2, "CPU", (stage,), (0,), (), 1, "", "mean", None, "", "", 1, (), (), (group,), (output,))
+    plan = Plan(
+        "graph1", 2, "CPU", (stage,), (0,), (), (3, 1), 1, "", "mean", None, "", "", 1, (), (), (group,), (output,)
+    )
     return plan._replace(**changes)
 
 

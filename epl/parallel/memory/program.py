@@ -90,6 +90,8 @@ def make_program(
       role_of: what the outputs of a node count as.
       device_type: "CPU" or "GPU": which costs apply.
     """
+    if _sizes_differ(view, same_as):
+        same_as = {}
     types, notes = _types(tf_graph, view, step, same_as)
     frames = costs_loops.loop_frames(view)
     ends = _loop_ends(view, step.nodes, frames)
@@ -108,6 +110,15 @@ def make_program(
         fetched=tuple(builder.number[node] for node in sorted(step.fetched) if node in builder.number),
     )
     return StepProgram(program, builder.order, types, tuple(notes + builder.notes))
+
+
+def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
+    """Whether a copy of a variable is of another size, as parts in given ratios are."""
+    return any(
+        view.nodes[node].attr["shape"] != view.nodes[same_as[node]].attr["shape"]
+        for node in view.of_types(op_types.VARIABLES)
+        if node in same_as
+    )
 
 
 def _pools(devices: Devices) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:

@@ -10,7 +10,10 @@ A sharded op that takes a FULL tensor has a part of its gradient only. Such an o
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
 """
 
+from functools import lru_cache
 from typing import NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 _FULL = "full"
 _SHARD = "shard"
@@ -66,6 +69,39 @@ def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tupl
         return None
     least, larger = divmod(units, ranks)
     return tuple((least + (rank < larger)) * granularity for rank in range(ranks))
+
+
+def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -> Optional[Tuple[int, ...]]:
+    """Sizes of parts as near to the given ratios as they come, by the largest remainders; no part is empty.
+
+    Args:
+      size: of the dimension.
+      ratios: positive, by rank.
+      granularity: every part is a multiple of it.
+
+    Returns:
+      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
+    """
+    units, rest = divmod(size, granularity)
+    if rest or units < len(ratios):
+        return None
+    counts = [ratio * units // sum(ratios) for ratio in ratios]
+    by_remainder = sorted(range(len(ratios)), key=lambda rank: -(ratios[rank] * units % sum(ratios)))
+    for rank in by_remainder[: units - sum(counts)]:
+        counts[rank] += 1
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return tuple(count * granularity for count in counts)
+
+
+@lru_cache(maxsize=None)
+def shares(layout: Layout, ranks: int) -> Tuple[float, ...]:
+    """How much of a cut tensor each rank has, for costs: batches, and parts that are balanced, count as equal."""
+    sizes = layout.sizes
+    if sizes is None or sizes == balanced_sizes(sum(sizes), ranks, int(np.gcd.reduce(sizes))):
+        return (1 / ranks,) * ranks
+    return tuple(size / sum(sizes) for size in sizes)
 
 
 def offsets(sizes: Sequence[int]) -> Tuple[int, ...]:

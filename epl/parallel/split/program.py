@@ -96,9 +96,12 @@ class Program(object):
       equal: of the ops that compute what one before them does; they are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
+      ratios: of the parts, by rank; () if they are as equal as they can be.
     """
 
-    def __init__(self, region: Region, ranks: int, device_type: str = "cpu", half: bool = False) -> None:
+    def __init__(
+        self, region: Region, ranks: int, device_type: str = "cpu", half: bool = False, ratios: Sequence[int] = ()
+    ) -> None:
         """Reads a region.
 
         Args:
@@ -106,8 +109,10 @@ class Program(object):
           ranks: devices in the group.
           device_type: a key of epl.parallel.costs.MACHINES.
           half: whether all-to-alls send floats as float16.
+          ratios: of the parts, by rank; () if they are as equal as they can be.
         """
         self.ranks = ranks
+        self.ratios = tuple(ratios)
         self._half = half
         self._region = region
         self._inside = frozenset(region.ops)
@@ -244,7 +249,7 @@ class Program(object):
             if first is not None:
                 self.number.update(zip(op.outputs, [self.number[output] for output in first.outputs]))
                 return
-        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities)
+        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities, self.ratios)
         batches = self._batches(bare, known, kept)
         if any(number in self._unsure for number in inputs):
             self._unsure.update(range(len(self.values), len(self.values) + len(outputs)))

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shares
 from epl.parallel.split.program import Value, num_bytes
 
 Form = NamedTuple("Form", [("layout", Layout), ("entered", bool)])
@@ -26,7 +26,7 @@ Conversion.__doc__ = """A conversion of a tensor.
 Attributes:
   kind: a key of _COLLECTIVES.
   source, target: from which form to which.
-  forward, backward: bytes that a rank sends.
+  forward, backward: bytes that a rank sends; where parts differ, the rank that sends most.
 """
 
 Link = NamedTuple("Link", [("latency", float), ("bandwidth", float)])
@@ -101,7 +101,8 @@ def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
 
 def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
     def step(kind: str, before: Form, after: Form) -> Conversion:
-        sent = [_sent(name, _size(name, value), ranks) for name in collectives(kind, value.trained)]
+        cut = [form.layout for form in (before, after) if form.layout.is_shard]
+        sent = [_size(name, value) * _sent(name, cut, ranks) for name in collectives(kind, value.trained)]
         return Conversion(kind, before, after, sent[0], sent[1])
 
     # From what has entered comes nothing else: its gradient is one rank's addend.
@@ -140,8 +141,17 @@ def _size(collective: str, value: Value) -> float:
     return num_bytes(value) * (tf.float16.size / value.info.dtype.size if is_half(collective, value) else 1.0)
 
 
-def _sent(collective: str, size: float, ranks: int) -> float:
-    """Bytes that a rank sends in a collective of a tensor of `size` bytes in all, by the algorithms with the least."""
-    share = (ranks - 1) / ranks * size
-    sent = {"": 0.0, "all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share, "all-to-all": share / ranks}
-    return sent[collective]
+def _sent(collective: str, cut: Sequence[Layout], ranks: int) -> float:
+    """What a rank sends in a collective, as a part of the whole tensor, by the algorithms with the least.
+
+    Args:
+      collective: its name.
+      cut: the layouts of parts before and behind it.
+      ranks: devices in the group.
+    """
+    if collective == "all-to-all":
+        both = zip(*[shares(layout, ranks) for layout in cut])
+        return max(before * (1 - after) for one in both for before, after in (one, one[::-1]))
+    # In a ring a rank passes on all parts but one.
+    share = 1 - min(shares(cut[0], ranks)) if cut else (ranks - 1) / ranks
+    return {"": 0.0, "all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}[collective]

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.layouts import Layout, balanced_sizes
+from epl.parallel.split.layouts import Layout, balanced_sizes, proportional_sizes
 
 Shape = Tuple[Optional[int], ...]
 
@@ -41,6 +41,7 @@ class OpInfo(NamedTuple):
       inputs, outputs: its tensors.
       ranks: devices in the group of the split.
       granularities: of a dimension's size -> multiples in which it may be cut, 1 first (see `shard_choices`).
+      ratios: of the parts, by rank; () if they are as equal as they can be.
     """
 
     type: str
@@ -50,6 +51,7 @@ class OpInfo(NamedTuple):
     outputs: Tuple[TensorInfo, ...]
     ranks: int
     granularities: Dict[int, Tuple[int, ...]]
+    ratios: Tuple[int, ...] = ()
 
 
 class Emission(object):
@@ -136,8 +138,11 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
 
 
 def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
-    """The ways to cut a dimension of a known size: in balanced parts, by each granularity that its size has."""
-    cuts = [balanced_sizes(size, op.ranks, granularity) for granularity in op.granularities.get(size, (1,))]
+    """The ways to cut a dimension of a known size: in balanced parts, or by the ratios; by each granularity it has."""
+    cuts = [
+        proportional_sizes(size, op.ratios, granularity) if op.ratios else balanced_sizes(size, op.ranks, granularity)
+        for granularity in op.granularities.get(size, (1,))
+    ]
     return [cut for place, cut in enumerate(cuts) if cut is not None and cut not in cuts[:place]]
 
 

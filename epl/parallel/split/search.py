@@ -10,7 +10,7 @@ the same graph decide alike.
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from epl.parallel.split.batches import batch_layout
-from epl.parallel.split.layouts import FULL, Layout
+from epl.parallel.split.layouts import FULL, Layout, shares
 from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, num_bytes
 from epl.parallel.split.routes import LINKS, Conversion, Form, Link, count_collectives, route, total_bytes, wanted_form
 from epl.parallel.split.rules import Choice
@@ -216,9 +216,10 @@ class _Search(object):
             sent = sum(num_bytes(self._program.values[number]) for number in step.outputs) if step.draws else 0
             return step.seconds + (self._link.latency + sent / self._link.bandwidth if step.draws else 0.0)
         found: Choice = step.choices[choice]
-        share = self._program.ranks if any(layout.is_shard for layout in found.inputs + found.outputs) else 1
+        cut = [layout for layout in found.inputs + found.outputs if layout.is_shard]
+        largest = max([max(shares(layout, self._program.ranks)) for layout in cut], default=1.0)
         moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
-        return step.seconds / share + moved
+        return step.seconds * largest + moved
 
     def _convert(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
         """What it costs to have a tensor in another form, and the forms in which it then is there."""

@@ -21,7 +21,7 @@ from epl.ir.taskgraph import Phase
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.emission import RankEmission, copy_op
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout, balanced_sizes
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -228,12 +228,6 @@ class _Tracer(object):
 
 def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
     """What rules are told of an op on parts: the shapes that its inputs have when they are whole."""
-    granularities = {}
-    for layout in layouts:
-        if layout.sizes is not None:
-            size = sum(layout.sizes)
-            cuts = [1] + [g for g in range(2, min(layout.sizes) + 1) if balanced_sizes(size, ranks, g) == layout.sizes]
-            granularities[size] = tuple(cuts)
     return OpInfo(
         type=op.type,
         name=op.name,
@@ -244,7 +238,8 @@ def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
             for t in op.outputs
         ),
         ranks=ranks,
-        granularities=granularities,
+        granularities={},
+        ratios=next((layout.sizes for layout in layouts if layout.sizes is not None), ()),
     )
 
 

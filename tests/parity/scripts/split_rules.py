@@ -169,7 +169,7 @@ def _summed(values: np.ndarray, name: str) -> tf.Tensor:
 
 
 def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = False,
-          every_variable: bool = False) -> None:
+          every_variable: bool = False, ratios: Sequence[float] = ()) -> None:
     """Makes a step on all cases of some groups, or one case of each rule of theirs.
 
     Records their losses before and after, every variable if asked for, and how each case was computed.
@@ -177,7 +177,7 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
     cases = [(case, _seen(case)) for case in cases_of(groups)]
     cases = _one_of_each_rule(cases) if each_rule else cases
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
-    _, split = annotations(ctx)
+    _, split = annotations(ctx, ratios=ratios)
     builder = Builder()
     with split():
         built = [builder.loss(case, seen, seed) for seed, (case, seen) in enumerate(cases)]

@@ -1,5 +1,6 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
 import contextlib
+import functools
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -130,9 +131,10 @@ def _normalised(inputs: tf.Tensor, name: str) -> tf.Tensor:
 
 
 @split_model
-def experts(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+def experts(
+        x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope, count: int = 4) -> tf.Tensor:
     """A mixture of experts: the best one of each row, with a capacity, and a loss that balances them."""
-    count, capacity, width, wide = 4, 16, 32, 256
+    capacity, width, wide = 16, 32, 256
     with replicate():
         hidden = dense(x, width, 'features', tf.nn.tanh)
     with split():
@@ -196,21 +198,28 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
         return second * tf.sqrt(first) + first
 
 
-def annotations(ctx: Context, groups: int = 1) -> Tuple[Scope, Scope]:
+# Besides those of the table what only some tests train.
+MODELS = dict(SPLITS, seven_experts=functools.partial(experts, count=7))
+
+
+def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = ()) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
+
+    Parts are as equal as they can be, or in the given ratios.
     """
     if not ctx.planned:
         return contextlib.suppress, contextlib.suppress
     import epl
-    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas // groups))
+    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas // groups, ratios=ratios or None))
 
 
-def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, **config: Any) -> None:
+def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, ratios: Sequence[float] = (),
+          **config: Any) -> None:
     """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
               tf.placeholder(tf.int32, [None])]
-    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups))
+    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups, ratios))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
     restore = tf.train.Saver()
@@ -260,7 +269,7 @@ def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
 
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
-          devices: Sequence[Sequence[str]] = (), **config: Any) -> None:
+          devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (), **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
@@ -273,8 +282,9 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    losses = [SPLITS[name](x, ids, y, *annotations(ctx, groups))] if groups == 1 else ctx.towers(
-        lambda *inputs: SPLITS[name](*inputs, *annotations(ctx, groups)), [x, ids, y])
+    scopes = annotations(ctx, groups, ratios)
+    losses = [MODELS[name](x, ids, y, *scopes)] if groups == 1 else ctx.towers(
+        lambda *inputs: MODELS[name](*inputs, *scopes), [x, ids, y])
     loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()

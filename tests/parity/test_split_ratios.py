@@ -1,0 +1,90 @@
+"""Parts in given ratios: what is cut unevenly trains as if it were whole."""
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+import pytest
+
+from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.pool import Answer
+from tests.parity.scripts import split_rules, splits
+from tests.parity.test_split import of_worker_0
+from tests.parity.test_split_rules import together
+
+
+def _name(value: Any) -> str:
+    return topology_name(value) if isinstance(value, tuple) else ':'.join(map(str, value))
+
+
+def _rows(*rows: Any) -> List[Any]:
+    """The first set of arguments; the others in long runs."""
+    return list(rows[:1]) + [pytest.param(*row, marks=pytest.mark.long) for row in rows[1:]]
+
+
+def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
+    """How large dimension `dim` of the parts of a variable is, by device."""
+    parts = [(part, values) for answer in answers for part, values in answer.results['parts']]
+    found = [(part, value.shape[1 + dim]) for part, values in parts for key, value in values.items()
+             if key.endswith(name)]
+    return [size for _, size in sorted(found)]
+
+
+@pytest.mark.parametrize('topology,ratios,columns', [
+    ((1, 2), [3, 1], [752, 251]), ((2, 1), [1, 3], [251, 752]), ((1, 3), [.5, .1, .4], [502, 100, 401]),
+    pytest.param((4, 1), [1, 5, 2, 2], [100, 501, 201, 201], marks=pytest.mark.long),
+    pytest.param((2, 2), [4, 1, 2, 3], [401, 100, 201, 301], marks=pytest.mark.long)], ids=_name)
+def test_a_softmax_head(
+        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], columns: List[int]) -> None:
+    answers = oracle.check(topology, splits.train, name='head', optimizer='adam', ratios=ratios)
+    for name in ('head/kernel', 'head/kernel/Adam'):
+        assert _sizes(answers, name, 1) == columns
+
+
+@pytest.mark.parametrize('topology,ratios', _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 3), [5, 1, 2])), ids=_name)
+@pytest.mark.parametrize('name', [
+    name if name in ('everything', 'seven_experts') else pytest.param(name, marks=pytest.mark.long)
+    for name in sorted(splits.MODELS)])
+def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], name: str) -> None:
+    """Columns then rows of two layers, tables of words, experts, heads of attention."""
+    answers = oracle.check(topology, splits.train, name=name, optimizer='momentum', ratios=ratios)
+    if name == 'seven_experts' and len(ratios) == 2:
+        assert sorted(_sizes(answers, 'first', 0)) == [2, 5]
+    if name == 'everything' and len(ratios) == 2:
+        assert sorted(_sizes(answers, 'first/kernel', 1)) == [128, 384]
+
+
+@pytest.mark.parametrize('name,optimizer,clip', [
+    ('small_table', 'momentum', 0.1), pytest.param('head', 'layerwise', 0., marks=pytest.mark.long)])
+def test_norms_are_those_of_the_whole(oracle: Oracle, name: str, optimizer: str, clip: float) -> None:
+    arguments = {'name': name, 'optimizer': optimizer, 'clip': clip}
+    answers = oracle.check((1, 2), splits.train, ratios=[3, 1], **arguments)
+    norms = oracle.plain(splits.train, **arguments).results['norm']
+    np.testing.assert_allclose(answers[0].results['norm'], norms, rtol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology', [(2, 2), (1, 4)], ids=topology_name)
+@pytest.mark.parametrize('name', ['head', 'small_table'])
+def test_each_group_is_cut_in_the_same_ratios(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
+    oracle.check(topology, splits.train, name=name, optimizer='momentum', groups=2, ratios=[1, 3])
+
+
+@pytest.mark.parametrize('topology,ratios,others', _rows(((1, 2), [3, 1], [1, 2]), ((2, 1), [1, 2], [1, 1])), ids=_name)
+def test_checkpoints_are_those_of_one_device(
+        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], others: Sequence[float]) -> None:
+    """One device and other ratios continue from what was written with the ratios; slots included."""
+    reference = oracle.plain(splits.saved)
+    answers = oracle.plan(topology, splits.saved, ratios=ratios)
+    compare(reference, of_worker_0(answers))
+    path = answers[0].results['path']
+    further = oracle.plain(splits.saved, path=reference.results['path'])
+    compare(further, [oracle.plain(splits.saved, path=path)], 1e-5)
+    compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=path, ratios=others)), 1e-5)
+    compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=reference.results['path'], ratios=ratios)),
+            1e-5)
+
+
+@pytest.mark.long
+@together
+@pytest.mark.parametrize('topology,ratios', [((2, 1), [3, 1]), ((1, 3), [1, 4, 2])], ids=_name)
+def test_each_rule(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], groups: Tuple[str, ...]) -> None:
+    oracle.check(topology, split_rules.train, groups=groups, each_rule=True, every_variable=True, ratios=ratios)
