@@ -192,6 +192,15 @@ class Graph(object):
         finally:
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
 
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """An error inside is that of every later run: a graph that is half changed must not run."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
+
     # ---- Output collections
 
     def add_to_collection(self, tensors: Sequence[tf.Tensor], key: str) -> None:

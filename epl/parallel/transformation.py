@@ -108,8 +108,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     if graph.placement is not None:  # the graph ran before it had gradients
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
-    with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection():
+    with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
         if graph.shards is not None:
+            changes.enter_context(graph.changing())
             graph.shards.finish()
         amp_twins.use_twins(graph)
         planner.warn_of_precision(graph, env.config)
@@ -151,13 +152,10 @@ def _changes_one_device(config: Config) -> bool:
 
 @contextlib.contextmanager
 def _changing(graph: Graph, rewrite: Rewrite) -> Iterator[None]:
-    """Notes the ops that are added inside; a graph that is half rewritten must not run."""
+    """Notes the ops that are added inside."""
     users = tf_compat.op_names(graph.tf_graph)
-    try:
+    with graph.changing():
         yield
-    except Exception as error:
-        graph.failure = error
-        raise
     rewrite.added = frozenset(tf_compat.op_names(graph.tf_graph) - users)
 
 

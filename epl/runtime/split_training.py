@@ -65,11 +65,8 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
         return ys, xs
     with graph.tf_graph.as_default(), tf.control_dependencies(None):  # the call may wait for results of the split
         if graph.split is None:
-            try:
+            with graph.changing():
                 graph.split = SplitModel(graph, _device_count(graph), tf.nest.flatten(ys))
-            except Exception as error:
-                graph.failure = error  # a graph that is half lowered must not run
-                raise
         graph.split.redirect()
         return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
 

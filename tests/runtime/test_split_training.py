@@ -6,10 +6,12 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.parallel import transformation
 from epl.parallel.split.routes import LINKS, Link
 from epl.runtime import split_training
 from epl.runtime.step import StepFinder
-from tests.parallel.in_process import rewritten
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import error_text, rewritten
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
 
@@ -62,3 +64,21 @@ def test_writes_from_own_data_wait_for_the_data_of_all_where_parts_alone_are_tra
         assert sess.run(seen) == steps * 4 * 8
     ((gate, _),) = Graph.get().plan.gates
     assert x.op in gate.control_inputs and gate in count.op.control_inputs
+
+
+@pytest.mark.parametrize("broken", ["finish", "planning"])
+def test_a_graph_whose_parts_were_changed_in_vain_does_not_run(init, monkeypatch, broken):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    _, train_op = train_parts(x)
+
+    def fails(*_):
+        raise PlanError("half changed")
+
+    with monkeypatch.context() as patch:
+        owner, name = (split_training.SplitModel, "finish") if broken == "finish" else (transformation, "find_groups")
+        patch.setattr(owner, name, fails)
+        with tf.Session() as sess:
+            assert error_text(sess.run, train_op, {x: np.ones([2, 8])}) == "PlanError: half changed"
+    with tf.Session() as sess:
+        assert error_text(sess.run, train_op, {x: np.ones([2, 8])}) == "PlanError: half changed"
