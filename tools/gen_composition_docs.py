@@ -63,7 +63,7 @@ CELLS = (
     _tested("replicas", "checkpoint", "test_recompute.py::test_data_parallelism"),
     _tested("replicas", "offload", "test_offload.py::test_data_parallelism"),
     _tested("replicas", "zero", "test_zero.py::test_adam"),
-    _refused("pipeline", "zero", "which does not go together with 2 stages"),
+    _tested("pipeline", "zero", "test_zero_layouts.py::test_pipelines"),
     _tested("accumulation", "zero", "test_zero.py::test_accumulation"),
     _refused("split", "zero", "which does not go together with epl.split"),
     _tested("checkpoint", "zero", "test_zero.py::test_together_with_other_features"),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 TASKGRAPH_ATTR = "_epl_taskgraph"
 PHASE_ATTR = "_epl_phase"
 HOST_ATTR = "_epl_host"  # on the CPU of its process, whichever device its stage runs on
+DEFAULT_ATTR = "_epl_default"  # a PlaceholderWithDefault that is never fed: it hides a static value or shape
 
 
 class Phase(object):

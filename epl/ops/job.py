@@ -106,26 +106,36 @@ class Job(object):
         job = cls._current
         return job if job is not None and job.alive else None
 
-    def companion(self) -> "Job":
+    def companion(self,
+                  members: Optional[Sequence[int]] = None,
+                  tell: Optional[Callable[[str, str], str]] = None) -> "Job":
         """Joins the same processes once more, on a port of its own; blocks until all have called it.
 
         The companion is for what outlives the collectives and may wait for ever: it has no time limits, is not
         `Job.current`, and does not stop by itself.
 
+        Args:
+            members: the processes that call it, ascending, process 0 and this one among them; all if not given. They
+                are counted anew.
+            tell: gives what process 0 says under a key to each of them, where they are not all.
+
         Raises:
             JobError: if a process has failed or does not appear in time.
         """
-        door = _listening_socket(self._hosts[0]) if self._process == 0 else None
+        members = range(self.num_processes) if members is None else members
+        tell = tell or (lambda key, text: self.exchange(key, text.encode())[0].decode())
+        process = list(members).index(self._process)
+        door = _listening_socket(self._hosts[0]) if process == 0 else None
         try:
-            port = str(door.getsockname()[1]) if door is not None else ""
-            port = self.exchange("port of a companion", port.encode())[0].decode()
-            hosts = ["{}:{}".format(self._hosts[0].rpartition(":")[0], port)] + list(self._hosts[1:])
+            port = tell("port of a companion", str(door.getsockname()[1]) if door is not None else "")
+            hosts = ["{}:{}".format(self._hosts[0].rpartition(":")[0], port)]
+            hosts += [self._hosts[member] for member in members[1:]]
             listen_fd = None if door is None else door.fileno()
-            handle = _start(hosts, self._process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
+            handle = _start(hosts, process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
         finally:
             if door is not None:
                 door.close()
-        return Job(handle, hosts, self._process, self._start_timeout)
+        return Job(handle, hosts, process, self._start_timeout)
 
     @property
     def alive(self) -> bool:

@@ -7,9 +7,10 @@
 What is built for one rank of the job is right for another once communicator and rank are those of its own group.
 """
 
-from typing import Dict, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from epl.ops.communicator import Communicator
+from epl.ops.service import CommunicatorSpec
 
 Place = NamedTuple("Place", [("group", int), ("rank", int)])
 Place.__doc__ = """Where a rank of the job is: the number of its group, and its rank in that."""
@@ -22,10 +23,16 @@ class SubCommunicators(object):
       name: of all of them together; that of the communicator itself if there is one group.
       groups: ranks of the job, by group.
       owners: by rank of the job, the process that owns it.
+      opened: whether all processes open them by other means, see `specs`: then this one may build for any rank.
     """
 
     def __init__(
-        self, name: str, groups: Sequence[Sequence[int]], owners: Sequence[int], transport: str = "auto"
+        self,
+        name: str,
+        groups: Sequence[Sequence[int]],
+        owners: Sequence[int],
+        transport: str = "auto",
+        opened: bool = False,
     ) -> None:
         """Opens nothing yet.
 
@@ -33,9 +40,10 @@ class SubCommunicators(object):
           name: unique within the job.
           groups: ranks of the job by group; each rank is in one of them.
           owners: by rank of the job, the process that owns it.
-          transport: as that of Communicator.
+          transport, opened: as those of Communicator.
         """
         self.name = name
+        self.opened = opened
         self.groups: Tuple[Tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in groups)
         self.owners = tuple(owners)
         self._transport = transport
@@ -54,6 +62,13 @@ class SubCommunicators(object):
         """The name of the communicator that a rank of the job takes part in."""
         return self.name if len(self.groups) == 1 else "{}/{}".format(self.name, self.place(rank).group)
 
+    def specs(self) -> List[CommunicatorSpec]:
+        """What there is to be opened."""
+        return [
+            CommunicatorSpec(self.name_at(ranks[0]), tuple(self.owners[rank] for rank in ranks), self._transport)
+            for ranks in self.groups
+        ]
+
     def open(self, process: int) -> None:
         """Opens the communicators of the ranks of this process; blocks until the others have opened theirs."""
         ranks = [rank for rank, owner in enumerate(self.owners) if owner == process]
@@ -65,7 +80,7 @@ class SubCommunicators(object):
         group = self.place(rank).group
         if group not in self._opened:
             owners = [self.owners[member] for member in self.groups[group]]
-            self._opened[group] = Communicator(self.name_at(rank), owners, self._transport)
+            self._opened[group] = Communicator(self.name_at(rank), owners, self._transport, opened=self.opened)
         return self._opened[group]
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from typing import Iterable, List, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 
 
@@ -19,14 +20,17 @@ def find_training_writes(
       all_writes: what `view.writes()` gives.
       gradients: nodes that give gradients: what is computed from them feeds no input pipeline.
     """
-    initializers = initializers_of(tf_graph)
+    graph = Graph.of(tf_graph)
+    others = initializers_of(tf_graph)
+    if graph is not None and graph.shards is not None:
+        others.update(graph.shards.replaced())
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
     trained = view.descendants(gradients)  # a queue of results is no input
     feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
     writes = set()
     for node in all_writes:
-        if view.nodes[node].name in initializers or node in feeds_a_queue:
+        if view.nodes[node].name in others or node in feeds_a_queue:
             continue
         if reads and view.types[node] in op_types.PLAIN_ASSIGNS:
             values = [p for p in view.producers[node] if p not in variables]
@@ -37,8 +41,9 @@ def find_training_writes(
 
 
 def initializers_of(tf_graph: tf.Graph) -> Set[str]:
-    """Names of the ops that initialize what is in any collection."""
-    found = set()
+    """Names of the ops that initialize what is in any collection, or a part of it."""
+    graph = Graph.of(tf_graph)
+    found = set() if graph is None or graph.shards is None else set(graph.shards.initializers())
     for key in tf_graph.get_all_collection_keys():
         for item in tf_graph.get_collection_ref(key):
             initializer = getattr(item, "initializer", None)

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import logging
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -124,7 +124,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         logger.info("%s", plans.describe(plan))
         passes: List[PassReport] = []
         if not rewrite.is_plain:
-            _refuse_missing_workers(rewrite)
+            refuse_missing_workers(plan.name, plan.owners)
             _meet(rewrite)
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
@@ -171,20 +171,25 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _refuse_missing_workers(rewrite: Rewrite) -> None:
-    """A worker that serves another model runs nothing more of the script: it would be waited for in vain."""
-    server = _process_server()
-    gone = sorted(server.serving & set(rewrite.plan.owners)) if server is not None else []
+def refuse_missing_workers(name: str, owners: Sequence[int]) -> None:
+    """Raises PlanError for a model whose replicas a worker should run that serves another: it is waited for in vain.
+
+    Args:
+      name: of the plan.
+      owners: of the replicas.
+    """
+    server = process_server()
+    gone = sorted(server.serving & set(owners)) if server is not None else []
     if gone:
         raise PlanError(
             "A model of this script spans processes, and worker(s) {} that serve it have left the script: the model "
             "of {} needs them to run replicas. Train it in a job of its own, or before the other one.".format(
-                ", ".join(map(str, gone)), rewrite.plan.name
+                ", ".join(map(str, gone)), name
             )
         )
 
 
-def _process_server() -> Any:
+def process_server() -> Any:
     """The ProcessServer of the living job; None as long as no model has spanned processes."""
     server = Env.get().process_server
     return None if server is None or server.service.over else server
@@ -221,10 +226,11 @@ def _open_communicators(rewrite: Rewrite) -> None:
     Raises:
       PlanError: the session is a local one.
     """
-    server = _process_server()
+    server = process_server()
     if server is None:
         refuse_local_session()
-    server.open(all_communicators(rewrite.plan))
+    shards = rewrite.graph.shards
+    server.open(all_communicators(rewrite.plan) + ([] if shards is None else shards.unopened))
 
 
 def refuse_local_session() -> NoReturn:
@@ -255,7 +261,7 @@ def _exchange(rewrite: Rewrite, what: str, text: str) -> List[str]:
     if rewrite.plan.workers == 1 or job is None:
         return [text]
     key = "{} of {}".format(what, rewrite.plan.name)
-    server = _process_server()
+    server = process_server()
     if server is not None:  # processes that serve take part in its rounds alone
         return [text if other is None else other for other in server.service.exchange(key, text)]
     return [data.decode() for data in job.exchange(key, text.encode())]

@@ -46,17 +46,17 @@ class CheckpointPartsError(EplError, RuntimeError):
 class CheckpointParts(object):
     """What one process does for checkpoints of all; `ask` is for worker 0, the rest for every worker."""
 
-    def __init__(self, job: Job, slices: Mapping[str, Tuple[str, str]]) -> None:
-        """Joins the other processes; blocks until all have called it.
+    def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]]) -> None:
+        """Begins to answer, or to ask.
 
         Args:
-          job: of the processes.
+          companion: of the processes, for this alone.
           slices: what this process holds besides what worker 0 holds: name of a variable op -> name of the full
             variable, slice.
         """
-        self._process, self._processes = job.process, job.num_processes
+        self._process, self._processes = companion.process, companion.num_processes
         self._slices = dict(slices)
-        self._companion = job.companion()
+        self._companion = companion
         self._changed = threading.Condition()
         self._read: Optional[Read] = None
         self._steps = 0

@@ -12,14 +12,17 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 import tensorflow.compat.v1 as tf
 
+from epl.env import Env
 from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
+from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
+from epl.parallel.transformation import process_server
 from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
@@ -50,6 +53,7 @@ class Shards(object):
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
       seeds: random op -> its second seed by rank.
       ranks: of a group.
+      unopened: the communicators that are opened together with those of the plan: see `_make_ready`.
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class Shards(object):
           rank: the first of this process.
           fp16_scale: as that of Exchange.
         """
+        self._graph = graph
         self.groups = communicators.groups
+        self.unopened: List[CommunicatorSpec] = []
         self._name, self._rank, self._communicators = communicators.name, rank, communicators
         self.sub_communicators: List[SubCommunicators] = []
         self._in_branches: Dict[int, Exchanges] = {}  # by the id of a control-flow context
@@ -72,7 +78,6 @@ class Shards(object):
         self.held: Dict[str, Held] = {}
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
         self.seeds: Dict[str, Tuple[int, ...]] = {}
-        self._graph = graph
         self._shards: List[Shard] = []
         self._instead: Dict[str, str] = {}  # op of a full variable -> op of its part
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
@@ -102,15 +107,36 @@ class Shards(object):
         yield
         self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
 
+    def _communicators_of(self, name: str, stage: int = 0) -> SubCommunicators:
+        """Further ones of the groups, for what runs in a stage."""
+        return SubCommunicators(name, self.groups, self._processes(stage), opened=self._communicators.opened)
+
+    def _processes(self, stage: int) -> Sequence[int]:
+        """By rank of the job, the process that runs a stage; that of the first one builds its graph."""
+        return self._communicators.owners
+
+    def _make_ready(self, communicators: SubCommunicators) -> None:
+        """Opens communicators; may block until every process does the same.
+
+        Processes that run no more than stages of others do not build graphs: where there are such, all communicators
+        are opened when those of the plan are, or one by one behind that.
+        """
+        if not communicators.opened:
+            communicators.open(communicators.owners[self._rank])
+        elif self._graph.plan is None:
+            self.unopened += communicators.specs()
+        else:
+            Env.get().process_server.open(communicators.specs())
+
     def _open(self, communicators: SubCommunicators, fp16_scale: Optional[int] = None) -> Exchanges:
-        """Blocks until every process does."""
+        """As `_make_ready`."""
         opened = [communicators]
         if len(self.groups) > 1:
             holders = list(zip(*self.groups))
             opened.append(SubCommunicators(communicators.name + "/between_groups", holders, communicators.owners))
         exchanges = []
         for one in opened:
-            one.open(one.owners[self._rank])
+            self._make_ready(one)
             exchanges.append(Exchange(one.at(self._rank), one.place(self._rank).rank, "split", fp16_scale))
         self.sub_communicators += opened
         return exchanges[0], exchanges[1] if len(exchanges) > 1 else None
@@ -118,8 +144,7 @@ class Shards(object):
     def _in_branch(self, context: Any) -> Exchanges:
         if id(context) not in self._in_branches:
             name = "{}/branch{}".format(self._name, len(self._in_branches))
-            communicators = SubCommunicators(name, self.groups, self._communicators.owners)
-            self._in_branches[id(context)] = self._open(communicators)
+            self._in_branches[id(context)] = self._open(self._communicators_of(name))
         return self._in_branches[id(context)]
 
     # ---- What the user's program sees.
@@ -136,14 +161,29 @@ class Shards(object):
         written = self.meant(tensor.op)
         if written is not tensor.op and written.outputs:
             layout = self.held[written.inputs[0].op.name].layout
-            return self._gathered(tensor, lambda prefix: graph.get_tensor_by_name(prefix + written.name + ":0"), layout)
+            return self._gathered(
+                tensor,
+                lambda prefix: graph.get_tensor_by_name(prefix + written.name + ":0"),
+                layout,
+                stage=self._stage_of(written.name),
+            )
         name = self.part_of(variable.name)
         if name not in self.held:
             return Shown(tensor, ())
-        return self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), self.held[name].layout)
+        layout = self.held[name].layout
+        return self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), layout, stage=self._stage_of(name))
+
+    def _stage_of(self, op: str) -> int:
+        """The stage in which an op of that name runs."""
+        return self._graph.plan.stage_of.get(op, 0)
 
     def _gathered(
-        self, shown: tf.Tensor, local: Callable[[str], tf.Tensor], layout: Layout, own: Optional[_Own] = None
+        self,
+        shown: tf.Tensor,
+        local: Callable[[str], tf.Tensor],
+        layout: Layout,
+        own: Optional[_Own] = None,
+        stage: int = 0,
     ) -> Shown:
         """A tensor whose parts lie on the ranks, whole.
 
@@ -154,11 +194,12 @@ class Shards(object):
           local: gives the part of the rank whose ops have a prefix.
           layout: of the parts.
           own: makes of the whole what the user means on a rank, given its exchange and the prefix of its ops.
+          stage: where the parts are.
         """
         rewrite, graph = self._graph.plan, self._graph.tf_graph
         name = "{}/shown/{}".format(self._name, shown.name)
-        communicators = SubCommunicators(name, self.groups, self._communicators.owners)
-        communicators.open(communicators.owners[self._rank])
+        communicators = self._communicators_of(name, stage)
+        self._make_ready(communicators)
         made: List[tf.Tensor] = []
         others: List[tf.Operation] = []
         with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
@@ -166,7 +207,7 @@ class Shards(object):
                 prefix = rewrite.prefix(copy)
                 rank = self._rank + copy
                 exchange = Exchange(communicators.at(rank), communicators.place(rank).rank, name)
-                with tf.device(rewrite.device(0, copy)), tf.name_scope(SCOPE + "/shown/"):
+                with tf.device(rewrite.device(stage, copy)), tf.name_scope(SCOPE + "/shown/"):
                     tensor = tf.identity(local(prefix))  # not the reference of a variable
                     whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
                     whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
@@ -280,11 +321,21 @@ class Shards(object):
         if self._checkpoint_parts is None and any(self._communicators.owners[rank] for rank in writers):
             own = [part for name in self.held for part, rank in zip(slices[name], ranks) if rank in writers]
             self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
-            self._checkpoint_parts = CheckpointParts(job, {one.variable: (one.full_name, one.spec) for one in own})
+            held = {one.variable: (one.full_name, one.spec) for one in own}
+            self._checkpoint_parts = CheckpointParts(self._companion(job), held)
             atexit.register(self._checkpoint_parts.leave)
         parts = self._checkpoint_parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
         self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def _companion(self, job: Job) -> Job:
+        """Joins the processes that build graphs; blocks until all of them do."""
+        server = process_server()
+        if server is None:
+            return job.companion()
+        return job.companion(
+            sorted(set(self._communicators.owners)), lambda key, text: server.service.exchange(key, text)[0]
+        )
 
     def extend(self) -> None:
         """Sees to what was built behind the first run, before a session gets it."""
@@ -314,10 +365,13 @@ class Shards(object):
 
 
 def agreed_seed() -> int:
-    """A number that all processes have, another one at each call."""
-    job = Job.current()
+    """A number that all processes have that build graphs, another one at each call."""
+    job, server = Job.current(), process_server()
+    key, own = "seed of an initial value", str(int.from_bytes(os.urandom(4), "little") + 1)
+    if server is not None:  # processes that serve take part in its rounds alone
+        return int(server.service.exchange(key, own)[0])
     assert job is not None
-    return int.from_bytes(job.exchange("seed of an initial value", os.urandom(4))[0], "little") + 1
+    return int(job.exchange(key, own.encode())[0])
 
 
 def fetched(

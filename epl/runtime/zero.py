@@ -23,15 +23,16 @@ from epl.ir.boundary import variable_name
 from epl.ir.colocation import phase_of
 from epl.ir.graph import Gradient, Graph
 from epl.ir.taskgraph import Phase
-from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import shard
+from epl.parallel.split.layouts import Layout, shard
 from epl.parallel.split.updates import Exchanges, complete_updates
-from epl.parallel.stages import plan_stages
-from epl.parallel.transformation import start_job
+from epl.parallel.stages import plan_stages, span_processes, stage_of_op
+from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
+from epl.runtime.amp_loss_scale import in_taskgraph
 from epl.runtime.shard_variables import beside, initializer_of
 from epl.runtime.shards import Shards, agreed_seed
 from epl.runtime.zero_variables import Use, WholeVariable, why_whole
@@ -70,20 +71,17 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     if level == "v2":
         raise NotAvailableError("zero.level", "It is 'v2'; set it to 'v1' for now.")
     stages, owners = plan_stages(graph, env.cluster)
-    if len(stages) > 1:
-        raise NotAvailableError(
-            "zero.level", "It is {!r}, which does not go together with {} stages.".format(level, len(stages))
-        )
     if len(owners) == 1:
         if "zero" not in graph.parallel_information:
             graph.parallel_information["zero"] = True
-            logger.info("zero.level is %r and has no effect: there is one device.", level)
+            logger.info("zero.level is %r and has no effect: there is one replica of the model.", level)
         return
     try:
         if graph.zero is None:
-            start_job(env.config)
             name = env.new_graph_name() + "/zero"
-            graph.zero = ZeroModel(graph, level, name, owners, owners.index(env.cluster.worker_index))
+            refuse_missing_workers(name, owners)
+            start_job(env.config)
+            graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
         graph.zero.hold(pairs)
     except Exception as error:
         graph.failure = error  # a graph that is half changed must not run
@@ -111,39 +109,50 @@ class ZeroModel(Shards):
       level: "v0" or "v1".
     """
 
-    def __init__(self, graph: Graph, level: str, name: str, owners: Sequence[int], rank: int) -> None:
-        """Cuts nothing yet. Opens communicators: blocks until every process does.
+    def __init__(
+        self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
+    ) -> None:
+        """Cuts nothing yet. Opens communicators: may block until every process does.
 
         Args:
           graph: the annotated model.
           level: of ZeRO.
           name: begins the names of communicators.
-          owners: the process of each rank.
-          rank: the first of this process.
+          stages: of the model.
+          owners: the process of each rank, a replica of the model.
+          process: this one. What it builds is of no use if it owns no replica.
         """
-        super(ZeroModel, self).__init__(graph, SubCommunicators(name, (tuple(range(len(owners))),), owners), rank)
+        self._stages = tuple(stages)
+        ranks = tuple(range(len(owners)))
+        communicators = SubCommunicators(name, (ranks,), owners, opened=span_processes(stages, owners))
+        super(ZeroModel, self).__init__(graph, communicators, owners.index(process) if process in owners else 0)
         self.level = level
-        self._sums = self._further("sums")
-        self._late = self._further("late")
+        self._sums = self._further("sums", 0)
+        numbers = range(len(stages))
+        self._early = [self._further("early{}".format(stage), stage) if stage else self.exchange for stage in numbers]
+        self._late = [self._further("late{}".format(stage), stage) for stage in numbers]
         self._variables: Dict[str, WholeVariable] = {}
         self._candidates: Dict[str, Candidate] = {}
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
-    def _further(self, what: str) -> Exchange:
-        """Moves data in an order of its own."""
-        communicator = Communicator("{}/{}".format(self._name, what), self._communicators.owners)
-        return Exchange(communicator, self._rank, what)
+    def _processes(self, stage: int) -> Sequence[int]:
+        return [worker_of(device) for device in self._stages[stage].devices]
+
+    def _further(self, what: str, stage: int) -> Exchange:
+        """Moves data of a stage in an order of its own."""
+        return self._open(self._communicators_of("{}/{}".format(self._name, what), stage))[0]
 
     @property
     def _exchanges(self) -> List[Exchanges]:
-        return [*super(ZeroModel, self)._exchanges, (self._sums, None), (self._late, None)]
+        further = [self._sums, *self._early[1:], *self._late]
+        return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in further]]
 
     # ---- apply_gradients.
 
     def hold(self, pairs: Sequence[Pair]) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
-        candidates: List[Candidate] = []
+        by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
         for gradient, variable in pairs:
             name = variable_name(variable)
@@ -156,9 +165,13 @@ class ZeroModel(Shards):
             variables[name] = variable
             shape = tuple(variable.shape.as_list())
             size = variable.shape.num_elements() * variable.dtype.base_dtype.size
-            candidates.append(Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices)))
+            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
+            by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
+        candidates = [one for of_stage in by_stage.values() for one in of_stage]
         self._candidates.update({one.name: one for one in candidates})
-        layouts = choose_parts(candidates, self.ranks)
+        layouts: Dict[str, Layout] = {}
+        for of_stage in by_stage.values():
+            layouts.update(choose_parts(of_stage, self.ranks))
         for one in candidates:
             if one.name not in layouts:
                 continue
@@ -213,10 +226,13 @@ class ZeroModel(Shards):
         """What a rank holds, in words."""
         whole = sum(one.bytes for one in self._candidates.values())
         held = sum(one.bytes * max(self._share(name)) for name, one in self._candidates.items())
-        return (
-            "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on a rank, and as much of each slot".format(
-                self.level, len(self._variables), len(self._candidates), held / 1e6, whole / 1e6
-            )
+        return "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on {}, and as much of each slot".format(
+            self.level,
+            len(self._variables),
+            len(self._candidates),
+            held / 1e6,
+            whole / 1e6,
+            "a rank" if len(self._stages) == 1 else "the {} stages of a replica".format(len(self._stages)),
         )
 
     def _share(self, name: str) -> List[float]:
@@ -252,7 +268,8 @@ class ZeroModel(Shards):
                 late += [(op, variable, None) for op in variable.lookups() if self._waits(op)]
                 if early or lookups:
                     self._give(variable, early, lookups)
-            self._new.update(complete_updates(updates, self._sums, None, self._in_branch))
+            with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
+                self._new.update(complete_updates(updates, self._sums, None, self._in_branch))
             self._give_late(late)
 
     def _follow_late(self) -> None:
@@ -269,12 +286,13 @@ class ZeroModel(Shards):
         return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
 
     def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
-        whole = self._gathered_whole(variable, self.exchange)
+        exchange = self._early[self._stage(variable)]
+        whole = self._gathered_whole(variable, exchange)
         for use in uses:
             use.consumer._update_input(use.position, whole)
         for lookup in lookups:
             variable.give_rows(lookup, whole)
-        gathered = self.exchange.collectives[-1]
+        gathered = exchange.collectives[-1]
         part = variable.made.variable
         for op in set(part.op.outputs[0].consumers()) - {initializer_of(part)}:
             if op.type in op_types.WRITES | op_types.SWITCHES and phase_of(op) == Phase.APPLY:
@@ -288,7 +306,7 @@ class ZeroModel(Shards):
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
-                made[key] = self._gathered_whole(variable, self._late, controls)
+                made[key] = self._gathered_whole(variable, self._late[self._stage(variable)], controls)
             return made[key]
 
         # In the order of the takers: what one waits for may need the value that an earlier one takes.
@@ -300,6 +318,9 @@ class ZeroModel(Shards):
         for variable in self._variables.values():
             for value, part in variable.reads:
                 self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
+
+    def _stage(self, variable: WholeVariable) -> int:
+        return stage_of_op(variable.made.old.op, self._stages)
 
     def _gathered_whole(
         self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()

@@ -29,17 +29,6 @@ def pipeline_and_split(begin):
     rewritten()
 
 
-def pipeline_and_zero(begin):
-    """Two stages."""
-    begin(2, annotate=False, zero__level="v1")
-    hidden = tf.placeholder(tf.float32, [None, 4])
-    for _ in range(2):
-        with epl.replicate(1):
-            hidden = tf.layers.dense(hidden, 4)
-    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
-    rewritten()
-
-
 def split_and_zero(begin):
     """A split over all devices."""
     begin(2, annotate=False, zero__level="v1")
@@ -58,7 +47,6 @@ def offload_and_zero(begin):
 
 REFUSED = {
     frozenset(["pipeline", "split"]): pipeline_and_split,
-    frozenset(["pipeline", "zero"]): pipeline_and_zero,
     frozenset(["split", "zero"]): split_and_zero,
     frozenset(["offload", "zero"]): offload_and_zero,
 }

@@ -62,6 +62,8 @@ SESSIONS = {
     "ends": session("data_ends", micro_batches=[20, 13]),
     "of_the_script": session("of_the_script"),
     "estimator": session("estimator"),
+    "begins_in_parts": session("monitored", last_step=4, directory="in_parts", zero__level="v0"),
+    "goes_on_in_parts": session("monitored", last_step=6, directory="in_parts", zero__level="v1"),
 }
 LARGE = {
     "clip": pipeline("mlp", clip=0.1),
@@ -71,11 +73,15 @@ LARGE = {
     "encoder": pipeline("encoder", schedule="PreferBackwardOptimizer", resource=True),
     "encoder_chain": pipeline("encoder", micro_batches=2, stages=4, constructors=[0]),
     "lstm_chain": pipeline("lstm", stages=4, constructors=[0], rows_known=True),
+    "clip_in_parts": pipeline("mlp", clip=0.1, zero__level="v0"),
+    "encoder_in_parts": pipeline("encoder", zero__level="v1"),
 }
+LARGE_SESSIONS = {"graphs": session("graphs", zero__level="v1")}
 ACROSS = {"constructors": [0], "devices": 2, "replicas": 2, "cluster__device_place_prefer_intra_node": False}
 TWO_WORKERS = {
     "across": pipeline("cnn", **ACROSS),
     "offloaded": pipeline("mlp", offload__level="v0", **ACROSS),
+    "in_parts": pipeline("mlp", zero__level="v1", **ACROSS),
     "one_each": pipeline("encoder", constructors=[0], micro_batches=1, resource=True),
 }
 THREE_WORKERS = {"three": pipeline("lstm", stages=3, constructors=[0], micro_batches=2, rows_known=True)}
@@ -155,7 +161,7 @@ def four(tmp_path_factory: Any) -> Ran:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: Any) -> Ran:
     """Four workers that train larger models."""
-    return _once(tmp_path_factory, "large", lambda path: _run_four(path, LARGE))
+    return _once(tmp_path_factory, "large", lambda path: _run_four(path, dict(LARGE, **LARGE_SESSIONS)))
 
 
 @pytest.fixture(scope="module")
@@ -228,10 +234,11 @@ def mean_losses(ran: Ran, name: str, key: str = "loss") -> np.ndarray:
     return np.mean([answer.results[key] for answer in ran.answers(name)], axis=0)
 
 
-def test_monitored_sessions_begin_and_go_on_from_a_checkpoint(oracle: Oracle, four: Ran) -> None:
-    losses = np.concatenate([mean_losses(four, name) for name in ("begins", "goes_on")])
+@pytest.mark.parametrize("names", [("begins", "goes_on"), ("begins_in_parts", "goes_on_in_parts")], ids=str)
+def test_monitored_sessions_begin_and_go_on_from_a_checkpoint(oracle: Oracle, four: Ran, names: Any) -> None:
+    losses = np.concatenate([mean_losses(four, name) for name in names])
     np.testing.assert_allclose(losses, reference(oracle, "mlp").results["loss"], rtol=1e-5)
-    assert [four.recorded(name, 2)["step"] for name in ("begins", "goes_on")] == [[0, 1, 2, 3], [4, 5]]
+    assert [four.recorded(name, 2)["step"] for name in names] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_worker_0_alone_writes(four: Ran) -> None:
@@ -256,13 +263,14 @@ def test_summaries_of_every_step_are_written(four: Ran) -> None:
     np.testing.assert_allclose([values[step] for step in sorted(values)], expected, rtol=1e-6)
 
 
-def test_a_checkpoint_loads_into_the_model_of_one_device(oracle: Oracle, four: Ran) -> None:
+@pytest.mark.parametrize("directory", ["monitored", "in_parts"])
+def test_a_checkpoint_loads_into_the_model_of_one_device(oracle: Oracle, four: Ran, directory: str) -> None:
     expected = reference(oracle, "mlp").results["variables"][0]
     with tf.Graph().as_default(), tf.Session() as sess:
         with tf.variable_scope("net"):
             loss = build("mlp", placeholders())
         tf.train.AdamOptimizer(0.01).minimize(loss, tf.train.get_or_create_global_step())
-        tf.train.Saver().restore(sess, os.path.join(four.directory, "monitored", "model.ckpt-6"))
+        tf.train.Saver().restore(sess, os.path.join(four.directory, directory, "model.ckpt-6"))
         values = {variable.op.name: sess.run(variable) for variable in tf.global_variables()}
     assert sorted(values) == sorted(expected)
     for name, value in values.items():
@@ -275,6 +283,17 @@ def test_saved_and_restored_training_repeats_itself(oracle: Oracle, four: Ran) -
         np.testing.assert_allclose(mean_losses(four, "saver", key)[0], expected, rtol=1e-5)
 
 
+def check_graphs(oracle: Oracle, ran: Ran) -> None:
+    expected = reference(oracle, "mlp").results["loss"]
+    for key in ("loss0", "loss1"):
+        np.testing.assert_allclose(mean_losses(ran, "graphs", key), expected, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_graphs_with_weights_in_parts_are_trained_one_after_the_other(oracle: Oracle, large: Ran) -> None:
+    check_graphs(oracle, large)
+
+
 def test_sessions_of_one_graph_have_values_of_their_own(four: Ran) -> None:
     for worker in (0, 2):
         recorded = four.recorded("saver", worker)
@@ -282,9 +301,7 @@ def test_sessions_of_one_graph_have_values_of_their_own(four: Ran) -> None:
 
 
 def test_graphs_are_trained_one_after_the_other(oracle: Oracle, four: Ran) -> None:
-    expected = reference(oracle, "mlp").results["loss"]
-    for key in ("loss0", "loss1"):
-        np.testing.assert_allclose(mean_losses(four, "graphs", key), expected, rtol=1e-5)
+    check_graphs(oracle, four)
 
 
 def test_a_graph_without_gradients_predicts_in_the_constructor(four: Ran) -> None:

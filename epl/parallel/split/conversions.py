@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -83,7 +84,7 @@ class Exchange(object):
         shape = tf.TensorShape(arrays[0].shape)
         for array in arrays:
             shape = shape.most_specific_compatible_shape(tf.TensorShape(array.shape))
-        return tf.placeholder_with_default(constant, shape)
+        return _placeholder(constant, shape)
 
     def hide_size(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
@@ -317,7 +318,14 @@ def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> t
 
 
 def _hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
-    return tf.placeholder_with_default(tensor, _with_size(tensor.shape, dim, None))
+    return _placeholder(tensor, _with_size(tensor.shape, dim, None))
+
+
+def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """The tensor, of which nothing but the shape is known."""
+    hidden = tf.placeholder_with_default(default, shape)
+    hidden.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+    return hidden
 
 
 def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:

@@ -53,7 +53,7 @@ def main():
     exchange = Exchange(Communicator("parts", range(len(hosts))), process, "test")
     step, held = build(exchange, layout, 0.5 if process and what == "late" else 0.0)
     slices = slices_of(held, [("", process)], {})
-    parts = CheckpointParts(job, {name: found[0][1:] for name, found in slices.items()})
+    parts = CheckpointParts(job.companion(), {name: found[0][1:] for name, found in slices.items()})
     saver = tf.train.Saver(max_to_keep=10)
     complete_savers(tf.get_default_graph(), slices, 0, None if process else parts)
     with tf.Session() as sess:

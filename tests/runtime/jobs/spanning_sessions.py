@@ -28,8 +28,8 @@ def _minimize(loss: tf.Tensor) -> tf.Operation:
     return optimizer().minimize(loss, tf.train.get_or_create_global_step())
 
 
-def _fed_model(ctx: Context) -> Tuple[Pipeline, Inputs, tf.Tensor, tf.Operation]:
-    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES)
+def _fed_model(ctx: Context, **config: Any) -> Tuple[Pipeline, Inputs, tf.Tensor, tf.Operation]:
+    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES, **config)
     inputs = placeholders()
     with tf.variable_scope("net"):
         loss = plan.loss("mlp", inputs)
@@ -42,17 +42,13 @@ def _dataset(plan: Pipeline, micro_batches: int) -> tf.data.Dataset:
     return rows.batch(plan.micro_rows).take(micro_batches)
 
 
-def monitored(ctx: Context, last_step: int) -> None:
+def monitored(ctx: Context, last_step: int, directory: str = "monitored", **config: Any) -> None:
     """Trains from the checkpoint that is there to a step, with hooks, checkpoints and summaries."""
-    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES)
-    inputs = placeholders()
-    with tf.variable_scope("net"):
-        loss = plan.loss("mlp", inputs)
-    train_op = _minimize(loss)
+    plan, inputs, loss, train_op = _fed_model(ctx, **config)
     tf.summary.scalar("loss", loss)
     step = tf.train.get_global_step()
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=os.path.join(ctx.directory, "monitored"),
+        checkpoint_dir=os.path.join(ctx.directory, directory),
         save_checkpoint_steps=2,
         save_summaries_steps=1,
         hooks=[tf.train.StopAtStepHook(last_step=last_step), tf.train.NanTensorHook(loss)],
@@ -90,9 +86,9 @@ def estimator(ctx: Context) -> None:
         ctx.record(wrote=os.path.exists(model.model_dir))
 
 
-def saver(ctx: Context) -> None:
+def saver(ctx: Context, **config: Any) -> None:
     """Saves, goes on, restores: the steps after are the same. Predicts with the trained model; two sessions."""
-    plan, inputs, loss, train_op = _fed_model(ctx)
+    plan, inputs, loss, train_op = _fed_model(ctx, **config)
     saver_object = tf.train.Saver()
     path = os.path.join(ctx.directory, "saved")
 
@@ -111,9 +107,9 @@ def saver(ctx: Context) -> None:
         ctx.record_variables(sess)
 
 
-def graphs(ctx: Context) -> None:
+def graphs(ctx: Context, **config: Any) -> None:
     """Trains two models, each in a graph of its own, one after the other; then infers with a third graph."""
-    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES)
+    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES, **config)
     for number in range(2):
         with tf.Graph().as_default():
             inputs = placeholders()

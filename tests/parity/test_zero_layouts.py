@@ -1,0 +1,125 @@
+"""ZeRO where a model is on more than one device for each replica: the variables of each stage are in parts."""
+
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from tests.parity.oracle import Oracle, compare
+from tests.parity.pool import Answer
+from tests.parity.scripts import pipelines, zero_layouts
+from tests.parity.scripts.pipeline_models import STATISTICS
+
+# Two stages of two replicas: in one process, and a replica in each of two. Stages in several processes: see
+# tests/runtime/test_spanning.py.
+IN_ONE, IN_TWO = (1, 4), (2, 2)
+SHAPES = {
+    IN_ONE: {"stages": 2, "replicas": 2, "micro_batches": 4},
+    IN_TWO: {"stages": 2, "replicas": 1, "micro_batches": 4},
+}
+CLIP = 0.5
+layouts = pytest.mark.parametrize("topology", [IN_ONE, IN_TWO], ids=str)
+
+
+def _reference(oracle: Oracle, **model: Any) -> Answer:
+    """One device that accumulates."""
+    return oracle.plain(pipelines.accumulated, micro_batches=4, replicas=2, **model)
+
+
+@pytest.mark.parametrize("topology,level,optimizer", [(IN_ONE, "v0", "adam"), (IN_TWO, "v1", "momentum")], ids=str)
+def test_pipelines(oracle: Oracle, topology: Any, level: str, optimizer: str) -> None:
+    model = {"name": "mlp", "optimizer": optimizer}
+    oracle.check(topology, pipelines.train, _reference(oracle, **model), zero__level=level, **model, **SHAPES[topology])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "topology,level,name,config",
+    [
+        (IN_ONE, "v1", "mlp", {"schedule": "PreferForward"}),
+        (IN_ONE, "v1", "cnn", {"resource": True}),
+        (IN_TWO, "v1", "cnn", {"schedule": "PreferBackwardOptimizer"}),
+        (IN_TWO, "v0", "lstm", {"rows_known": True}),
+        (IN_ONE, "v1", "encoder", {"resource": True}),
+        (IN_TWO, "v1", "encoder", {}),
+    ],
+    ids=str,
+)
+def test_models_in_pipelines(oracle: Oracle, topology: Any, level: str, name: str, config: Any) -> None:
+    shape = dict(SHAPES[topology], **config)
+    reference = _reference(oracle, name=name)
+    oracle.check(topology, pipelines.train, reference, own=[STATISTICS], zero__level=level, name=name, **shape)
+
+
+@pytest.mark.long
+@layouts
+@pytest.mark.parametrize("resource", [False, True])
+def test_sparse_gradients_in_pipelines(oracle: Oracle, topology: Any, resource: bool) -> None:
+    shape = dict(SHAPES[topology], name="embedding", resource=resource)
+    oracle.check(topology, pipelines.train, oracle.plain(pipelines.train, **shape), zero__level="v1", **shape)
+
+
+@pytest.mark.parametrize(
+    "topology,level", [(IN_ONE, "v1"), pytest.param(IN_TWO, "v0", marks=pytest.mark.long)], ids=str
+)
+def test_clipping_after_the_all_reduce_in_pipelines(oracle: Oracle, topology: Any, level: str) -> None:
+    model = {"name": "mlp", "stages": 2, "clip": CLIP, "optimizer": "momentum"}
+    config = dict(SHAPES[topology], communication__clip_after_allreduce=True, zero__level=level)
+    oracle.check(topology, pipelines.train, oracle.plain(pipelines.train, **model), **dict(model, **config))
+
+
+@pytest.mark.long
+@layouts
+def test_each_replica_of_a_pipeline_clips_its_own_gradients(oracle: Oracle, topology: Any) -> None:
+    model = {"name": "mlp", "clip": 0.9, "optimizer": "momentum"}
+    config = dict(SHAPES[topology], zero__level="v1")
+    oracle.check(topology, pipelines.train, _reference(oracle, **model), **dict(model, **config))
+
+
+@pytest.mark.long
+@layouts
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"optimizer__num_apply_group": 2},
+        {"gradient_checkpoint__type": "auto"},
+        {"communication__max_splits": 1},
+        {"amp__level": "O1", "amp__loss_scale": "dynamic", "name": "mlp"},
+        {"interleaved": True, "stages": 4},
+    ],
+    ids=str,
+)
+def test_as_a_pipeline_without(oracle: Oracle, topology: Any, config: Any) -> None:
+    """Weights and state are those of the same plan without ZeRO."""
+    shape = dict(dict(SHAPES[topology], name="mlp", optimizer="momentum"), **config)
+    expected = oracle.plan(topology, pipelines.train, **shape)[0]
+    compare(expected, oracle.plan(topology, pipelines.train, zero__level="v1", **shape), 2e-6)
+
+
+@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=pytest.mark.long), IN_TWO], ids=str)
+def test_what_is_computed_beside_a_pipeline(oracle: Oracle, topology: Any) -> None:
+    reference = oracle.plain(zero_layouts.beside, name="mlp", stages=2)
+    shape = dict(SHAPES[topology], name="mlp")
+    for answer in oracle.check(topology, zero_layouts.beside, reference, zero__level="v1", **shape):
+        np.testing.assert_allclose(answer.results["found"], reference.results["found"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=pytest.mark.long), IN_TWO], ids=str)
+def test_checkpoints_of_pipelines_are_those_of_one_device(oracle: Oracle, topology: Any) -> None:
+    """Each continues from the checkpoint of the other."""
+    shape = SHAPES[topology]
+    reference = oracle.plain(zero_layouts.saved, stages=2)
+    answers = oracle.plan(topology, zero_layouts.saved, zero__level="v1", **shape)
+    compare(reference, _of_worker_0(answers))
+    further = oracle.plain(zero_layouts.saved, path=reference.results["path"], stages=2)
+    compare(further, [oracle.plain(zero_layouts.saved, path=answers[0].results["path"], stages=2)], 1e-5)
+    path = reference.results["path"]
+    planned = oracle.plan(topology, zero_layouts.saved, path=path, zero__level="v0", **shape)
+    compare(further, _of_worker_0(planned), 1e-5)
+
+
+def _of_worker_0(answers: List[Answer]) -> List[Answer]:
+    """The answers, with the checkpoint that worker 0 alone has written."""
+    for answer in answers:
+        answer.results["variables"] = answers[0].results["variables"]
+    return answers
