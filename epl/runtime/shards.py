@@ -28,6 +28,7 @@ from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of
 from epl.utils import tf_compat
+from epl.utils.errors import FeedError
 
 _Own = Callable[[Exchange, str, tf.Tensor], tf.Tensor]
 
@@ -149,6 +150,8 @@ class Shards(object):
 
     # ---- What the user's program sees.
 
+    setting = ""  # by which the user asks for parts
+
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
         if tensor not in self._shown:
@@ -217,6 +220,15 @@ class Shards(object):
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""
+        read = tensor.op.inputs[0] if tensor.op.type in op_types.READS and tensor.op.inputs else tensor
+        if tensor in self._new or self.part_of(read.op.name) in self.held:
+            raise FeedError(
+                "{!r} is fed, and each of {} devices has a part of it ({}): what takes it takes the parts. A variable "
+                "gets a value by `op = v.assign(value)`, built before the first Session.run and run with the full "
+                "value; in place of another tensor, build a placeholder into the model.".format(
+                    tensor.name, self.ranks, self.setting
+                )
+            )
 
     def meant(self, op: tf.Operation) -> tf.Operation:
         """What does for the parts of a variable what an op of the user did for the variable."""

@@ -143,6 +143,8 @@ class SplitModel(Shards):
       moved_bytes: that a rank sends in a step.
     """
 
+    setting = "epl.split"
+
     def __init__(self, graph: Graph, ranks: int, objective: Sequence[Any]) -> None:
         """Finds the split, decides how it is computed, and builds the program of this process's first rank."""
         env = Env.get()
@@ -292,12 +294,13 @@ class SplitModel(Shards):
         return self._lowering.tensors[tensor][0]
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
-        """Raises FeedError for a tensor that is computed inside of the split."""
+        """Raises FeedError for a tensor that nothing takes as it is: also for what is computed inside of the split."""
         if self._result(tensor) is not None:
             raise FeedError(
                 "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
                 "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
             )
+        super().refuse_feed(tensor)
 
     def redirect(self) -> None:
         """Gives the ops that were made since then what stands for the tensors of the split."""

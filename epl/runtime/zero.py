@@ -37,7 +37,7 @@ from epl.runtime.shard_variables import beside, initializer_of
 from epl.runtime.shards import Shards, agreed_seed
 from epl.runtime.zero_variables import Use, WholeVariable, why_whole
 from epl.utils import tf_compat
-from epl.utils.errors import FeedError, NotAvailableError
+from epl.utils.errors import NotAvailableError
 
 logger = logging.getLogger("epl")
 
@@ -199,6 +199,8 @@ class ZeroModel(Shards):
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
         return part, whole.made.variable
 
+    setting = "zero.level"
+
     def scatters(self, gradient: Gradient) -> bool:
         """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
         if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user is shown the mean
@@ -241,16 +243,6 @@ class ZeroModel(Shards):
             return [1.0]
         sizes = self._variables[name].made.layout.sizes or ()
         return [size / sum(sizes) for size in sizes]
-
-    def refuse_feed(self, tensor: tf.Tensor) -> None:
-        """Raises FeedError for the value of a variable that is in parts."""
-        if tensor in self._new:
-            raise FeedError(
-                "{!r} is fed, and each of {} devices has a part of it (zero.level): what takes it takes the parts. "
-                "Build `op = v.assign(value)` before the first Session.run and run it with the full value.".format(
-                    tensor.name, self.ranks
-                )
-            )
 
     # ---- When the graph is built.
 

@@ -82,3 +82,22 @@ def test_a_graph_whose_parts_were_changed_in_vain_does_not_run(init, monkeypatch
             assert error_text(sess.run, train_op, {x: np.ones([2, 8])}) == "PlanError: half changed"
     with tf.Session() as sess:
         assert error_text(sess.run, train_op, {x: np.ones([2, 8])}) == "PlanError: half changed"
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_fed_variable_of_which_there_are_parts_is_refused(init, resource):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    with epl.split(2):
+        table = tf.get_variable("table", [8, 1001], use_resource=resource)
+        value = tf.convert_to_tensor(table)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, value)))
+    train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    (slot,) = [variable for variable in tf.global_variables() if "Momentum" in variable.op.name]
+    feed = {x: np.ones([2, 8])}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for fed in (table, value, slot):
+            text = error_text(sess.run, train_op, {**feed, fed: np.zeros(fed.shape)})
+            assert text.startswith("FeedError: ") and "each of 2 devices has a part of it (epl.split)" in text
+        sess.run(train_op, feed)
