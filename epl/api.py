@@ -8,7 +8,6 @@ from epl.cluster import Cluster
 from epl.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
-from epl.parallel.transformation import close_communicators
 from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.utils.errors import AnnotationError
@@ -40,7 +39,6 @@ def init(config: Optional[Config] = None) -> None:
             "epl.init expected an epl.Config, got {}: epl.init(epl.Config({{...}})).".format(type(config).__name__)
         )
     config.freeze()
-    close_communicators()
     env = Env.get()
     env.reset()
     layout = "all" if config.cluster.colocate_split_and_replicate else None

@@ -24,6 +24,7 @@ class Env(object):
         self.strategy_context = StrategyContext()
         self.is_ready = False
         self.transformed_graphs = 0
+        self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
 
@@ -36,6 +37,9 @@ class Env(object):
 
     def reset(self) -> None:
         """Forgets graphs, scopes and cluster, as every `epl.init` does; the connection to the other processes stays."""
+        for communicator in self.communicators:
+            communicator.close()
+        self.communicators = []
         Graph.forget_all()
         self.config = Config()
         self.cluster = None

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
 from epl.config import Config
+from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
@@ -249,6 +250,7 @@ class Rewrite(object):
             )
             holders.open(self.cluster.worker_index)
             self.holders[name] = holders
+            Env.get().communicators.append(holders)
         return self.holders[name]
 
     def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
@@ -267,6 +269,7 @@ class Rewrite(object):
             self.communicators[name] = Communicator(
                 name, owners, transport_of(self.plan, name), opened=self.spans_processes
             )
+            Env.get().communicators.append(self.communicators[name])
         return self.communicators[name]
 
     def operation(self, name: str) -> tf.Operation:

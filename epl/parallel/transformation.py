@@ -301,11 +301,3 @@ def _slice_inputs(rewrite: Rewrite) -> None:
         config.drop_last_files,
     ):
         logger.info("%s", line)
-
-
-def close_communicators() -> None:
-    """Ends the communicators of every rewritten graph (`epl.init` again)."""
-    for graph in Graph.all():
-        if graph.plan is not None:
-            for communicator in [*graph.plan.communicators.values(), *graph.plan.holders.values()]:
-                communicator.close()

@@ -124,6 +124,7 @@ class Shards(object):
         """
         if not communicators.opened:
             communicators.open(communicators.owners[self._rank])
+            Env.get().communicators.append(communicators)
         elif self._graph.plan is None:
             self.unopened += communicators.specs()
         else:

@@ -34,7 +34,6 @@ def init(monkeypatch: Any) -> Iterator[Callable[..., None]]:
 
     tf.reset_default_graph()
     yield call
-    transformation.close_communicators()
     hooks.remove()
     Env.get().reset()
     job = Job.current()
