@@ -23,6 +23,7 @@ class SubCommunicators(object):
       name: of all of them together; that of the communicator itself if there is one group.
       groups: ranks of the job, by group.
       owners: by rank of the job, the process that owns it.
+      transport: as that of Communicator.
       opened: whether all processes open them by other means, see `specs`: then this one may build for any rank.
     """
 
@@ -43,10 +44,10 @@ class SubCommunicators(object):
           transport, opened: as those of Communicator.
         """
         self.name = name
+        self.transport = transport
         self.opened = opened
         self.groups: Tuple[Tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in groups)
         self.owners = tuple(owners)
-        self._transport = transport
         self._opened: Dict[int, Communicator] = {}
         self._places = {
             rank: Place(number, position)
@@ -65,7 +66,7 @@ class SubCommunicators(object):
     def specs(self) -> List[CommunicatorSpec]:
         """What there is to be opened."""
         return [
-            CommunicatorSpec(self.name_at(ranks[0]), tuple(self.owners[rank] for rank in ranks), self._transport)
+            CommunicatorSpec(self.name_at(ranks[0]), tuple(self.owners[rank] for rank in ranks), self.transport)
             for ranks in self.groups
         ]
 
@@ -80,7 +81,7 @@ class SubCommunicators(object):
         group = self.place(rank).group
         if group not in self._opened:
             owners = [self.owners[member] for member in self.groups[group]]
-            self._opened[group] = Communicator(self.name_at(rank), owners, self._transport, opened=self.opened)
+            self._opened[group] = Communicator(self.name_at(rank), owners, self.transport, opened=self.opened)
         return self._opened[group]
 
     def close(self) -> None:

@@ -323,7 +323,12 @@ def transport_of(plan: Plan, name: str = "") -> str:
     What the processes exchange are variables: where these are in host memory, it does not go through a device.
     """
     on_host = name == plan.name + PROCESSES and plan.offloaded
-    return "nccl" if plan.device_type == "GPU" and not on_host else "auto"
+    return "auto" if on_host else transport_between(plan.device_type)
+
+
+def transport_between(device_type: str) -> str:
+    """How collectives on devices of that type move data."""
+    return "nccl" if device_type == "GPU" else "auto"
 
 
 def all_communicators(plan: Plan) -> List[CommunicatorSpec]:

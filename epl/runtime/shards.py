@@ -110,7 +110,8 @@ class Shards(object):
 
     def _communicators_of(self, name: str, stage: int = 0) -> SubCommunicators:
         """Further ones of the groups, for what runs in a stage."""
-        return SubCommunicators(name, self.groups, self._processes(stage), opened=self._communicators.opened)
+        first = self._communicators
+        return SubCommunicators(name, self.groups, self._processes(stage), first.transport, first.opened)
 
     def _processes(self, stage: int) -> Sequence[int]:
         """By rank of the job, the process that runs a stage; that of the first one builds its graph."""
@@ -135,7 +136,8 @@ class Shards(object):
         opened = [communicators]
         if len(self.groups) > 1:
             holders = list(zip(*self.groups))
-            opened.append(SubCommunicators(communicators.name + "/between_groups", holders, communicators.owners))
+            name = communicators.name + "/between_groups"
+            opened.append(SubCommunicators(name, holders, communicators.owners, communicators.transport))
         exchanges = []
         for one in opened:
             self._make_ready(one)

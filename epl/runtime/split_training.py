@@ -23,6 +23,7 @@ from epl.ir.colocation import phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
+from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
@@ -155,7 +156,8 @@ class SplitModel(Shards):
         groups = split_groups(ranks, slices, stages[0].devices)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
-        communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners)
+        transport = transport_between(cluster.device_type)
+        communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners, transport)
         super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
         self.ratios = _ratios(graph)
         self._region = find_region(with_readers(_marked(graph)))

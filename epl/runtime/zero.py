@@ -25,6 +25,7 @@ from epl.ir.graph import Gradient, Graph
 from epl.ir.taskgraph import Phase
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.plan import Stage, worker_of
+from epl.parallel.rewrite import transport_between
 from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout, shard
@@ -122,9 +123,12 @@ class ZeroModel(Shards):
           owners: the process of each rank, a replica of the model.
           process: this one. What it builds is of no use if it owns no replica.
         """
+        cluster = Env.get().cluster
+        assert cluster is not None
         self._stages = tuple(stages)
         ranks = tuple(range(len(owners)))
-        communicators = SubCommunicators(name, (ranks,), owners, opened=span_processes(stages, owners))
+        transport = transport_between(cluster.device_type)
+        communicators = SubCommunicators(name, (ranks,), owners, transport, span_processes(stages, owners))
         super(ZeroModel, self).__init__(graph, communicators, owners.index(process) if process in owners else 0)
         self.level = level
         self._sums = self._further("sums", 0)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.cluster import Cluster
 from epl.ops.job import Job
 
 KINDS = {
@@ -36,3 +37,17 @@ def test_those_of_earlier_graphs_are_closed_by_the_next_init(init, kind):
     assert Job.current()._communicators
     epl.init()
     assert not Job.current()._communicators
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_all_between_gpus_move_data_by_nccl(init, kind, monkeypatch):
+    create, asked = Job.create_communicator, {}
+
+    def recorded(job, name, owners, transport):
+        asked[name] = transport
+        return create(job, name, owners, "auto")  # the devices are no GPUs in truth
+
+    monkeypatch.setattr(Job, "create_communicator", recorded)
+    monkeypatch.setattr(Cluster, "device_type", "GPU")
+    train(init, kind)
+    assert asked and set(asked.values()) == {"nccl"}, asked
