@@ -20,6 +20,7 @@ TensorType = NamedTuple("TensorType", [("shape", Shape), ("dtype", tf.DType)])
 Types = Dict[int, List[TensorType]]
 
 _DEFAULTED = "PlaceholderWithDefault"
+_GATHERING = frozenset(["EplAllGather", "EplAllToAllV"])
 
 _WITH_WORKSPACE = "FusedBatchNorm"  # its last output is what a kernel keeps for itself, of a size of its own
 
@@ -34,6 +35,7 @@ def output_types(
     nodes: Collection[int],
     fed: Optional[Mapping[str, Sequence[int]]] = None,
     same_as: Optional[Mapping[int, int]] = None,
+    copies: Optional[Mapping[int, int]] = None,
 ) -> Tuple[Types, List[str]]:
     """Shape and dtype of every output of `nodes`, which must contain all their own ancestors.
 
@@ -44,6 +46,7 @@ def output_types(
       fed: name of a tensor -> the shape that it is fed; other placeholders have their defaults. None: nothing is
         known of what is fed.
       same_as: node -> a node of `nodes` whose outputs have the same types, and which stands for it as an input.
+      copies: node -> the node that it is a copy of; the graph knows more of the shapes of that.
 
     Returns:
       The types, where dimensions that stay unknown are None, and what had to be assumed, for people.
@@ -66,6 +69,9 @@ def output_types(
             copy.attr["T"].CopyFrom(copy.attr.pop("dtype"))
             copy.attr.pop("shape")
         _close(copy, fed or {})
+        original = (copies or {}).get(node, node)
+        if view.types[node] in _GATHERING and original in types:
+            _assume_equal_rows(copy, types[original][0].shape)
         if same_as:
             _redirect(copy, view, node, same_as)
     try:
@@ -142,6 +148,19 @@ def _redirect(node: tf.NodeDef, view: GraphView, number: int, same_as: Mapping[i
             name = view.nodes[same_as[producer]].name
             _, colon, output = text.partition(":")
             node.input[at] = "^" + name if text[0] == "^" else name + colon + output
+
+
+def _assume_equal_rows(node: tf.NodeDef, shape: Shape) -> None:
+    """Has every rank give as many rows as this one, where the graph does not say in `shape` how many come from all."""
+    if shape is None or shape[:1] != (None,):
+        return
+    if node.op == "EplAllGather":
+        node.attr["equal_rows"].b = True
+    else:  # as many rows come as go
+        types = [node.attr["T"].type, tf.int64.as_datatype_enum]
+        node.op = "IdentityN"
+        node.attr.clear()
+        node.attr["T"].list.type.extend(types)
 
 
 def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[int]]) -> None:

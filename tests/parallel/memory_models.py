@@ -70,9 +70,9 @@ def _bottleneck(x, channels, stride):
 
 
 class Bert:
-    """The BERT of the examples with its head for spans and its optimizer."""
+    """The BERT of the examples with its head for spans, and its optimizer by default."""
 
-    def __init__(self, stages=1, config="tiny", layers=None, length=128, rows=16):
+    def __init__(self, stages=1, config="tiny", layers=None, length=128, rows=16, optimizer=None):
         sizes = bert.read_config(os.path.join(CONFIGS, config + ".json"))
         sizes = sizes._replace(num_hidden_layers=layers or sizes.num_hidden_layers)
         inputs = [tf.placeholder(tf.int32, [None, length], name) for name in ("ids", "mask", "segments")]
@@ -81,9 +81,26 @@ class Bert:
         logits = bert.span_logits(sizes, bert.Inputs(*inputs), scopes)
         with scopes[-1]:
             self.loss = bert.span_loss(logits, positions)
-        self.train_op = bert_optimizer.AdamWeightDecayOptimizer(0.01).minimize(self.loss)
+        self.train_op = (optimizer or bert_optimizer.AdamWeightDecayOptimizer(0.01)).minimize(self.loss)
         self.feed = {tensor: np.ones([rows, length], "i") for tensor in inputs}
         self.feed.update({tensor: np.zeros([rows], "i") for tensor in positions})
+
+
+class SplitHead:
+    """Dense layers, and a head of many classes in `epl.split` (with `cluster.colocate_split_and_replicate`)."""
+
+    def __init__(self, classes=20000, width=128, rows=64, layers=2):
+        x = hidden = tf.placeholder(tf.float32, [None, width], "x")
+        y = tf.placeholder(tf.int32, [None], "y")
+        with epl.replicate(1):
+            for layer in range(layers):
+                hidden = tf.layers.dense(hidden, width, tf.tanh, name="l{}".format(layer))
+        with epl.split(2):
+            logits = tf.layers.dense(hidden, classes, name="head")
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+            self.loss = tf.reduce_mean(losses)
+        self.train_op = tf.train.AdamOptimizer(0.01).minimize(self.loss)
+        self.feed = {x: np.random.RandomState(0).rand(rows, width).astype("f"), y: np.zeros([rows], "i")}
 
 
 class Lstm:

@@ -92,7 +92,10 @@ class StepGraph(object):
         self.gradients: Set[int] = set()  # what gives the gradients of the backward passes, before anything is done
         self._graph = graph
         self._roles = self._find_roles()
-        self._trained = {v.op.name for v in tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)}
+        shards = None if graph is None else graph.shards
+        self._part_of = shards.part_of if shards is not None else lambda name: name
+        trained = tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+        self._trained = {self._part_of(variable.op.name) for variable in trained}
 
     def nodes_of(self, ops: Sequence[str], fed: Mapping[str, Sequence[int]]) -> Set[int]:
         """What a run of some ops needs, given what is fed."""
@@ -111,6 +114,11 @@ class StepGraph(object):
     def is_trained(self, variable: int) -> bool:
         """Whether a variable is one of the model that is trained."""
         return self.view.nodes[self.original(variable)].name in self._trained
+
+    def is_used(self, variable: int) -> bool:
+        """Whether a variable has a value: one that a part stands for never gets any."""
+        name = self.view.nodes[self.original(variable)].name
+        return self._part_of(name) == name
 
     def _find_roles(self) -> Dict[int, str]:
         """The roles of the nodes that are no copies and not activations."""
@@ -239,7 +247,7 @@ def _variables(graph: StepGraph, devices: Devices) -> List[List[int]]:
     """Per device, the bytes of the variables that are trained and of the others."""
     view = graph.view
     sizes = [[0, 0] for _ in devices.names]
-    for node in view.of_types(op_types.VARIABLES):
+    for node in filter(graph.is_used, view.of_types(op_types.VARIABLES)):
         try:
             device = devices.of_node(node)
         except KeyError:

@@ -77,21 +77,31 @@ def idle_nodes(
     fetched: Collection[int],
     order: Sequence[int],
     folded: Collection[int],
-) -> Set[int]:
+) -> Tuple[Set[int], Set[Tuple[int, int]]]:
     """What becomes a NoOp: nobody takes its tensors, ops only wait for it.
 
-    Such are gradients of constants: tf.gradients has the other gradients of the same op wait for them.
+    Such are gradients of constants: tf.gradients has the other gradients of the same op wait for them. An IdentityN
+    becomes an Identity for each output that is taken.
+
+    Returns:
+      The nodes, and (IdentityN, position) of inputs that are no longer taken.
     """
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
     kept = stateful | _KEPT
-    taken = set(fetched)
-    idle = set()
+    used = set(fetched)
+    taken: Set[Tuple[int, int]] = set()
+    idle: Set[int] = set()
+    unshown: Set[Tuple[int, int]] = set()
     for node in reversed(order):
-        if node not in taken and view.types[node] not in kept:
+        if node not in used and view.types[node] not in kept:
             idle.add(node)
         elif node not in folded:
             inputs = data_inputs(view, node)
             if view.types[node] == "Reshape" and types[inputs[0][0]][inputs[0][1]] == types[node][0]:
                 inputs = inputs[:1]  # into the shape that it has
-            taken.update(producer for producer, _ in inputs)
-    return idle
+            elif view.types[node] == "IdentityN" and node not in fetched:
+                unshown.update((node, at) for at in range(len(inputs)) if (node, at) not in taken)
+                inputs = [one for at, one in enumerate(inputs) if (node, at) in taken]
+            taken.update(inputs)
+            used.update(producer for producer, _ in inputs)
+    return idle, unshown

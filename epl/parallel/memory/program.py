@@ -90,15 +90,15 @@ def make_program(
       role_of: what the outputs of a node count as.
       device_type: "CPU" or "GPU": which costs apply.
     """
-    if _sizes_differ(view, same_as):
-        same_as = {}
-    types, notes = _types(tf_graph, view, step, same_as)
+    copies, same_as = same_as, {} if _sizes_differ(view, same_as) else same_as
+    types, notes = _types(tf_graph, view, step, same_as, copies)
     frames = costs_loops.loop_frames(view)
     ends = _loop_ends(view, step.nodes, frames)
     order = _run_order(view, step.nodes, ends)
-    builder = _Builder(view, step, devices, types, device_type, grappler.repeated_waits(view, order), frames, ends)
+    repeated = grappler.repeated_waits(view, order)
     folded = grappler.folded_nodes(tf_graph, view, types, order)
-    idle = grappler.idle_nodes(tf_graph, view, types, step.fetched, order, folded)
+    idle, unshown = grappler.idle_nodes(tf_graph, view, types, step.fetched, order, folded)
+    builder = _Builder(view, step, devices, types, device_type, repeated, unshown, frames, ends)
     for node in order:
         if node in idle or node in folded:
             builder.add_waiting(node)
@@ -133,8 +133,10 @@ def _is_gpu(device: str) -> bool:
     return "GPU" in device.upper()
 
 
-def _types(tf_graph: tf.Graph, view: GraphView, step: Step, same_as: Mapping[int, int]) -> Tuple[Types, List[str]]:
-    """Types of everything that runs, and of what stands for it."""
+def _types(
+    tf_graph: tf.Graph, view: GraphView, step: Step, same_as: Mapping[int, int], copies: Mapping[int, int]
+) -> Tuple[Types, List[str]]:
+    """Types of everything that runs, and of what stands for it; `copies` as for `costs_shapes.output_types`."""
     needed = {same_as.get(node, node) for node in step.nodes}
     stack = list(needed)
     while stack:
@@ -143,12 +145,12 @@ def _types(tf_graph: tf.Graph, view: GraphView, step: Step, same_as: Mapping[int
             if producer not in needed:
                 needed.add(producer)
                 stack.append(producer)
-    types, notes = costs_shapes.output_types(tf_graph, view, needed, step.fed, same_as)
+    types, notes = costs_shapes.output_types(tf_graph, view, needed, step.fed, same_as, copies)
     unknown = costs_shapes.still_open(view, types)
     rows = max([shape[0] for shape in step.fed.values() if len(shape)] or [costs_shapes.UNKNOWN_DIMENSION])
     for node in needed:
         if any(output.shape is None or None in output.shape for output in types[node]):
-            outputs = tf_graph.get_operation_by_name(view.nodes[node].name).outputs
+            outputs = tf_graph.get_operation_by_name(view.nodes[copies.get(node, node)].name).outputs
             types[node] = [_closed(output, static.shape, rows) for output, static in zip(types[node], outputs)]
     notes = [note for note in notes if note not in unknown] + costs_shapes.still_open(view, types)
     types.update([(copy, types[node]) for copy, node in same_as.items() if node in types])
@@ -218,6 +220,7 @@ class _Builder(object):
         types: Types,
         device_type: str,
         repeated: Collection[Tuple[int, int]],
+        unshown: Collection[Tuple[int, int]],
         frames: costs_loops.Frames,
         ends: Mapping[int, Sequence[int]],
     ) -> None:
@@ -227,6 +230,7 @@ class _Builder(object):
         self.notes: List[str] = []
         self._view = view
         self._repeated = repeated
+        self._unshown = unshown
         self._ends = ends
         self._fed = {name.partition(":")[0] for name in step.fed}
         self._step = step
@@ -304,8 +308,10 @@ class _Builder(object):
     def _inputs(self, node: int, device: int) -> Tuple[Tuple[Tuple[int, int], ...], Tuple[int, ...]]:
         producers = data_inputs(self._view, node)
         sources = []
-        for producer, output in producers:
+        for at, (producer, output) in enumerate(producers):
             number = self.number.get(producer, -1)  # the back edge of a loop comes from behind
+            if (node, at) in self._unshown:
+                number = -1
             if number >= 0 and self._is_copied(self.ops[number].device, device, number, output):
                 number, output = self._transfer(number, output, device), 0
             sources.append((number, output))

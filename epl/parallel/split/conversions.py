@@ -187,9 +187,8 @@ class Exchange(object):
         front = to_front(tensor, layout.dim)
         equal = not is_uneven(layout)
         full, rows = self._run(lambda own: self._communicator.all_gather_with_rows(front, self.rank, own, equal), key)
-        full = from_front(full, layout.dim)
-        full.set_shape(_with_size(tensor.shape, layout.dim, None if layout.sizes is None else sum(layout.sizes)))
-        return full, rows
+        full.set_shape(_with_size(front.shape, 0, None if layout.sizes is None else sum(layout.sizes)))
+        return from_front(full, layout.dim), rows
 
     def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         begin, size = self.own_range(layout, rows)
