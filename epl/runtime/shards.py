@@ -8,6 +8,7 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 import atexit
 import contextlib
 import os
+import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -84,6 +85,7 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
+        self._late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
         self._saved_through = 0
@@ -157,9 +159,11 @@ class Shards(object):
 
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
-        if tensor not in self._shown:
-            self._shown[tensor] = self._found(self._new.get(tensor, tensor))
-        return self._shown[tensor]
+        part = self._new.get(tensor, tensor)
+        with self._late_lock:
+            if part not in self._shown:
+                self._shown[part] = self._found(part)
+            return self._shown[part]
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
@@ -355,10 +359,11 @@ class Shards(object):
     def extend(self) -> None:
         """Sees to what was built behind the first run, before a session gets it."""
         graph, rewrite = self._graph.tf_graph, self._graph.plan
-        if tf_compat.last_op_id(graph) > self._saved_through:
-            with tf_compat.unfinalized(graph):
-                self._follow_late()
-                self.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+        with self._late_lock:
+            if tf_compat.last_op_id(graph) > self._saved_through:
+                with tf_compat.unfinalized(graph):
+                    self._follow_late()
+                    self.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
     def _follow_late(self) -> None:
         """What differs by what has cut the variables."""

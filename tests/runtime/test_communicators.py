@@ -1,4 +1,8 @@
-"""The communicators that a graph opens: what is asked for, and that each is closed in the end."""
+"""The communicators that a graph opens, those that show variables in parts among them; and that each is closed."""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -6,7 +10,9 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.cluster import Cluster
+from epl.ir.graph import Graph
 from epl.ops.job import Job
+from epl.runtime.shards import Shards
 
 KINDS = {
     "replicas": {},
@@ -16,8 +22,9 @@ KINDS = {
 }
 
 
-def train(init, kind):
-    """One step of a model, on four devices, and a look at its variable."""
+@contextlib.contextmanager
+def trained(init, kind):
+    """A session that has trained a model on four devices for a step; its variable."""
     init(4, annotate=False, **KINDS[kind])
     x = tf.placeholder(tf.float32, [None, 8])
     with epl.split(2 if kind == "groups" else 4) if kind in ("split", "groups") else epl.replicate(1):
@@ -27,12 +34,13 @@ def train(init, kind):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, {x: np.ones([8, 8])})
-        assert sess.run(table).shape == (8, 1001)
+        yield sess, table
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_those_of_earlier_graphs_are_closed_by_the_next_init(init, kind):
-    train(init, kind)
+    with trained(init, kind) as (sess, table):
+        assert sess.run(table).shape == (8, 1001)
     tf.reset_default_graph()
     assert Job.current()._communicators
     epl.init()
@@ -49,5 +57,29 @@ def test_all_between_gpus_move_data_by_nccl(init, kind, monkeypatch):
 
     monkeypatch.setattr(Job, "create_communicator", recorded)
     monkeypatch.setattr(Cluster, "device_type", "GPU")
-    train(init, kind)
+    with trained(init, kind) as (sess, table):
+        sess.run(table)
     assert asked and set(asked.values()) == {"nccl"}, asked
+
+
+def test_what_shows_a_variable_is_made_once_for_its_own_name_and_that_of_its_part(init):
+    with trained(init, "split") as (sess, table):
+        shown = [Graph.get().shards.shown(sess.graph.as_graph_element(one)) for one in ("table:0", table)]
+        assert shown[0] is shown[1]
+        assert sess.run("table:0").shape == (8, 1001)
+
+
+@pytest.mark.parametrize("kind", ["ZeRO", "split"])
+def test_what_shows_a_value_is_made_once_for_all_threads(init, kind, monkeypatch):
+    gathered, made = Shards._gathered, []
+
+    def slowly(shards, shown, *args, **kwargs):
+        made.append(shown)
+        time.sleep(0.2)
+        return gathered(shards, shown, *args, **kwargs)
+
+    monkeypatch.setattr(Shards, "_gathered", slowly)
+    with trained(init, kind) as (sess, table), ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(sess.run, [table, table])
+    np.testing.assert_array_equal(first, second)
+    assert len(made) == 1
