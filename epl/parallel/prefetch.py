@@ -88,7 +88,7 @@ def find_uses(
             if variables is None or producer in late or not changing.isdisjoint(variables):
                 continue
             if (producer, output) not in sizes:
-                sizes[producer, output] = _bytes(tf_graph, view, producer, output)
+                sizes[producer, output] = weight_bytes(tf_graph, view, producer, output)
             if sizes[producer, output] >= 0:
                 others = [
                     p for p in dict.fromkeys(view.producers[node]) if p not in sources and region.depths[p] == (0, 0)
@@ -215,6 +215,14 @@ def late_uses(
     return {gradient: sorted(set(nodes)) for gradient, nodes in found.items()}
 
 
+def bytes_at_a_time(fetches: Sequence[Fetch]) -> int:
+    """Bytes of two blocks, one that is used and one that is fetched meanwhile, where they are most."""
+    blocks: Dict[int, int] = {}
+    for fetch in fetches:
+        blocks[fetch.block] = blocks.get(fetch.block, 0) + fetch.uses[0].bytes
+    return max([size + blocks.get(block + 1, 0) for block, size in blocks.items()] or [0])
+
+
 def _levels(view: GraphView, order: Sequence[int]) -> List[int]:
     """Per node, the length of the longest way to it: about when it runs."""
     levels = [0] * len(view)
@@ -225,7 +233,7 @@ def _levels(view: GraphView, order: Sequence[int]) -> List[int]:
     return levels
 
 
-def _bytes(tf_graph: tf.Graph, view: GraphView, node: int, output: int) -> int:
+def weight_bytes(tf_graph: tf.Graph, view: GraphView, node: int, output: int) -> int:
     """The size of a tensor; -1 of one that stays where it is: a handle, or a single value."""
     tensor = tf_graph.get_operation_by_name(view.nodes[node].name).outputs[output]
     if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):

@@ -28,6 +28,7 @@ from epl.parallel.passes import (
     offload,
     order_scale_updates,
     recompute,
+    regather,
     select_ops,
     sync_variables,
 )
@@ -41,6 +42,7 @@ logger = logging.getLogger("epl")
 PASSES = (
     recompute.PASS,
     offload.PASS,
+    regather.PASS,
     clone_micro_batches.PASS,
     aggregate_gradients.PASS,
     group_apply.PASS,

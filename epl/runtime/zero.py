@@ -6,7 +6,7 @@
 | --- | --- | --- |
 | v0 | reduced whole on every rank, then cut: those of data parallelism, bit by bit | gathered once in a step |
 | v1 | each rank gets its part alone (reduce-scatter) | the same |
-| v2 | as v1 | gathered twice, for forward and backward: not available yet |
+| v2 | as v1 | gathered for a block of uses at a time, for forward and backward: `epl.parallel.passes.regather` |
 
 It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
 follows when the whole graph is built (`zero_variables.py`); slots, checkpoints and norms are those of `shards.py`.
@@ -18,11 +18,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir import op_types
 from epl.ir.boundary import variable_name
-from epl.ir.colocation import phase_of
 from epl.ir.graph import Gradient, Graph
-from epl.ir.taskgraph import Phase
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.rewrite import transport_between
@@ -34,9 +31,9 @@ from epl.parallel.stages import plan_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
 from epl.runtime.amp_loss_scale import in_taskgraph
-from epl.runtime.shard_variables import beside, initializer_of
+from epl.runtime.shard_variables import beside
 from epl.runtime.shards import Shards, agreed_seed
-from epl.runtime.zero_variables import Use, WholeVariable, why_whole
+from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError
 
@@ -69,14 +66,16 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
         raise NotAvailableError(
             "zero.level", "It is {!r}, which does not go together with offload.level: set one of them.".format(level)
         )
-    if level == "v2":
-        raise NotAvailableError("zero.level", "It is 'v2'; set it to 'v1' for now.")
     stages, owners = plan_stages(graph, env.cluster)
     if len(owners) == 1:
         if "zero" not in graph.parallel_information:
             graph.parallel_information["zero"] = True
             logger.info("zero.level is %r and has no effect: there is one replica of the model.", level)
         return
+    if level == "v2" and len(stages) > 1:
+        raise NotAvailableError(
+            "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(len(stages))
+        )
     try:
         if graph.zero is None:
             name = env.new_graph_name() + "/zero"
@@ -107,7 +106,8 @@ class ZeroModel(Shards):
     """The variables of one graph that ZeRO cuts.
 
     Attributes:
-      level: "v0" or "v1".
+      level: "v0", "v1" or "v2".
+      stand_ins: with "v2", for the wholes.
     """
 
     def __init__(
@@ -138,6 +138,8 @@ class ZeroModel(Shards):
         self._variables: Dict[str, WholeVariable] = {}
         self._candidates: Dict[str, Candidate] = {}
         self._cuts: Dict[tf.Tensor, Cut] = {}
+        self.stand_ins: List[StandIn] = []
+        self._lanes: List[Exchange] = []
         self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
     def _processes(self, stage: int) -> Sequence[int]:
@@ -149,7 +151,7 @@ class ZeroModel(Shards):
 
     @property
     def _exchanges(self) -> List[Exchanges]:
-        further = [self._sums, *self._early[1:], *self._late]
+        further = [self._sums, *self._early[1:], *self._late, *self._lanes]
         return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in further]]
 
     # ---- apply_gradients.
@@ -283,16 +285,22 @@ class ZeroModel(Shards):
 
     def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
         exchange = self._early[self._stage(variable)]
-        whole = self._gathered_whole(variable, exchange)
+        if self.level == "v2":
+            whole = variable.stand_in()
+            self.stand_ins.append(StandIn(whole, variable))
+        else:
+            whole = self.gather(variable, exchange)
+            for op in variable.updates():
+                op._add_control_input(exchange.collectives[-1])  # an update does not change what is being gathered
         for use in uses:
             use.consumer._update_input(use.position, whole)
         for lookup in lookups:
             variable.give_rows(lookup, whole)
-        gathered = exchange.collectives[-1]
-        part = variable.made.variable
-        for op in set(part.op.outputs[0].consumers()) - {initializer_of(part)}:
-            if op.type in op_types.WRITES | op_types.SWITCHES and phase_of(op) == Phase.APPLY:
-                op._add_control_input(gathered)  # an update does not change what is being gathered
+
+    def new_lane(self) -> Exchange:
+        """For gathers in an order of their own."""
+        self._lanes.append(self._further("lane{}".format(len(self._lanes)), 0))
+        return self._lanes[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
         made: Dict[Tuple[WholeVariable, Tuple[str, ...]], tf.Tensor] = {}
@@ -302,7 +310,7 @@ class ZeroModel(Shards):
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
-                made[key] = self._gathered_whole(variable, self._late[self._stage(variable)], controls)
+                made[key] = self.gather(variable, self._late[self._stage(variable)], controls)
             return made[key]
 
         # In the order of the takers: what one waits for may need the value that an earlier one takes.
@@ -318,9 +326,8 @@ class ZeroModel(Shards):
     def _stage(self, variable: WholeVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
 
-    def _gathered_whole(
-        self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()
-    ) -> tf.Tensor:
+    def gather(self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()) -> tf.Tensor:
+        """The whole of a variable, gathered behind the other collectives of `exchange`, and behind `controls`."""
         made = variable.made
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             part = exchange.hide_size(made.variable.read_value(), made.layout)

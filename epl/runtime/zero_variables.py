@@ -12,6 +12,8 @@ from typing import Any, List, NamedTuple, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.colocation import phase_of
+from epl.ir.taskgraph import Phase
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout
 from epl.runtime.shard_initial import restored_part
@@ -40,6 +42,15 @@ Use.__doc__ = """Where the value of a variable is taken.
 Attributes:
   consumer, position: the op, and which of its inputs.
   value: what it takes.
+"""
+
+
+StandIn = NamedTuple("StandIn", [("tensor", tf.Tensor), ("variable", "WholeVariable")])
+StandIn.__doc__ = """What is taken in place of a whole until it is known when that is gathered (v2).
+
+Attributes:
+  tensor: has the shape of the whole.
+  variable: the variable.
 """
 
 
@@ -108,6 +119,19 @@ class WholeVariable(object):
             for position, tensor in enumerate(consumer.inputs)
             if tensor is value
         ]
+
+    def updates(self) -> List[tf.Operation]:
+        """What takes the part itself to update it, or leads it to where that is done."""
+        consumers = set(self.made.variable.op.outputs[0].consumers()) - {initializer_of(self.made.variable)}
+        of_updates = op_types.WRITES | op_types.SWITCHES
+        return [op for op in consumers if op.type in of_updates and phase_of(op) == Phase.APPLY]
+
+    def stand_in(self) -> tf.Tensor:
+        """A tensor of the shape of the whole, and as constant in a step: the part, filled up."""
+        with beside(self.made.old.op), tf.device(self.made.variable.device):
+            part = self.made.variable.read_value()
+            missing = [[0, whole - own] for whole, own in zip(self.made.full_shape, part.shape.as_list())]
+            return tf.pad(part, missing, name="stand_in")
 
     def lookups(self) -> List[tf.Operation]:
         """Ops that take rows out of the user's variable; for `give_rows`."""

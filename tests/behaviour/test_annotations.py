@@ -1,5 +1,5 @@
 """Models without annotation stay as they are; wrong annotations and features that do not exist yet are refused."""
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,27 +80,6 @@ def test_nesting_and_wrong_arguments_are_errors(oracle: Oracle) -> None:
     assert 'no error' not in results['no_strategy'][0] + results['count'][0] + results['kind'][0]
     assert results['bound'] == [True]
     assert np.isfinite(results['loss'][0])
-
-
-def _refused(ctx: Context, config: Dict[str, Any]) -> None:
-    def build_and_run() -> None:
-        ctx.init(**config)
-        small = Small()
-        tf.add_to_collection('checkpoints', small.hidden)
-        with tf.Session() as sess:
-            sess.run(tf.global_variables_initializer())
-            sess.run(small.train_op, small.feed(ctx))
-
-    ctx.record(error=error_of(build_and_run))
-
-
-@pytest.mark.parametrize('key,value', [
-    ('zero.level', 'v2')])
-def test_features_to_come_are_refused_by_their_key(oracle: Oracle, key: str, value: Any) -> None:
-    answer, = oracle.plan((1, 2), _refused, config={key.replace('.', '__'): value})
-    error = answer.results['error'][0]
-    assert 'not available yet: ' + key in error
-    assert 'RuntimeError' in error
 
 
 def _split(ctx: Context) -> None:

@@ -8,13 +8,15 @@ from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import accumulation, amp, zero
 
-LEVELS = ['v0', 'v1']
+LEVELS = ['v0', 'v1', 'v2']
 Topology = Tuple[int, int]
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
 every_level = pytest.mark.parametrize('level', LEVELS)
+levels_of_gradients = pytest.mark.parametrize('level', LEVELS[1:])
 
 
-@pytest.mark.parametrize('topology,level', [((1, 2), 'v0'), ((2, 1), 'v1'), ((2, 2), 'v1')], ids=str)
+@pytest.mark.parametrize('topology,level', [
+    ((1, 2), 'v0'), ((2, 1), 'v1'), ((2, 2), 'v1'), ((1, 2), 'v2'), ((2, 1), 'v2'), ((2, 2), 'v2')], ids=str)
 def test_adam(oracle: Oracle, topology: Topology, level: str) -> None:
     answers = oracle.check(topology, zero.train, name='layers', zero__level=level)
     ranks = topology[0] * topology[1]
@@ -23,10 +25,30 @@ def test_adam(oracle: Oracle, topology: Topology, level: str) -> None:
         assert held <= 3 * users * (1 / ranks + 0.05)  # weights, and two slots of each
 
 
+@pytest.mark.parametrize('topology,config', [
+    ((1, 2), {}), ((2, 1), {'gradient_checkpoint__type': 'collection'}),
+    pytest.param((1, 4), {'optimizer__num_apply_group': 3}, marks=pytest.mark.long)], ids=str)
+def test_weights_are_gathered_for_each_pass(oracle: Oracle, topology: Topology, config: dict) -> None:
+    oracle.check(topology, zero.deep, zero__level='v2', **config)
+
+
 @pytest.mark.long
+@pytest.mark.parametrize('config', [
+    {}, {'gradient_checkpoint__type': 'auto'}, {'pipeline__num_micro_batch': 2},
+    {'amp__level': 'O1', 'amp__loss_scale': 'dynamic'}], ids=str)
+def test_when_weights_are_gathered_changes_no_bit(oracle: Oracle, config: dict) -> None:
+    expected = oracle.plan((2, 2), zero.deep, zero__level='v1', **config)
+    for answer, other in zip(oracle.plan((2, 2), zero.deep, zero__level='v2', **config), expected):
+        np.testing.assert_array_equal(answer.results['loss'], other.results['loss'])
+        for name, value in other.results['variables'][0].items():
+            np.testing.assert_array_equal(answer.results['variables'][0][name], value, err_msg=name)
+
+
+@pytest.mark.long
+@levels_of_gradients
 @pytest.mark.parametrize('optimizer', ['momentum', 'adagrad', 'rmsprop', 'ftrl', 'decayed_adam', 'trusting'])
-def test_optimizers(oracle: Oracle, optimizer: str) -> None:
-    oracle.check((1, 2), zero.train, name='plain_variables', optimizer=optimizer, zero__level='v1')
+def test_optimizers(oracle: Oracle, level: str, optimizer: str) -> None:
+    oracle.check((1, 2), zero.train, name='plain_variables', optimizer=optimizer, zero__level=level)
 
 
 @pytest.mark.long
@@ -37,7 +59,7 @@ def test_models(oracle: Oracle, level: str, name: str) -> None:
     oracle.check((1, 2), zero.train, name=name, optimizer='momentum', zero__level=level)
 
 
-@pytest.mark.parametrize('topology,level', [((1, 2), 'v0'), ((2, 1), 'v1')], ids=str)
+@pytest.mark.parametrize('topology,level', [((1, 2), 'v0'), ((2, 1), 'v1'), ((1, 2), 'v2')], ids=str)
 def test_clipped_as_on_one_device(oracle: Oracle, topology: Topology, level: str) -> None:
     answers = oracle.check(topology, zero.train, name='embedding', clip=0.1, zero__level=level,
                            communication__clip_after_allreduce=True)
@@ -52,10 +74,10 @@ def test_moving_averages(oracle: Oracle, level: str) -> None:
     oracle.check((1, 2), zero.train, name='layers', average=True, zero__level=level)
 
 
-@some_topologies
-def test_what_is_built_around_minimize(oracle: Oracle, topology: Topology) -> None:
+@pytest.mark.parametrize('topology,level', [((1, 2), 'v1'), ((2, 1), 'v1'), ((1, 2), 'v2')], ids=str)
+def test_what_is_built_around_minimize(oracle: Oracle, topology: Topology, level: str) -> None:
     reference = oracle.plain(zero.around)
-    answers = oracle.check(topology, zero.around, reference, zero__level='v1')
+    answers = oracle.check(topology, zero.around, reference, zero__level=level)
     for answer in answers:
         for value, other in zip(answer.results['found'][0], reference.results['found'][0]):
             np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
@@ -70,42 +92,45 @@ def test_accumulation(oracle: Oracle, topology: Topology, level: str) -> None:
 
 
 @pytest.mark.long
+@levels_of_gradients
 @pytest.mark.parametrize('config', [
     {'optimizer__num_apply_group': 2}, {'communication__fp16': False, 'gradient_checkpoint__type': 'auto'},
     {'communication__sparse_as_dense': True}, {'communication__max_splits': 1}], ids=str)
-def test_together_with_other_features(oracle: Oracle, config: dict) -> None:
-    oracle.check((1, 2), zero.train, name='embedding', optimizer='momentum', zero__level='v1', **config)
+def test_together_with_other_features(oracle: Oracle, level: str, config: dict) -> None:
+    oracle.check((1, 2), zero.train, name='embedding', optimizer='momentum', zero__level=level, **config)
 
 
 @pytest.mark.long
 @some_topologies
+@levels_of_gradients
 @pytest.mark.parametrize('config', [
     {'name': 'embedding', 'optimizer': 'momentum', 'communication__gradients_reduce_method': 'sum'},
     {'name': 'resource', 'optimizer': 'trusting', 'pipeline__num_micro_batch': 2},
     {'name': 'plain_variables', 'optimizer': 'trusting', 'amp__level': 'O1', 'amp__loss_scale': 'dynamic'},
     {'name': 'embedding', 'clip': 0.1, 'pipeline__num_micro_batch': 2, 'communication__clip_after_allreduce': True},
 ], ids=str)
-def test_as_data_parallelism(oracle: Oracle, topology: Topology, config: dict) -> None:
+def test_as_data_parallelism(oracle: Oracle, topology: Topology, level: str, config: dict) -> None:
     expected = oracle.plan(topology, zero.train, **config)[0].results['variables'][0]
-    for answer in oracle.plan(topology, zero.train, zero__level='v1', **config):
+    for answer in oracle.plan(topology, zero.train, zero__level=level, **config):
         for name, value in answer.results['variables'][0].items():
             scale = max(1e-3, float(np.max(np.abs(expected[name]))))
             np.testing.assert_allclose(value, expected[name], rtol=0., atol=2e-6 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize('topology,overflow', [((1, 2), 3), ((2, 1), -1)], ids=str)
-def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int) -> None:
+@pytest.mark.parametrize('topology,overflow,level', [((1, 2), 3, 'v1'), ((2, 1), -1, 'v1'), ((1, 2), 3, 'v2')], ids=str)
+def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int, level: str) -> None:
     expected = oracle.plan((1, 1), amp.train, name='layers', parts=2, overflow_at=overflow)[0]
-    answers = oracle.plan(topology, amp.train, name='layers', overflow_at=overflow, zero__level='v1')
+    answers = oracle.plan(topology, amp.train, name='layers', overflow_at=overflow, zero__level=level)
     compare(expected, answers, 2e-6)
 
 
 @pytest.mark.parametrize('topology,name', [
     pytest.param((1, 2), 'resource', marks=pytest.mark.long), ((2, 1), 'embedding')], ids=str)
-def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Topology, name: str) -> None:
+@pytest.mark.parametrize('level', ['v1', pytest.param('v2', marks=pytest.mark.long)])
+def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Topology, name: str, level: str) -> None:
     """Each continues from the checkpoint of the other, under another level and on another number of ranks."""
     reference = oracle.plain(zero.saved, name=name)
-    answers = oracle.plan(topology, zero.saved, name=name, zero__level='v1')
+    answers = oracle.plan(topology, zero.saved, name=name, zero__level=level)
     compare(reference, _of_worker_0(answers))
     further = oracle.plain(zero.saved, path=reference.results['path'], name=name)
     path = answers[0].results['path']
@@ -123,7 +148,7 @@ def _of_worker_0(answers: List[Answer]) -> List[Answer]:
 
 
 @pytest.mark.parametrize('config,words', [
-    ({'zero__level': 'v2'}, 'zero.level'), ({'zero__level': 'v1', 'offload__level': 'v0'}, 'offload.level')], ids=str)
+    ({'zero__level': 'v1', 'offload__level': 'v0'}, 'offload.level')], ids=str)
 def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:
     answer, = oracle.failing_plan((1, 2), zero.train, name='layers', **config)
     assert answer.error is not None and 'NotAvailableError' in answer.error and words in answer.error
@@ -135,15 +160,17 @@ def test_what_is_built_too_late_is_refused(oracle: Oracle) -> None:
     assert 'was built behind the first Session.run. With zero.level' in answer.error
 
 
-def test_what_is_taken_behind_the_update(oracle: Oracle) -> None:
+@levels_of_gradients
+def test_what_is_taken_behind_the_update(oracle: Oracle, level: str) -> None:
     reference = oracle.plain(zero.behind)
-    answer, = oracle.check((1, 2), zero.behind, reference, zero__level='v1')
+    answer, = oracle.check((1, 2), zero.behind, reference, zero__level=level)
     for name in ('rows', 'length'):
         np.testing.assert_allclose(answer.results[name], reference.results[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_dense_and_a_sparse_gradient_of_one_variable(oracle: Oracle) -> None:
-    oracle.check((1, 2), zero.two_kinds, zero__level='v1')
+@levels_of_gradients
+def test_a_dense_and_a_sparse_gradient_of_one_variable(oracle: Oracle, level: str) -> None:
+    oracle.check((1, 2), zero.two_kinds, zero__level=level)
 
 
 def test_a_gradient_is_shown_as_in_data_parallelism(oracle: Oracle) -> None:

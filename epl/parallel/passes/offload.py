@@ -27,7 +27,7 @@ from epl.parallel.offload import HostRegion
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.compare_gradients import variables_by_gradient
 from epl.parallel.plan import Offloaded
-from epl.parallel.prefetch import Fetch, Section, Use, find_uses, late_uses, plan_fetches
+from epl.parallel.prefetch import Fetch, Section, Use, bytes_at_a_time, find_uses, late_uses, plan_fetches
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
@@ -137,16 +137,12 @@ def _report(
     """Says how much is copied, and what is so at the start of a step."""
     fetched = {(use.consumer, use.position) for fetch in fetches for use in fetch.uses}
     for stage in sorted(set(stages)):
-        blocks: Dict[int, int] = {}
         own = [fetch for fetch in fetches if stages[fetch.uses[0].consumer] == stage]
-        for fetch in own:
-            blocks[fetch.block] = blocks.get(fetch.block, 0) + fetch.uses[0].bytes
         if own:
             logger.info(
                 "offload.level: stage %d copies %.1f MB of weights to its device in %d copies, of which %.1f MB are "
                 "there at a time",
-                stage, sum(blocks.values()) / 1e6, len(own),
-                max(size + blocks.get(block + 1, 0) for block, size in blocks.items()) / 1e6,
+                stage, sum(fetch.uses[0].bytes for fetch in own) / 1e6, len(own), bytes_at_a_time(own) / 1e6,
             )  # fmt: skip
     early = {
         use.source: use.bytes
