@@ -7,6 +7,7 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -80,6 +81,7 @@ class Shards(object):
         self.held: Dict[str, Held] = {}
         self.shapes: Dict[str, Tuple[Tuple[int, ...], ...]] = {}
         self.seeds: Dict[str, Tuple[int, ...]] = {}
+        self._next_seeds: Optional[Iterator[int]] = None
         self._shards: List[Shard] = []
         self._instead: Dict[str, str] = {}  # op of a full variable -> op of its part
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
@@ -102,6 +104,12 @@ class Shards(object):
         self.seeds.update(made.seeds)
         self._new[made.old] = made.variable.op.outputs[0]
         self._new.update(made.reads)
+
+    def next_seed(self) -> int:
+        """For an initial value: a number that all processes have that build graphs, another one at each call."""
+        if self._next_seeds is None:
+            self._next_seeds = itertools.count(_agreed_seed())
+        return next(self._next_seeds)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -384,10 +392,10 @@ class Shards(object):
             self._checkpoint_parts.close()
 
 
-def agreed_seed() -> int:
-    """A number that all processes have that build graphs, another one at each call."""
+def _agreed_seed() -> int:
+    """A number that all processes have that build graphs, small enough to count on from it."""
     job, server = Job.current(), process_server()
-    key, own = "seed of an initial value", str(int.from_bytes(os.urandom(4), "little") + 1)
+    key, own = "seed of initial values", str(int.from_bytes(os.urandom(4), "little") % 2**30 + 1)
     if server is not None:  # processes that serve take part in its rounds alone
         return int(server.service.exchange(key, own)[0])
     assert job is not None

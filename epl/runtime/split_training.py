@@ -39,7 +39,7 @@ from epl.parallel.stages import plan_stages
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
-from epl.runtime.shards import Shards, Shown, agreed_seed
+from epl.runtime.shards import Shards, Shown
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -213,7 +213,7 @@ class SplitModel(Shards):
             if not self._is_read_outside(op):
                 self.whole.add(op.name)
             return objects[0].value()
-        made = shard_variable(objects[0], layout, self.exchange, agreed_seed())
+        made = shard_variable(objects[0], layout, self.exchange, self.next_seed())
         self.add_shard(made)
         return made.variable.value()
 

@@ -32,7 +32,7 @@ from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
 from epl.runtime.amp_loss_scale import in_taskgraph
 from epl.runtime.shard_variables import beside
-from epl.runtime.shards import Shards, agreed_seed
+from epl.runtime.shards import Shards
 from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError
@@ -131,10 +131,7 @@ class ZeroModel(Shards):
         communicators = SubCommunicators(name, (ranks,), owners, transport, span_processes(stages, owners))
         super(ZeroModel, self).__init__(graph, communicators, owners.index(process) if process in owners else 0)
         self.level = level
-        self._sums = self._further("sums", 0)
-        numbers = range(len(stages))
-        self._early = [self._further("early{}".format(stage), stage) if stage else self.exchange for stage in numbers]
-        self._late = [self._further("late{}".format(stage), stage) for stage in numbers]
+        self._opened: Dict[str, Exchange] = {}  # by what they are for
         self._variables: Dict[str, WholeVariable] = {}
         self._candidates: Dict[str, Candidate] = {}
         self._cuts: Dict[tf.Tensor, Cut] = {}
@@ -146,13 +143,14 @@ class ZeroModel(Shards):
         return [worker_of(device) for device in self._stages[stage].devices]
 
     def _further(self, what: str, stage: int) -> Exchange:
-        """Moves data of a stage in an order of its own."""
-        return self._open(self._communicators_of("{}/{}".format(self._name, what), stage))[0]
+        """Moves data of a stage in an order of its own; opened when it is asked for first."""
+        if what not in self._opened:
+            self._opened[what] = self._open(self._communicators_of("{}/{}".format(self._name, what), stage))[0]
+        return self._opened[what]
 
     @property
     def _exchanges(self) -> List[Exchanges]:
-        further = [self._sums, *self._early[1:], *self._late, *self._lanes]
-        return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in further]]
+        return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
 
     # ---- apply_gradients.
 
@@ -182,7 +180,7 @@ class ZeroModel(Shards):
             if one.name not in layouts:
                 continue
             with tf.init_scope():
-                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, agreed_seed())
+                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, self.next_seed())
             self._variables[one.name] = made
             self.add_shard(made.made)
 
@@ -266,8 +264,9 @@ class ZeroModel(Shards):
                 late += [(op, variable, None) for op in variable.lookups() if self._waits(op)]
                 if early or lookups:
                     self._give(variable, early, lookups)
-            with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
-                self._new.update(complete_updates(updates, self._sums, None, self._in_branch))
+            if updates.rounds:
+                with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
+                    self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
             self._give_late(late)
 
     def _follow_late(self) -> None:
@@ -284,7 +283,8 @@ class ZeroModel(Shards):
         return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
 
     def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
-        exchange = self._early[self._stage(variable)]
+        stage = self._stage(variable)
+        exchange = self._further("early{}".format(stage), stage) if stage else self.exchange
         if self.level == "v2":
             whole = variable.stand_in()
             self.stand_ins.append(StandIn(whole, variable))
@@ -310,7 +310,8 @@ class ZeroModel(Shards):
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
-                made[key] = self.gather(variable, self._late[self._stage(variable)], controls)
+                stage = self._stage(variable)
+                made[key] = self.gather(variable, self._further("late{}".format(stage), stage), controls)
             return made[key]
 
         # In the order of the takers: what one waits for may need the value that an earlier one takes.

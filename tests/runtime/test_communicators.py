@@ -83,3 +83,26 @@ def test_what_shows_a_value_is_made_once_for_all_threads(init, kind, monkeypatch
         first, second = pool.map(sess.run, [table, table])
     np.testing.assert_array_equal(first, second)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("kind", ["ZeRO", "split"])
+def test_seeds_are_agreed_on_once_and_nothing_is_opened_in_vain(init, kind, monkeypatch):
+    exchange, seeds = Job.exchange, []
+
+    def recorded(job, key, mine):
+        seeds.extend([key] if "seed" in key else [])
+        return exchange(job, key, mine)
+
+    monkeypatch.setattr(Job, "exchange", recorded)
+    init(2, annotate=False, **KINDS[kind])
+    with epl.split(2) if kind == "split" else epl.replicate(1):
+        tables = [tf.get_variable(name, [8, 1001]) for name in ("first", "second")]
+        loss = tf.add_n([tf.reduce_mean(tf.matmul(tf.ones([4, 8]), table)) for table in tables])
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        first, second = sess.run(tables)
+    assert not np.array_equal(first, second)
+    assert len(seeds) == 1
+    if kind == "ZeRO":
+        assert not [name for name in Job.current()._communicators if "sums" in name or "late" in name]
