@@ -5,9 +5,8 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.colocation import taskgraph_index
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Gradient, first_tensor
-from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.utils import tf_compat
 
 
@@ -24,13 +23,8 @@ def boundary(gradient: Gradient) -> Gradient:
 def identity(tensor: tf.Tensor) -> tf.Tensor:
     """An identity on the device of the tensor's op, in its TaskGraph."""
     graph = tensor.graph
-    index = taskgraph_index(tensor.op)
-    mark = tf_compat.set_attr_scope(graph, TASKGRAPH_ATTR, None if index is None else tf.AttrValue(i=index))
-    try:
-        with graph.colocate_with(tensor.op, ignore_existing=True):
-            return tf.identity(tensor, name="epl_boundary")
-    finally:
-        tf_compat.set_attr_scope(graph, TASKGRAPH_ATTR, mark)
+    with in_taskgraph(graph, taskgraph_index(tensor.op)), graph.colocate_with(tensor.op, ignore_existing=True):
+        return tf.identity(tensor, name="epl_boundary")
 
 
 def source_of(bound: Gradient) -> Gradient:

@@ -9,11 +9,13 @@ that made the gradient. One that an op hands on unchanged, such as that of a Bia
 Left there, the identity would make the backward pass of stage 1 wait for that of stage 0.
 """
 
-from typing import Dict, Iterable, Optional
+import contextlib
+from typing import Dict, Iterable, Iterator, Optional
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
+from epl.utils import tf_compat
 
 
 def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
@@ -46,3 +48,13 @@ def taskgraph_index(op: tf.Operation) -> Optional[int]:
         return op.get_attr(TASKGRAPH_ATTR)
     except ValueError:
         return None
+
+
+@contextlib.contextmanager
+def in_taskgraph(tf_graph: tf.Graph, index: Optional[int]) -> Iterator[None]:
+    """Ops created inside belong to the TaskGraph."""
+    mark = tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None if index is None else tf.AttrValue(i=index))
+    try:
+        yield
+    finally:
+        tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, mark)

@@ -150,29 +150,32 @@ class Graph(object):
 
     def replace_taskgraphs(self, strategies: Sequence[Any]) -> None:
         """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""
-        self._taskgraphs = [TaskGraph(index, strategy) for index, strategy in enumerate(strategies)]
+        self._taskgraphs = [TaskGraph(index, strategy, None) for index, strategy in enumerate(strategies)]
         self._ids_at_creation.clear()
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=len(strategies) - 1))
 
-    def open_taskgraph(self, strategy: Any) -> None:
-        """Ops created from now on belong to the TaskGraph of `strategy`.
+    def open_taskgraph(self, strategy: Any, outer: Any = None) -> None:
+        """Ops created from now on belong to the TaskGraph of `strategy`, in the scope of `outer` or in none.
 
         The same strategy object continues its TaskGraph. One that got no op is dropped when the next is opened.
         """
         self._drop_empty_taskgraph()
         for taskgraph in self._taskgraphs:
-            if taskgraph.strategy is strategy:
+            if taskgraph.strategy is strategy and taskgraph.outer is outer:
                 index = taskgraph.index
                 break
         else:
             index = len(self._taskgraphs)
-            self._taskgraphs.append(TaskGraph(index, strategy))
+            self._taskgraphs.append(TaskGraph(index, strategy, outer))
             self._ids_at_creation[index] = tf_compat.last_op_id(self.tf_graph)
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
 
     def close_taskgraph(self) -> None:
-        """Ends what `open_taskgraph` began: ops belong to the last TaskGraph that has any."""
+        """Ends what `open_taskgraph` began: ops belong to the last TaskGraph that has any, or to that around it."""
         self._drop_empty_taskgraph()
+        if self._taskgraphs and self._taskgraphs[-1].outer is not None:
+            self.open_taskgraph(self._taskgraphs[-1].outer)
+            return
         mark = tf.AttrValue(i=self._taskgraphs[-1].index) if self._taskgraphs else None
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
 

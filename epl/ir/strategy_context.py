@@ -1,4 +1,4 @@
-"""The stack of strategies in effect: the default one below, at most one explicit scope above it."""
+"""The stack of strategies in effect: the default one below, an explicit scope above it, a split in that on top."""
 
 from typing import TYPE_CHECKING, List, Optional
 
@@ -10,7 +10,10 @@ from epl.utils.errors import NestingError
 if TYPE_CHECKING:
     from epl.strategies.parallel_strategy import ParallelStrategy  # a type, not a dependency
 
-_REMEDY = "Close the first scope before opening the next: strategy annotations stand side by side, they do not nest."
+_REMEDY = (
+    "Close the first scope before opening the next: strategy annotations stand side by side, but for epl.split in a "
+    "scope of epl.replicate."
+)
 
 
 class StrategyContext(object):
@@ -18,25 +21,25 @@ class StrategyContext(object):
 
     def __init__(self) -> None:
         self._default: Optional[ParallelStrategy] = None
-        self._scope: Optional[ParallelStrategy] = None
+        self._scopes: List[ParallelStrategy] = []
         self._graphs: List[Graph] = []  # in which the open scope is in effect
         self._count = 0
 
     @property
     def state(self) -> List["ParallelStrategy"]:
         """The strategies in effect, outermost first."""
-        return [strategy for strategy in (self._default, self._scope) if strategy is not None]
+        return [self._default, *self._scopes] if self._default is not None else list(self._scopes)
 
     @property
     def current(self) -> Optional["ParallelStrategy"]:
         """The strategy that new ops belong to."""
-        return self._scope or self._default
+        return self._scopes[-1] if self._scopes else self._default
 
     def set_default(self, strategy: "ParallelStrategy") -> None:
         """Makes `strategy` that of every op outside an explicit scope; see `epl.set_default_strategy`."""
-        if self._scope is not None:
+        if self._scopes:
             raise NestingError(
-                "set_default_strategy was called inside {}. Call it outside of any scope.".format(self._scope)
+                "set_default_strategy was called inside {}. Call it outside of any scope.".format(self._scopes[-1])
             )
         self._default = strategy
         graph = Graph.get(may_create=True)
@@ -45,32 +48,36 @@ class StrategyContext(object):
 
     def enter(self, strategy: "ParallelStrategy") -> None:
         """Opens an explicit scope in the default graph."""
-        outer = self._scope
-        if outer is not None:
-            if outer.name_of_kind == "split":
-                raise NestingError(
-                    "Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
-                )
-            if strategy.name_of_kind == outer.name_of_kind:
-                raise NestingError(
-                    "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)
-                )
+        outer = self._scopes[-1] if self._scopes else None
+        if outer is not None and outer.name_of_kind == "split":
             raise NestingError(
-                "Can't nest split strategy in replicate strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
+                "Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
+            )
+        if outer is not None and strategy.name_of_kind == outer.name_of_kind:
+            raise NestingError(
+                "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)
             )
         if strategy.index is None:
             strategy.index = self._count
             self._count += 1
         graph = Graph.get(may_create=True)  # before the scope is in effect: a graph made now must not open it as well
         assert graph is not None
-        self._scope = strategy
-        graph.open_taskgraph(strategy)
-        self._graphs = [graph]
+        self._scopes.append(strategy)
+        graph.open_taskgraph(strategy, outer)
+        if graph not in self._graphs:
+            self._graphs.append(graph)
 
     def exit(self) -> None:
-        """Closes the explicit scope: ops belong to the default strategy again, or else to the last TaskGraph."""
+        """Closes the innermost explicit scope: ops belong to the one around it or to the default strategy again.
+
+        With neither they belong to the last TaskGraph.
+        """
+        self._scopes.pop()
+        if self._scopes:
+            for graph in self._graphs:
+                graph.open_taskgraph(self._scopes[-1])
+            return
         graphs, self._graphs = self._graphs, []
-        self._scope = None
         for graph in graphs:
             if self._default is None:
                 graph.close_taskgraph()
@@ -83,8 +90,8 @@ class StrategyContext(object):
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
             graph.open_taskgraph(self._default)
-        if self._scope is not None:
+        if self._scopes:
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
-            graph.open_taskgraph(self._scope)
+            graph.open_taskgraph(self._scopes[-1], self._scopes[-2] if len(self._scopes) > 1 else None)
             self._graphs.append(graph)

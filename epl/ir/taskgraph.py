@@ -17,10 +17,11 @@ class Phase(object):
     APPLY = "apply"
 
 
-TaskGraph = NamedTuple("TaskGraph", [("index", int), ("strategy", Any)])
+TaskGraph = NamedTuple("TaskGraph", [("index", int), ("strategy", Any), ("outer", Any)])
 TaskGraph.__doc__ = """The ops whose NodeDef carries `index` in TASKGRAPH_ATTR.
 
 Attributes:
-  index: position in the order of annotation; with several TaskGraphs, the pipeline stage.
+  index: position in the order of annotation.
   strategy: the `Replicate` or `Split` that annotated them.
+  outer: of a split in a scope of `replicate`, the `Replicate`, with which it is in one stage; else None.
 """

@@ -82,7 +82,12 @@ def boundary_nodes(view: GraphView, trainings: Iterable[Training]) -> Set[int]:
 
 
 def find_micro_batch_ops(
-    tf_graph: tf.Graph, view: GraphView, trainings: Sequence[Training], writes: Set[int], outputs: Iterable[int]
+    tf_graph: tf.Graph,
+    view: GraphView,
+    trainings: Sequence[Training],
+    writes: Set[int],
+    outputs: Iterable[int],
+    repeated: Iterable[int] = (),
 ) -> MicroBatchOps:
     """Tells apart what runs once per micro batch and what runs once per step.
 
@@ -92,12 +97,13 @@ def find_micro_batch_ops(
       trainings: its backward passes.
       writes: the writes of a training step, initializers left out.
       outputs: nodes whose value is merged over micro batches.
+      repeated: nodes that run in every micro batch that needs them, whatever they are computed from.
     """
     boundaries = boundary_nodes(view, trainings)
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     after = data_descendants(view, boundaries, set())
     gradients = {producer for node in boundaries for producer in view.producers[node]}
-    states = _own_state(tf_graph, view)
+    states = _own_state(tf_graph, view).union(repeated)
     loops = loops_of(view)
     varying = _varying(view, states, boundaries, loops)
     micro_writes = _among(writes - after, varying, loops)
@@ -195,9 +201,20 @@ def _fed_inputs(view: GraphView) -> List[int]:
 
 
 def find_actions(
-    view: GraphView, ops: MicroBatchOps, trainings: Sequence[Training], stages: Sequence[int]
+    view: GraphView,
+    ops: MicroBatchOps,
+    trainings: Sequence[Training],
+    stages: Sequence[int],
+    of_gradients: Iterable[int] = (),
 ) -> List[Actions]:
     """Per training, the nodes of each action of micro batch 0; those of no training are in none.
+
+    Args:
+      view: of the graph.
+      ops: what each micro batch has.
+      trainings: the backward passes.
+      stages: of the nodes of `view`.
+      of_gradients: nodes that belong to backward passes although they may depend on no gradient.
 
     Raises:
       PlanError: the forward pass goes back to an earlier stage, or the backward pass is not known.
@@ -208,7 +225,8 @@ def find_actions(
     result: List[Actions] = []
     for training in trainings:
         _refuse_tape(view, training)
-        backward = view.descendants(_first_of_backward_pass(view, training), boundaries.__contains__)
+        first = _first_of_backward_pass(view, training).union(of_gradients)
+        backward = view.descendants(first, boundaries.__contains__)
         backward |= _beside_gradients(view, backward, loops)
         backward |= _behind_later_stages(view, ops, backward, stages, boundaries)
         own = boundary_nodes(view, [training])

@@ -15,7 +15,7 @@ from epl.ir import op_types, wire
 from epl.ir.colocation import taskgraph_index
 from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
-from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.update_stages import stages_of_updates
@@ -34,15 +34,13 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
       PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
-    if any(taskgraph.strategy.name_of_kind == "split" for taskgraph in taskgraphs):  # on the devices of all
-        virtual = cluster.generate_virtual_devices([1]) * len(taskgraphs)
-    else:
-        virtual = cluster.generate_virtual_devices([taskgraph.strategy.device_count or 1 for taskgraph in taskgraphs])
+    annotated = annotated_stages(taskgraphs)
+    virtual = cluster.generate_virtual_devices(device_counts(annotated))
     if len({device.all_devices for device in virtual}) == 1:
         members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
         devices = [virtual[0].all_devices]  # every device carries a replica
     else:
-        members = [(taskgraph.index,) for taskgraph in taskgraphs]
+        members = [tuple(taskgraph.index for taskgraph in stage) for stage in annotated]
         devices = [device.all_devices for device in virtual]
     counts = [len(names) for names in devices]
     if len(set(counts)) > 1:
@@ -53,7 +51,11 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
     order = sorted(range(counts[0]), key=lambda replica: (worker_of(devices[0][replica]), replica))
     owners = tuple(worker_of(devices[0][replica]) for replica in order)
     stages = tuple(
-        Stage(indices, str(taskgraphs[indices[0]].strategy), tuple(names[replica] for replica in order))
+        Stage(
+            indices,
+            str(taskgraphs[indices[0]].outer or taskgraphs[indices[0]].strategy),
+            tuple(names[replica] for replica in order),
+        )
         for indices, names in zip(members, devices)
     )
     if owners[0] != 0:
@@ -62,6 +64,25 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
             "checkpoints: give stage 0 one of its devices.".format(", ".join(stages[0].devices))
         )
     return stages, owners
+
+
+def annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
+    """The TaskGraphs of each stage, as they are annotated: a split in a scope of replicate is in the stage of that.
+
+    A split beside other TaskGraphs is over the devices of all: there is one stage then.
+    """
+    if any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs):
+        return [list(taskgraphs)]
+    stages: Dict[int, List[TaskGraph]] = {}
+    for taskgraph in taskgraphs:
+        stages.setdefault(id(taskgraph.outer or taskgraph.strategy), []).append(taskgraph)
+    return list(stages.values())
+
+
+def device_counts(stages: Sequence[Sequence[TaskGraph]]) -> List[int]:
+    """Devices of one model replica, by stage. A split is over devices of several replicas."""
+    strategies = [stage[0].outer or stage[0].strategy for stage in stages]
+    return [1 if one.name_of_kind == "split" else one.device_count or 1 for one in strategies]
 
 
 def span_processes(stages: Sequence[Stage], owners: Sequence[int]) -> bool:

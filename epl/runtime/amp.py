@@ -13,11 +13,11 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.boundary import variable_name
-from epl.ir.colocation import taskgraph_index
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Gradient, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.parallel import amp_colours, amp_twins
-from epl.runtime.amp_loss_scale import in_taskgraph, loss_scale_of
+from epl.runtime.amp_loss_scale import loss_scale_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 

@@ -13,17 +13,15 @@ one of the applied gradients a NaN, which reaches all replicas as that gradient 
 With `amp.debug_log`, replica 0 of each process says of a skipped step which gradient was the first that was not finite.
 """
 
-import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.boundary import readiness, variable_name
-from epl.ir.colocation import taskgraph_index
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Gradient, Graph, ScaleUpdate, first_tensor
-from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.twins import REPLICA_0_ATTR
 from epl.parallel.gradient_groups import upstream
 from epl.runtime.accumulated_gradients import returned_gradients
@@ -231,13 +229,3 @@ def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor, scale: tf.Tens
             return told
 
         return tf.cond(finite, lambda: tf.no_op("fine"), tell, name="debug_log").op
-
-
-@contextlib.contextmanager
-def in_taskgraph(tf_graph: tf.Graph, index: Optional[int]) -> Iterator[None]:
-    """Ops created inside belong to the TaskGraph."""
-    mark = tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None if index is None else tf.AttrValue(i=index))
-    try:
-        yield
-    finally:
-        tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, mark)

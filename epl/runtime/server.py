@@ -32,6 +32,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
+from epl.parallel.stages import annotated_stages, device_counts
 from epl.topology import OWN_JOB, Topology, spans_processes
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd
@@ -53,7 +54,7 @@ def topology_of(tf_graph: tf.Graph) -> Optional[Topology]:
     graph = Graph.of(tf_graph)
     if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
         return None
-    topology = spans_processes([taskgraph.strategy.device_count or 1 for taskgraph in graph.taskgraphs], cluster)
+    topology = spans_processes(device_counts(annotated_stages(graph.taskgraphs)), cluster)
     return topology if topology.spans_processes else None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tu
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout
 from epl.runtime import shard_initial
@@ -186,14 +186,9 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
 @contextlib.contextmanager
 def beside(op: tf.Operation) -> Iterator[None]:
     """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
-    attrs = op.node_def.attr
-    mark = attrs[TASKGRAPH_ATTR] if TASKGRAPH_ATTR in attrs else None
-    before = tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, mark)
-    try:
-        with tf.control_dependencies(None), tf.name_scope("{}/{}/".format(SCOPE, op.name)):
+    with in_taskgraph(op.graph, taskgraph_index(op)), tf.control_dependencies(None):
+        with tf.name_scope("{}/{}/".format(SCOPE, op.name)):
             yield
-    finally:
-        tf_compat.set_attr_scope(op.graph, TASKGRAPH_ATTR, before)
 
 
 def _shard(

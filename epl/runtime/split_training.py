@@ -19,8 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
-from epl.ir.colocation import phase_of, taskgraph_index
+from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
 from epl.parallel.rewrite import transport_between
@@ -28,6 +30,7 @@ from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
 from epl.parallel.split.groups import split_groups
+from epl.parallel.split.lanes import StageExchange, StagePass
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
@@ -35,7 +38,7 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
-from epl.parallel.stages import plan_stages
+from epl.parallel.stages import plan_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
@@ -115,7 +118,8 @@ def _device_count(graph: Graph) -> int:
         return 1
     env = Env.get()
     assert env.cluster is not None
-    total = env.cluster.total_gpu_num
+    stages, _ = plan_stages(graph, env.cluster)
+    total = env.cluster.total_gpu_num if len(stages) == 1 else len(stages[0].devices)
     counts = sorted({taskgraph.strategy.device_count or total for taskgraph in splits})
     if len(counts) > 1:
         raise PlanError(
@@ -124,10 +128,12 @@ def _device_count(graph: Graph) -> int:
         )
     if total % counts[0]:
         raise PlanError(
-            "epl.split({}) needs groups of {} devices, and the job has {} device(s). Use a number that divides "
-            "them.".format(counts[0], counts[0], total)
+            "epl.split({}) needs groups of {} devices, and {} has {} device(s). Use a number that divides them.".format(
+                counts[0], counts[0], "the job" if len(stages) == 1 else "each stage of the model", total
+            )
         )
-    if total > 1 and len(graph.taskgraphs) > 1 and not env.config.cluster.colocate_split_and_replicate:
+    beside = any(taskgraph.outer is None for taskgraph in splits)
+    if total > 1 and beside and len(graph.taskgraphs) > 1 and not env.config.cluster.colocate_split_and_replicate:
         raise NotAvailableError(
             "cluster.colocate_split_and_replicate=False",
             "It does not go together with epl.split and other TaskGraphs on several devices: set it to True.",
@@ -152,7 +158,15 @@ class SplitModel(Shards):
         cluster = env.cluster
         assert cluster is not None
         stages, owners = plan_stages(graph, cluster)
-        slices = cluster.generate_virtual_devices([ranks])[0].slice_devices
+        slices: Sequence[Sequence[str]] = [stages[0].devices]
+        if len(stages) == 1:
+            slices = cluster.generate_virtual_devices([ranks])[0].slice_devices
+        elif span_processes(stages, owners):
+            raise NotAvailableError(
+                "epl.split in the stages of a pipeline that lie in several processes",
+                "Let each process have all stages of its replicas: as many devices as stages, or a multiple of that, "
+                "and cluster.device_place_prefer_intra_node=True.",
+            )
         groups = split_groups(ranks, slices, stages[0].devices)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
@@ -160,6 +174,12 @@ class SplitModel(Shards):
         communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners, transport)
         super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
         self.ratios = _ratios(graph)
+        self._stages = stages
+        if len(stages) > 1:
+            own = communicators.place(self._rank).rank
+            self.exchange = StageExchange(
+                communicators.at(self._rank), own, "split", fp16_scale, self._open_lane, self._current_pass
+            )
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
@@ -176,9 +196,28 @@ class SplitModel(Shards):
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
-        for made in self._shards:
-            give_whole(made, self.exchange, self._inside)
+        with self.exchange.once():
+            for made in self._shards:
+                give_whole(made, self.exchange, self._inside)
         self._traced_after = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
+
+    # ---- Stages of a pipeline.
+
+    def _open_lane(self, of_pass: StagePass) -> Communicator:
+        """Blocks until every process does."""
+        kind = "backward" if of_pass.backward else "forward"
+        name = "{}/stage{}/{}{}".format(self._name, of_pass.stage, kind, of_pass.call)
+        opened = self._communicators_of(name)
+        self._make_ready(opened)
+        self.sub_communicators.append(opened)
+        return opened.at(self._rank)
+
+    def _current_pass(self) -> StagePass:
+        """The pass that the marks of new ops say."""
+        taskgraph, phase = [tf_compat.attr_scope(self._graph.tf_graph, name) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
+        stage = 0 if taskgraph is None else stage_of_taskgraph(self._stages).get(taskgraph.i, 0)
+        backward = phase is not None and phase.s.decode() == Phase.BACKWARD
+        return StagePass(stage, backward, len(self._graph.gradient_calls))
 
     def _build(self, decision: Decision) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
@@ -189,7 +228,15 @@ class SplitModel(Shards):
                 entries[tensor] = self._entered(tensor, depends_on_data)
             return entries[tensor]
 
-        return Lowering(self._program, decision, self.exchange, self._variable, SCOPE + "/", entry=entry)
+        return Lowering(
+            self._program,
+            decision,
+            self.exchange,
+            self._variable,
+            SCOPE + "/",
+            entry=entry,
+            stage_of=lambda op: stage_of_op(op, self._stages),
+        )
 
     def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
         """A tensor of replicate code as the split takes it."""
@@ -237,7 +284,7 @@ class SplitModel(Shards):
         if value.info.batch is not None:
             return self._exit(y)
         if y not in self._new:
-            with self.building():
+            with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
                 self._new[y] = self._lowering.whole(y)
         return self._new[y]
 
@@ -336,7 +383,7 @@ class SplitModel(Shards):
         """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
         if tensor not in self._exits:
             value = self._program.values[self._program.number[tensor]]
-            with self.building():
+            with self.building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
                 own = self._lowering.own_rows(tensor)
                 if value.info.batch is None:
                     own = self.exchange.enter(own)
@@ -368,7 +415,8 @@ class SplitModel(Shards):
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten."""
         self.redirect()
-        super().finish()
+        with self.exchange.once():
+            super().finish()
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

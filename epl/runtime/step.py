@@ -106,11 +106,21 @@ class StepFinder(object):
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
         idle = self._idle_barriers(asked, fed)
         needed, foreign = self._needed(asked, fed, idle)
+        repeats_feeds = (
+            rewrite.graph.shards is not None
+            and not needed & (self._gradients | rewrite.writes)
+            and self._is_fed_inference(needed, fed)
+        )
+        if repeats_feeds and rewrite.micro_batched:  # the first micro batch takes all that is fed
+            idle = idle | (needed & self._later_writes)
+            needed, foreign = self._needed(asked, fed, idle)
         asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
         later = self._later_micro_batches((needed & rewrite.writes) | asked_micro)
         needed |= view.ancestors(later, idle.__contains__)
         touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
+        if repeats_feeds and rewrite.micro_batched:
+            merged = {}
         shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}
         is_training = bool(needed & self._gradients)
         outputs = {view.index[sibling.op] for sibling in shown.union(merged.values()) if sibling.op}
@@ -132,11 +142,6 @@ class StepFinder(object):
         extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
         uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
         is_collective = bool(touched & self._collectives)
-        repeats_feeds = (
-            rewrite.graph.shards is not None
-            and not needed & (self._gradients | rewrite.writes)
-            and self._is_fed_inference(needed, fed)
-        )
         return Step(
             fetches=tuple(merged[t.name].tensor if t.name in merged else t for t in fetches),
             targets=tuple(targets) + tuple(extra),

@@ -223,6 +223,11 @@ def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
     return before
 
 
+def attr_scope(graph: tf.Graph, name: str) -> Any:
+    """The mark of ops that are created in `graph` now, or None."""
+    return graph._attr_scope_map.get(name)
+
+
 def last_op_id(graph: tf.Graph) -> int:
     """A number that grows with every op created in `graph`."""
     return graph._last_id if hasattr(graph, "_last_id") else graph.version

@@ -17,18 +17,6 @@ composition = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(composition)
 
 
-def pipeline_and_split(begin):
-    """A stage that is replicated and one that is split, on devices of their own."""
-    begin(2, annotate=False)
-    x = tf.placeholder(tf.float32, [None, 4])
-    with epl.replicate(1):
-        hidden = tf.layers.dense(x, 4)
-    with epl.split(2):
-        loss = tf.reduce_mean(tf.layers.dense(hidden, 8))
-    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    rewritten()
-
-
 def split_and_zero(begin):
     """A split over all devices."""
     begin(2, annotate=False, zero__level="v1")
@@ -46,7 +34,6 @@ def offload_and_zero(begin):
 
 
 REFUSED = {
-    frozenset(["pipeline", "split"]): pipeline_and_split,
     frozenset(["split", "zero"]): split_and_zero,
     frozenset(["offload", "zero"]): offload_and_zero,
 }

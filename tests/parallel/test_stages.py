@@ -4,9 +4,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.env import Env
+from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage
-from epl.parallel.stages import device_of_stage, stages_of_nodes
+from epl.parallel.stages import device_of_stage, plan_stages, stages_of_nodes
 from epl.utils.errors import LayoutError, PlanError
 from tests.parallel.pipelines import Chain, begin, dense, rewritten, stage
 
@@ -44,6 +46,19 @@ def test_a_layout_with_different_numbers_of_replicas_is_refused(init):
         Chain(2).minimize()
         with pytest.raises(PlanError, match="have 2 and 1 devices"):
             rewritten()
+
+
+@pytest.mark.parametrize("colocated, expected", [(False, [[0, 2], [1, 3]]), (True, [[0, 1, 2, 3]])])
+def test_a_split_is_in_the_stage_of_the_scope_around_it(init, colocated, expected):
+    init(4, annotate=False, cluster__colocate_split_and_replicate=colocated)
+    for _ in range(2):
+        with epl.replicate(1):
+            tf.constant(1)
+            with epl.split(2):
+                tf.constant(1)
+    stages, _ = plan_stages(Graph.get(), Env.get().cluster)
+    assert [list(stage.devices) for stage in stages] == [[device(i) for i in of_stage] for of_stage in expected]
+    assert [stage.taskgraphs for stage in stages] == ([(0, 1, 2, 3)] if colocated else [(0, 1), (2, 3)])
 
 
 def test_a_layout_with_too_few_virtual_devices_is_refused(init):

@@ -138,7 +138,6 @@ def test_a_scope_that_is_the_first_to_touch_the_default_graph_ends(init):
 
 @pytest.mark.parametrize("outer, inner, words", [
     (epl.replicate, epl.replicate, "Can't nest strategies with same type"),
-    (epl.replicate, epl.split, "Can't nest split strategy in replicate strategy"),
     (epl.split, epl.replicate, "Can't nest strategies in split strategy"),
     (epl.split, epl.split, "Can't nest strategies in split strategy"),
 ], ids=lambda item: getattr(item, "__name__", ""))
@@ -149,6 +148,46 @@ def test_scopes_do_not_nest(init, outer, inner, words):
         assert taskgraph(tf.constant(1)) == [0]
     assert words in text and "outside" in text and "within" in text and "side by side" in text
     assert text.startswith("NestingError")
+
+
+def test_a_split_in_a_scope_of_replicate(init):
+    init(annotate=False)
+    with epl.replicate(1) as outer:
+        before = tf.constant(1)
+        with epl.split(1) as inner:
+            inside = tf.constant(1)
+        behind = tf.constant(1)
+    with epl.replicate(1):
+        with epl.split(1):
+            alone = tf.constant(1)
+    after = tf.constant(1)
+    assert taskgraph(before, inside, behind, alone, after) == [0, 1, 0, 2, 3]
+    first, second, third, fourth = Graph.get().taskgraphs
+    assert (first.strategy, first.outer, second.strategy, second.outer) == (outer, None, inner, outer)
+    assert third.outer is fourth.strategy  # what follows is in the stage, not in the split
+
+
+def test_one_split_in_two_scopes_is_two_taskgraphs(init):
+    init(annotate=False)
+    split = epl.split(1)
+    ops = []
+    for _ in range(2):
+        with epl.replicate(1):
+            ops.append(tf.constant(1))
+            with split:
+                ops.append(tf.constant(1))
+    assert taskgraph(*ops) == [0, 1, 2, 3]
+
+
+def test_a_graph_made_inside_nested_scopes_belongs_to_the_inner_one(init):
+    init(annotate=False)
+    with epl.replicate(1) as outer:
+        with epl.split(1) as inner:
+            graph = tf.Graph()
+            with graph.as_default():
+                tf.constant(1)
+    (only,) = Graph.of(graph).taskgraphs
+    assert (only.strategy, only.outer) == (inner, outer)
 
 
 def test_no_default_strategy_inside_a_scope(init):

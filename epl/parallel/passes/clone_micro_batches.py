@@ -23,6 +23,7 @@ from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.merge_outputs import merge
+from epl.parallel.passes.order_lanes import lanes_of, nodes_of, order_lanes, order_rest
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import Beginnings, order_actions
@@ -44,13 +45,14 @@ def run(rewrite: Rewrite) -> None:
     boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
     writes = find_training_writes(tf_graph, view, view.writes(), boundaries)
     outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
-    ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs)
+    lanes = lanes_of(rewrite, view)
+    ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs, nodes_of(lanes))
     _refuse(rewrite, view, ops)
     if rewrite.plan.num_micro_batch > 1:
         _refuse_aggregated(view, ops, boundaries)
     copies = range(1, rewrite.plan.num_micro_batch)
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages)
+    actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages, nodes_of(lanes, backward_only=True))
     shared = share_values(rewrite, view, ops, actions, stages)
     copied = ops.cloned.difference(shared.merged)
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in copied)
@@ -58,10 +60,12 @@ def run(rewrite: Rewrite) -> None:
     waits: Waits = {}
     beginnings: Beginnings = {}
     barriers = order_actions(rewrite, view, actions, waits, beginnings)
+    order_lanes(rewrite, view, lanes, copied, copies, waits)
     sums = GradientSums(rewrite, beginnings)
     extra = barriers + sums.nodes + shared.nodes
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs)
     if copies:
+        order_rest(rewrite, view, lanes, copied)
         _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
         sums.apply()

@@ -18,7 +18,8 @@ between ranks is made by `own` alone, and is invisible to static shapes: a dimen
 unknown, so that neither TensorFlow nor its gradient functions write one rank's size into a constant.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -44,14 +45,29 @@ Attributes:
 """
 
 
+class Lane(object):
+    """Collectives that run one after the other, in a communicator of their own.
+
+    Attributes:
+      communicator: of the group.
+      collectives: their ops, in the order in which they run.
+      built: how many were asked for.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.collectives: List[tf.Operation] = []
+        self.built = 0
+
+
 class Exchange(object):
     """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
 
-    Every rank builds the same in the same order; each collective waits for the one before.
+    Every rank builds the same in the same order; each collective waits for the one before it in its lane. There is one
+    lane; a subclass may have more.
 
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
-      collectives: ops that were built for the way forward, in the order in which they run.
     """
 
     def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
@@ -63,14 +79,31 @@ class Exchange(object):
           key: unique within the communicator; begins the keys of the collectives.
           fp16_scale: all-to-alls send floats as float16, gradients after multiplication by it; None: as they are.
         """
-        self._communicator = communicator
+        self._first_lane = Lane(communicator)
         self.rank = rank
         self.ranks = communicator.world_size
         self._key = key
         self._fp16_scale = fp16_scale if self.ranks > 1 else None
-        self._number = 0
         self.owned: Dict[str, Owned] = {}
-        self.collectives: List[tf.Operation] = []
+
+    @property
+    def lanes(self) -> List[Lane]:
+        """All lanes."""
+        return [self._first_lane]
+
+    @property
+    def collectives(self) -> List[tf.Operation]:
+        """The ops of all collectives so far, lane by lane in the order in which they run."""
+        return [op for lane in self.lanes for op in lane.collectives]
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """What is built inside is done once per step, and not for each micro batch of a pipeline: as all is here."""
+        yield
+
+    def _lane(self) -> Lane:
+        """Where the next collective is built."""
+        return self._first_lane
 
     # ---- What differs between ranks.
 
@@ -164,7 +197,7 @@ class Exchange(object):
     def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
         own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
-        return self._run(lambda key: self._communicator.all_gather(own, self.rank, key, equal_rows=True), "rows")
+        return self._run(lambda to, key: to.all_gather(own, self.rank, key, equal_rows=True), "rows")
 
     def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
@@ -173,20 +206,20 @@ class Exchange(object):
 
     def broadcast(self, tensors: Any) -> Any:
         """What rank 0 has, on every rank: of a tensor, or of each of a list; no gradient."""
-        made = self._run(lambda own: self._communicator.broadcast(tensors, self.rank, own), "first")
+        made = self._run(lambda to, own: to.broadcast(tensors, self.rank, own), "first")
         return tf.nest.map_structure(tf.stop_gradient, made)
 
     # ---- The collectives themselves, without gradients.
 
     def all_reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
         """The sum, or what `reduce_op` says, over all ranks, of a tensor or of each of several; no gradient."""
-        return self._run(lambda own: self._communicator.all_reduce(value, self.rank, own, reduce_op), key)
+        return self._run(lambda to, own: to.all_reduce(value, self.rank, own, reduce_op), key)
 
     def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
         """The whole tensor, and how many rows came from each rank."""
         front = to_front(tensor, layout.dim)
         equal = not is_uneven(layout)
-        full, rows = self._run(lambda own: self._communicator.all_gather_with_rows(front, self.rank, own, equal), key)
+        full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
         full.set_shape(_with_size(front.shape, 0, None if layout.sizes is None else sum(layout.sizes)))
         return from_front(full, layout.dim), rows
 
@@ -209,7 +242,7 @@ class Exchange(object):
     def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         front = to_front(tensor, layout.dim)
         if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
-            part = self._run(lambda own: self._communicator.reduce_scatter(front, self.rank, own), "scatter")
+            part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
             part = _hidden(part, 0) if is_uneven(layout) else part
         else:
             # Every rank sends as many rows as this rank keeps.
@@ -222,8 +255,8 @@ class Exchange(object):
     def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
         """Part r of the rows goes to rank r; the rows that come."""
         if splits is None:
-            return self._run(lambda own: self._communicator.all_to_all(tensor, self.rank, own), key)
-        return self._run(lambda own: self._communicator.all_to_all(tensor, self.rank, own, splits), key)[0]
+            return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own), key)
+        return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own, splits), key)[0]
 
     def _move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
@@ -273,15 +306,16 @@ class Exchange(object):
         full = -1 if source.sizes is None else sum(source.sizes)
         return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
 
-    def _run(self, build: Callable[[str], Any], key: str) -> Any:
+    def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:
         """Builds a collective under a key of its own, after the one before."""
-        own = "{}/{}/{}".format(self._key, self._number, key)
-        self._number += 1
+        lane = self._lane()
+        own = "{}/{}/{}".format(self._key, lane.built, key)
+        lane.built += 1
         graph = tf.get_default_graph()
         last = tf_compat.last_op_id(graph)
-        with tf.control_dependencies(self.collectives[-1:]):
-            result = build(own)
-        self.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
+        with tf.control_dependencies(lane.collectives[-1:]):
+            result = build(lane.communicator, own)
+        lane.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
         return result
 
 

@@ -7,10 +7,11 @@ The ops of the user's graph stay where they are and are not needed any more, but
 new tensors. Creating the parts of variables, and telling the user's program of the new tensors, is left to the caller.
 """
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, ContextManager, Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, Layout
@@ -40,6 +41,7 @@ class Lowering(object):
         prefix: str = "",
         device: Optional[str] = None,
         entry: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+        stage_of: Callable[[tf.Operation], int] = lambda op: 0,
     ) -> None:
         """Builds the program.
 
@@ -51,6 +53,7 @@ class Lowering(object):
           prefix: name scope, with a slash at its end, under which the scopes of the user's ops are repeated.
           device: of the ops.
           entry: makes of a tensor from outside what the program takes; it may be called again with the same one.
+          stage_of: the stage of an op of the user.
 
         Raises:
           PlanError: if an op cannot be built for the batches of all ranks.
@@ -61,6 +64,7 @@ class Lowering(object):
         self._prefix = prefix
         self._device = device
         self._entry = entry
+        self._homes = _homes(program, stage_of)
         self._there: Dict[int, Dict[Form, tf.Tensor]] = {}
         self._rows: Dict[int, tf.Tensor] = {}
         self._controls: Dict[tf.Operation, List[tf.Operation]] = {}
@@ -101,7 +105,8 @@ class Lowering(object):
     def _source(self, number: int, layout: Layout) -> tf.Tensor:
         value = self._program.values[number]
         if value.kind == ENTRY:
-            return value.tensor if self._entry is None else self._entry(value.tensor)
+            with self._at(number):
+                return value.tensor if self._entry is None else self._entry(value.tensor)
         with self._scopes(value.tensor.op):
             return self._exchange.hide_size(self._variable(value.tensor.op, layout), layout)
 
@@ -111,7 +116,7 @@ class Lowering(object):
         if path is None:
             raise ValueError("{} cannot be had as {}".format(value.tensor.name, wanted.layout))
         for conversion in path:
-            with self._scopes(value.tensor.op):
+            with self._scopes(value.tensor.op), self._at(number):
                 forms[conversion.target] = self._convert(number, forms[conversion.source], conversion)
         return forms[wanted]
 
@@ -140,7 +145,7 @@ class Lowering(object):
             value = self._program.values[entry]
             batch = value.info.batch or 0
             size = value.tensor.shape[batch].value
-            with self._scopes(value.tensor.op):
+            with self._scopes(value.tensor.op), self._at(entry):
                 if size is None:
                     self._rows[entry] = self._exchange.row_counts(value.tensor, batch)
                 else:
@@ -250,14 +255,34 @@ class Lowering(object):
 
     def _scopes(self, op: tf.Operation) -> "_Scopes":
         scope = self._prefix + "".join(part + "/" for part in op.name.split("/")[:-1])
-        return _Scopes(scope, self._device)
+        return _Scopes(scope, self._device, op)
+
+    def _at(self, number: int) -> ContextManager[None]:
+        """Ops created inside belong to the TaskGraph of a value: that of what takes it first, if it is an entry."""
+        op = self._homes.get(number, self._program.values[number].tensor.op)
+        return in_taskgraph(op.graph, taskgraph_index(op))
+
+
+def _homes(program: Program, stage_of: Callable[[tf.Operation], int]) -> Dict[int, tf.Operation]:
+    """Entry -> the op that takes it first, in the order of the stages."""
+    homes: Dict[int, tf.Operation] = {}
+    for step in sorted(program.steps, key=lambda step: stage_of(step.op)):
+        for number in step.inputs:
+            if number >= 0 and program.values[number].kind == ENTRY:
+                homes.setdefault(number, step.op)
+    return homes
 
 
 class _Scopes(object):
-    """The name scope and the device of what is built."""
+    """The name scope, the device and the TaskGraph of what is built."""
 
-    def __init__(self, scope: str, device: Optional[str]) -> None:
-        self._scopes = [tf.name_scope(scope or None), tf.device(None), tf.device(device)]
+    def __init__(self, scope: str, device: Optional[str], op: tf.Operation) -> None:
+        self._scopes = [
+            tf.name_scope(scope or None),
+            tf.device(None),
+            tf.device(device),
+            in_taskgraph(op.graph, taskgraph_index(op)),
+        ]
 
     def __enter__(self) -> None:
         for scope in self._scopes:

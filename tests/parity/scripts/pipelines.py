@@ -40,9 +40,11 @@ class Pipeline:
         schedule: str = "PreferBackward",
         interleaved: bool = False,
         default_strategies: bool = False,
+        split: int = 0,
         **config: Any,
     ) -> None:
         self._ctx = ctx
+        self._split = split
         self.stages = stages
         self._scope = self._default_strategy if default_strategies else ctx.scope
         ctx.stages = stages // 2 if interleaved else stages
@@ -61,7 +63,11 @@ class Pipeline:
             _interleave(stages)
 
     def loss(self, name: str, inputs: Inputs) -> tf.Tensor:
-        """The loss of a model, its blocks annotated."""
+        """The loss of a model, its blocks annotated; `split` devices for what is split in a stage."""
+        if self._ctx.planned and self._split:
+            import epl
+
+            inputs = inputs._replace(split=lambda: epl.split(self._split))
         return build(name, inputs, self.stages, self._scope)
 
     @contextlib.contextmanager

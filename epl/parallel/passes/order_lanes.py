@@ -1,0 +1,73 @@
+"""Collectives of a split in a pipeline: those of a micro batch follow those of the one before, lane by lane.
+
+    a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1 ──▶ c
+          `──▶ c    =>                                         c: of micro batch 0 alone
+
+A lane is what epl/parallel/split/lanes.py says. All ranks of a group do the same, so that they meet in one order
+whatever the schedule is, and in runs that no schedule orders.
+"""
+
+from typing import Dict, List, Sequence, Set
+
+from epl.ir.view import GraphView
+from epl.parallel.passes.barriers import build_barrier
+from epl.parallel.passes.plan_nodes import Waits
+from epl.parallel.rewrite import Rewrite
+from epl.parallel.split.lanes import StagePass
+
+Lanes = Dict[StagePass, List[int]]
+
+
+def lanes_of(rewrite: Rewrite, view: GraphView) -> Lanes:
+    """The nodes of the collectives of each lane, in their order; no lanes without a split."""
+    split = rewrite.graph.split
+    if split is None:
+        return {}
+    return {
+        of_pass: [view.index[op.name] for op in lane.collectives]
+        for of_pass, lane in split.exchange.of_passes.items()
+        if lane.collectives
+    }
+
+
+def nodes_of(lanes: Lanes, backward_only: bool = False) -> Set[int]:
+    """The nodes of all lanes, or of those of backward passes."""
+    return {node for of_pass, nodes in lanes.items() if of_pass.backward or not backward_only for node in nodes}
+
+
+def order_lanes(
+    rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int], waits: Waits
+) -> None:
+    """Lets the first collective of a micro batch wait for the last of the one before.
+
+    Each waits for those before it in its lane, so those of which there are copies are the first ones.
+
+    Args:
+      rewrite: `collectives` gets the copies.
+      view: of the graph before it is cloned.
+      lanes: from `lanes_of`.
+      copied: nodes of which each micro batch has a copy.
+      copies: the further micro batches.
+      waits: what waits is entered here.
+    """
+    for nodes in lanes.values():
+        names = [view.nodes[node].name for node in nodes if node in copied]
+        for copy in copies if names else ():
+            waits.setdefault((copy, nodes[0]), []).append(rewrite.in_micro_batch(names[-1], copy - 1))
+            rewrite.collectives.update(rewrite.in_micro_batch(name, copy) for name in names)
+
+
+def order_rest(rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int]) -> None:
+    """Lets the collectives that micro batch 0 alone has wait for those of the last one, which are in the graph by now.
+
+    They wait behind a barrier: a run of micro batch 0 alone leaves the others out.
+    """
+    for of_pass, nodes in lanes.items():
+        names = [view.nodes[node].name for node in nodes if node in copied]
+        if not names or len(names) == len(nodes):
+            continue
+        last = rewrite.operation(rewrite.in_micro_batch(names[-1], rewrite.plan.num_micro_batch - 1))
+        with rewrite.building("micro_batches/collectives", of_pass.stage):
+            name, barrier = build_barrier([last])
+        rewrite.later_writes.append(name)
+        rewrite.remember(rewrite.operation(view.nodes[nodes[len(names)]].name))._add_control_input(barrier)

@@ -1,0 +1,175 @@
+"""Pipelines whose stages have epl.split in them: wide layers, those of a Transformer, tables of words, a wide head."""
+
+from typing import Any, Callable, List
+
+import tensorflow.compat.v1 as tf
+
+from tests.parity.context import Context
+from tests.parity.scripts import pipelines
+from tests.parity.scripts.data import CLASSES, TOKENS, VOCABULARY
+from tests.parity.scripts.models import cross_entropy, dense, weights
+from tests.parity.scripts.pipeline_models import Block, Inputs, model
+
+WIDTH, HEADS, SIZE = 64, 4, 16
+WIDE = 1003  # columns that no number of devices here divides
+BIG = 4099  # rows of a table
+
+
+def _wide(inputs: tf.Tensor, units: int, name: str, activation: Callable = None, use_bias: bool = True) -> tf.Tensor:
+    """A dense layer whose outputs are about as large as its many inputs."""
+    initial = tf.random_normal_initializer(stddev=0.05, seed=3)
+    return tf.layers.dense(inputs, units, activation, use_bias, kernel_initializer=initial, name=name)
+
+
+def _two_layers(hidden: tf.Tensor, name: str) -> tf.Tensor:
+    """A wide layer and a narrow one: columns, then rows."""
+    with tf.variable_scope(name):
+        return _wide(_wide(hidden, 512, "wide", tf.nn.tanh), WIDTH, "narrow")
+
+
+def _wide_loss(inputs: Inputs, hidden: tf.Tensor) -> tf.Tensor:
+    labels = tf.mod(inputs.ids[:, 0] * 97 + inputs.ids[:, 1] * 31 + inputs.ids[:, 2], WIDE)
+    return cross_entropy(labels, dense(hidden, WIDE, "head"))
+
+
+@model
+def wide_layers(inputs: Inputs) -> List[Block]:
+    """Replicated layers around wide ones, and a wide head: a split in each of two stages."""
+
+    def first(_: None) -> tf.Tensor:
+        return dense(inputs.x, WIDTH, "first", tf.nn.tanh)
+
+    def wide(hidden: tf.Tensor) -> tf.Tensor:
+        with inputs.split():
+            hidden += _two_layers(hidden, "middle")
+        return tf.nn.tanh(hidden)
+
+    def third(hidden: tf.Tensor) -> tf.Tensor:
+        return dense(hidden, WIDTH, "third", tf.nn.tanh)
+
+    def head(hidden: tf.Tensor) -> tf.Tensor:
+        with inputs.split():
+            return _wide_loss(inputs, hidden)
+
+    return [first, wide, third, head]
+
+
+@model
+def wide_head(inputs: Inputs) -> List[Block]:
+    """Replicated features in all stages but the last, which is a split head."""
+    return [
+        lambda _: dense(inputs.x, WIDTH, "first", tf.nn.tanh),
+        lambda hidden: dense(hidden, WIDTH, "second", tf.nn.tanh),
+        lambda hidden: dense(hidden, WIDTH, "third", tf.nn.tanh),
+        lambda hidden: _in_split(inputs, lambda: _wide_loss(inputs, hidden)),
+    ]
+
+
+def _in_split(inputs: Inputs, build: Callable[[], Any]) -> Any:
+    with inputs.split():
+        return build()
+
+
+@model
+def transformer(inputs: Inputs) -> List[Block]:
+    """Everything is split: a table of words, two layers of attention by heads, scores of words."""
+
+    def embed(_: None) -> tf.Tensor:
+        with inputs.split():
+            words = tf.get_variable("words", [VOCABULARY, WIDTH], initializer=tf.random_normal_initializer(0, 0.3, 5))
+            return tf.nn.embedding_lookup(words, inputs.ids) + weights("places", [TOKENS, WIDTH])
+
+    def layer(name: str) -> Block:
+        def build(hidden: tf.Tensor) -> tf.Tensor:
+            with inputs.split(), tf.variable_scope(name):
+                hidden += _attention(hidden)
+                return hidden + _two_layers(hidden, "inner")
+
+        return build
+
+    def predict(hidden: tf.Tensor) -> tf.Tensor:
+        with inputs.split():
+            scores = _wide(tf.reshape(hidden, [-1, WIDTH]), WIDE, "scores")
+            return cross_entropy(tf.reshape(tf.mod(inputs.ids * 97, WIDE), [-1]), scores)
+
+    return [embed, layer("lower"), layer("upper"), predict]
+
+
+def _attention(hidden: tf.Tensor) -> tf.Tensor:
+    # A bias of the keys changes nothing: its gradient is rounding alone.
+    parts = [_wide(hidden, HEADS * SIZE, name, use_bias=name != "key") for name in ("query", "key", "value")]
+    query, key, value = [
+        tf.transpose(tf.reshape(part, [-1, TOKENS, HEADS, SIZE]), [0, 2, 1, 3]) for part in parts
+    ]  # fmt: skip
+    scores = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) / SIZE**0.5)
+    mixed = tf.reshape(tf.transpose(tf.matmul(scores, value), [0, 2, 1, 3]), [-1, TOKENS, HEADS * SIZE])
+    return _wide(mixed, WIDTH, "joined")
+
+
+@model
+def big_table(inputs: Inputs) -> List[Block]:
+    """A table with sparse gradients that is split; weight decay of all weights outside of the split."""
+
+    def look_up(_: None) -> tf.Tensor:
+        with inputs.split():
+            table = weights("table", [BIG, WIDTH])
+            return tf.reduce_sum(tf.nn.embedding_lookup(table, tf.mod(inputs.ids * 997, BIG)), 1)
+
+    def predict(hidden: tf.Tensor) -> tf.Tensor:
+        loss = cross_entropy(inputs.y, dense(hidden, CLASSES, "out"))
+        kernels = [v for v in tf.trainable_variables() if "kernel" in v.op.name]
+        return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in kernels])
+
+    def middle(name: str) -> Block:
+        def build(hidden: tf.Tensor) -> tf.Tensor:
+            with inputs.split():
+                return tf.nn.tanh(_two_layers(tf.nn.tanh(hidden), name))
+
+        return build
+
+    return [look_up, middle("second"), middle("third"), predict]
+
+
+@model
+def tied_table(inputs: Inputs) -> List[Block]:
+    """A table of the first stage that makes the scores of the last one."""
+
+    def table() -> tf.Variable:
+        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+            return weights("table", [WIDE, WIDTH])
+
+    def look_up(_: None) -> tf.Tensor:
+        with inputs.split():
+            return tf.reduce_sum(tf.nn.embedding_lookup(table(), tf.mod(inputs.ids * 53, WIDE)), 1)
+
+    def predict(hidden: tf.Tensor) -> tf.Tensor:
+        with inputs.split():
+            labels = tf.mod(inputs.ids[:, 0] * 97 + inputs.ids[:, 1], WIDE)
+            return cross_entropy(labels, tf.matmul(hidden, table(), transpose_b=True))
+
+    return [
+        look_up,
+        lambda hidden: dense(hidden, WIDTH, "second", tf.nn.tanh),
+        lambda hidden: dense(hidden, WIDTH, "third", tf.nn.tanh),
+        predict,
+    ]
+
+
+def train(ctx: Context, **arguments: Any) -> None:
+    """`pipelines.train` of a model above; records which variables are held in parts."""
+    pipelines.train(ctx, **arguments)
+    if ctx.planned:
+        from epl.ir.graph import Graph
+
+        graph = Graph.get()
+        ctx.results["held"] = sorted(graph.split.held)
+
+
+def read(ctx: Context, **arguments: Any) -> None:
+    """`pipelines.read` of a model above."""
+    pipelines.read(ctx, **arguments)
+
+
+def accumulated(ctx: Context, **arguments: Any) -> None:
+    """`pipelines.accumulated` of a model above: what `train` must equal."""
+    pipelines.accumulated(ctx, **arguments)
