@@ -7,7 +7,7 @@ VENV ?= .venv
 VENV_PYTHON := $(abspath $(VENV))/bin/python
 BOOT_PYTHON := $(shell command -v python3 || command -v python3.7 || command -v python)
 # What this make was told is for this make: programs that call make themselves start afresh.
-RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
+RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS
 CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
 JOBS ?= 2
 
