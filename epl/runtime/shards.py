@@ -57,7 +57,10 @@ class Shards(object):
       seeds: random op -> its second seed by rank.
       ranks: of a group.
       unopened: the communicators that are opened together with those of the plan: see `_make_ready`.
+      setting: by which the user asks for parts.
     """
+
+    setting = ""
 
     def __init__(
         self, graph: Graph, communicators: SubCommunicators, rank: int, fp16_scale: Optional[int] = None
@@ -162,8 +165,6 @@ class Shards(object):
         return self._in_branches[id(context)]
 
     # ---- What the user's program sees.
-
-    setting = ""  # by which the user asks for parts
 
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""

@@ -76,16 +76,13 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
         raise NotAvailableError(
             "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(len(stages))
         )
-    try:
+    with graph.changing():
         if graph.zero is None:
             name = env.new_graph_name() + "/zero"
             refuse_missing_workers(name, owners)
             start_job(env.config)
             graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
         graph.zero.hold(pairs)
-    except Exception as error:
-        graph.failure = error  # a graph that is half changed must not run
-        raise
 
 
 def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
@@ -109,6 +106,8 @@ class ZeroModel(Shards):
       level: "v0", "v1" or "v2".
       stand_ins: with "v2", for the wholes.
     """
+
+    setting = "zero.level"
 
     def __init__(
         self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
@@ -202,8 +201,6 @@ class ZeroModel(Shards):
                 self._parts[part] = layout
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
         return part, whole.made.variable
-
-    setting = "zero.level"
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
