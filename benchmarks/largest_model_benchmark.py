@@ -60,6 +60,7 @@ def largest(variant: Variant, sizes: List[int], small: Sequence[int], limit: int
         GroupError: a process failed, or no size that was tried holds less than the limit.
     """
     peaks: Dict[int, float] = {}
+    traced: Dict[int, float] = {}
     for layers in small:
         with _running(variant, [layers] + sizes) as group:
             peaks[layers] = _most(group.ask(estimate=True))
@@ -69,13 +70,15 @@ def largest(variant: Variant, sizes: List[int], small: Sequence[int], limit: int
             peaks[layers] = _most(group.ask(estimate=True))
             wanted = min(fitting(peaks, limit), most, GROWTH * max(peaks))
             if wanted == layers:
-                peak = _most(group.ask(bytes=True))
-                if peak <= limit:
-                    return Largest(layers, fitting(peaks, limit), peaks[layers], peak)
+                traced[layers] = _most(group.ask(bytes=True))
+                if traced[layers] <= limit:
+                    return Largest(layers, fitting(peaks, limit), peaks[layers], traced[layers])
                 wanted = most = layers - 1
         layers = wanted
-    raise groups.GroupError('%s: tried up to %d layers, estimated %s; none held less than %d bytes in a step' %
-                            (variant.name, max(peaks), sorted(peaks.items()), limit))
+        if not layers:
+            break
+    raise groups.GroupError('%s: no size was found that trains in %d bytes. Estimated bytes: %s; traced: %s' %
+                            (variant.name, limit, _by_layers(peaks), _by_layers(traced)))
 
 
 def fitting(peaks: Dict[int, float], limit: float) -> int:
@@ -93,6 +96,10 @@ def _running(variant: Variant, sizes: List[int]) -> Iterator[groups.Group]:
             yield group
     finally:
         group.close()
+
+
+def _by_layers(peaks: Dict[int, float]) -> str:
+    return ', '.join('%d layers %.0f' % known for known in sorted(peaks.items())) or 'none'
 
 
 def _most(replies: List[Dict[str, Any]]) -> float:

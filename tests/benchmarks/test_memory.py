@@ -1,7 +1,9 @@
 """How the benchmarks of memory find bounds, sizes and reasons; what runs is in `test_workers.py`."""
+import contextlib
+
 import pytest
 
-from benchmarks import largest_model_benchmark, memory_benchmark
+from benchmarks import groups, largest_model_benchmark, memory_benchmark
 
 
 def test_recomputed_layers_keep_their_inputs_masks_and_one_layer():
@@ -21,3 +23,41 @@ def test_refusal_is_one_line():
 @pytest.mark.parametrize('limit, layers', [(100, 9), (99, 8), (45, 3), (5, 1)])
 def test_most_layers_are_found_on_a_line(limit, layers):
     assert largest_model_benchmark.fitting({4: 50, 2: 30, 40: 1000}, limit) == layers
+
+
+class _Group:
+    """Estimates 10 bytes for a layer, and takes 20."""
+
+    def __init__(self, layers):
+        self._layers = layers
+
+    def ask(self, estimate=False, **_):
+        return [{'peak': {'device': (10. if estimate else 20.) * self._layers}}]
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The numbers of layers that are tried, with groups that are no processes."""
+    layers = []
+
+    @contextlib.contextmanager
+    def running(_, sizes):
+        layers.append(sizes[0])
+        yield _Group(sizes[0])
+
+    monkeypatch.setattr(largest_model_benchmark, '_running', running)
+    return layers
+
+
+def test_a_size_that_holds_more_than_estimated_is_followed_by_the_next_smaller_one(tried):
+    found = largest_model_benchmark.largest(memory_benchmark.PLAIN, [64, 4], (1, 2), 60.)
+    assert tried == [1, 2, 6, 5, 4, 3]
+    assert found == largest_model_benchmark.Largest(3, 6, 30., 60.)
+
+
+def test_a_limit_that_no_size_keeps_is_told_with_what_was_estimated_and_traced(tried):
+    with pytest.raises(groups.GroupError) as error:
+        largest_model_benchmark.largest(memory_benchmark.PLAIN, [64, 4], (1, 2), 15.)
+    assert str(error.value) == ('plain TensorFlow: no size was found that trains in 15 bytes. Estimated bytes: '
+                                '1 layers 10, 2 layers 20; traced: 1 layers 20')
+    assert 0 not in tried

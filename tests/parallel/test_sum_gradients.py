@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.profiler import memory, step_stats
+from tests.parallel.in_process import rewritten
 from tests.parallel.pipelines import begin, stage
 
 _MICRO_BATCHES = 8
@@ -44,3 +45,16 @@ def test_gradients_are_added_one_at_a_time(traced):
         peak = max(change.live for change in timeline.changes) - timeline.persistent
         # The sum, what is added, their sum, and what the next micro batch gives meanwhile; an AddN keeps one of each.
         assert peak < 6 * _BYTES, timeline.device
+
+
+def test_one_micro_batch_has_no_sums(init):
+    begin(init, 1)
+    hidden = tf.placeholder(tf.float32, [None, 4])
+    for _ in range(2):
+        with stage():
+            hidden = tf.layers.dense(hidden, 4, tf.tanh)
+            loss = tf.reduce_mean(tf.square(hidden))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    rewrite = rewritten()
+    assert len(rewrite.plan.stages) == 2
+    assert not [op.name for op in rewrite.tf_graph.get_operations() if "micro_batches/gradients" in op.name]
