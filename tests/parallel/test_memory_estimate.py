@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl import cluster
 from epl.ir import op_types
 from epl.parallel.costs_shapes import TensorType
 from epl.parallel.memory import kernels
@@ -266,6 +267,34 @@ def test_groups_of_updates_are_told_where_updates_hold_memory(init):
         if groups == 1:
             told = change(estimate, "optimizer.num_apply_group = 4").peak
     assert told == pytest.approx(peaks[1], rel=0.1) and peaks[1] < 0.9 * peaks[0]
+
+
+def held_by(init, mode, model, **config):
+    """The estimate of a step of a model."""
+    begin(init, mode, **config)
+    made = model()
+    return memory_estimate(made.train_op, made.feed, THREADS)
+
+
+def test_zero_is_tried_before_it_is_on(init):
+    plain, parts = (
+        held_by(init, mode, lambda: Mlp(layers=8, width=512, rows=256), devices=2) for mode in ("plain", "v1")
+    )
+    told = change(plain, "zero.level = v1")
+    assert told.peak == pytest.approx(max(device.peak for device in parts.devices), rel=0.1)
+    assert told.time < change(plain, "zero.level = v2").time
+    assert not [c for c in parts.changes if c.config.startswith(("zero", "offload"))]
+
+
+def test_offload_is_told_on_gpus_alone(init, monkeypatch):
+    def model():
+        return Mlp(layers=16, width=512, rows=256)
+
+    assert not [c for c in held_by(init, "plain", model).changes if c.config.startswith("offload")]
+    monkeypatch.setattr(cluster, "_local_devices", lambda config: ("GPU", 1))
+    told = change(held_by(init, "plain", model), "offload.level = v0")
+    found = {device.device: device for device in held_by(init, "plain", model, offload__level="v0").devices}
+    assert told.peak == pytest.approx(found["/device:GPU:0"].peak, rel=0.1) and told.time > 0
 
 
 def test_what_costs_least_is_told_first(init):

@@ -1,8 +1,9 @@
 """What would lower the memory of a step: features that are off, each with the peak that it would give and its cost.
 
-Recomputation is tried on the program of the step, with the analysis that the pass uses. Fewer rows in each micro batch
-are tried by estimating the step again. What a schedule or groups of updates give is reckoned from what is held at the
-peak: activations in proportion to the micro batches in flight, updates to the number of groups.
+Recomputation is tried on the program of the step, with the analysis that the pass uses; so are ZeRO and offload, in
+`what_if_state.py`. Fewer rows in each micro batch are tried by estimating the step again. What a schedule or groups of
+updates give is reckoned from what is held at the peak: activations in proportion to the micro batches in flight,
+updates to the number of groups.
 """
 
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -21,6 +22,7 @@ from epl.parallel.memory.estimate import (
     prepare,
 )
 from epl.parallel.memory.simulation import Op, Program
+from epl.parallel.memory.what_if_state import changes as changes_of_state
 from epl.parallel.recompute import Segment, Sweep
 from epl.parallel.recompute_chain import choose
 from epl.parallel.recompute_order import find_waits
@@ -55,6 +57,7 @@ def changes(
         _smaller_micro_batches(graph, step, before, ops, fed),
         _schedule(rewrite, before, peak),
         _groups(rewrite, before),
+        *changes_of_state(graph, step),
     ]
     lower = [change for change in found if change is not None and change.peak < peak]
     return tuple(sorted(lower, key=lambda change: (change.time, change.peak)))
