@@ -67,7 +67,7 @@ CELLS = (
     _tested("accumulation", "zero", "test_zero.py::test_accumulation"),
     _refused("split", "zero", "which does not go together with epl.split"),
     _tested("checkpoint", "zero", "test_zero.py::test_together_with_other_features"),
-    _refused("offload", "zero", "which does not go together with offload.level"),
+    _tested("offload", "zero", "test_zero_layouts.py::test_parts_in_host_memory"),
     _tested("zero", "amp", "test_zero.py::test_mixed_precision"),
     _tested("zero", "groups", "test_zero.py::test_together_with_other_features"),
     _tested("zero", "sparse", "test_zero.py::test_models"),

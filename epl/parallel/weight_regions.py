@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, run_order
 from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.recompute import SHAPE_OPS, batch_nodes, data_inputs
 from epl.utils import tf_compat
 
@@ -24,6 +25,8 @@ _CHEAP = frozenset(
         "SplitV", "Sqrt", "Square", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Transpose",
     ]  # fmt: skip
 )  # fmt: skip
+# By which wholes are gathered from parts: "PlaceholderWithDefault" hides the size of a part.
+_GATHERS = frozenset(["EplAllGather", "IdentityN", "PlaceholderWithDefault"])
 
 
 class WeightRegion(object):
@@ -50,6 +53,7 @@ class WeightRegion(object):
         self.depths = depths_of(view)
         self.order = run_order(view)
         stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+        stateful -= COLLECTIVE_OP_TYPES.keys()  # they give the same for the same
         self.moving = batch_nodes(tf_graph, view, stateful)
         self.of_step = view.descendants(self.moving)
         self.weights: Dict[int, FrozenSet[int]] = {}
@@ -64,7 +68,7 @@ class WeightRegion(object):
             elif self.depths[node] == (0, 0) and node not in self.of_step:
                 if view.types[node] in SHAPE_OPS and not self.weights.keys().isdisjoint(view.producers[node]):
                     self.nodes.add(node)
-                elif view.types[node] in op_types.READS or view.types[node] in _CHEAP:
+                elif view.types[node] in op_types.READS | _CHEAP | _GATHERS:
                     producers = [producer for producer, _ in data_inputs(view, node)]
                     own = frozenset().union(*[self.weights.get(producer, frozenset()) for producer in producers])
                     if own:

@@ -76,6 +76,7 @@ class Shards(object):
         self._graph = graph
         self.groups = communicators.groups
         self.unopened: List[CommunicatorSpec] = []
+        self._transport = communicators.transport
         self._name, self._rank, self._communicators = communicators.name, rank, communicators
         self.sub_communicators: List[SubCommunicators] = []
         self._in_branches: Dict[int, Exchanges] = {}  # by the id of a control-flow context
@@ -121,10 +122,10 @@ class Shards(object):
         yield
         self._own.update(tf_compat.ops_since(self._graph.tf_graph, before))
 
-    def _communicators_of(self, name: str, stage: int = 0) -> SubCommunicators:
+    def _communicators_of(self, name: str, stage: int = 0, transport: str = "") -> SubCommunicators:
         """Further ones of the groups, for what runs in a stage."""
-        first = self._communicators
-        return SubCommunicators(name, self.groups, self._processes(stage), first.transport, first.opened)
+        opened = self._communicators.opened
+        return SubCommunicators(name, self.groups, self._processes(stage), transport or self._transport, opened)
 
     def _processes(self, stage: int) -> Sequence[int]:
         """By rank of the job, the process that runs a stage; that of the first one builds its graph."""

@@ -62,9 +62,11 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     assert env.cluster is not None
     if any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs):
         raise NotAvailableError("zero.level", "It is {!r}, which does not go together with epl.split.".format(level))
-    if env.config.offload.level:
+    if level == "v2" and env.config.offload.level:
         raise NotAvailableError(
-            "zero.level", "It is {!r}, which does not go together with offload.level: set one of them.".format(level)
+            "zero.level",
+            "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
+            "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
         )
     stages, owners = plan_stages(graph, env.cluster)
     if len(owners) == 1:
@@ -126,11 +128,14 @@ class ZeroModel(Shards):
         assert cluster is not None
         self._stages = tuple(stages)
         ranks = tuple(range(len(owners)))
-        transport = transport_between(cluster.device_type)
-        communicators = SubCommunicators(name, (ranks,), owners, transport, span_processes(stages, owners))
+        of_devices = transport_between(cluster.device_type)
+        # With offload.level weights are gathered in host memory, and copied to the devices from there.
+        of_weights = "auto" if Env.get().config.offload.level else of_devices
+        communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
         super(ZeroModel, self).__init__(graph, communicators, owners.index(process) if process in owners else 0)
         self.level = level
         self._opened: Dict[str, Exchange] = {}  # by what they are for
+        self._transport, self._of_weights = of_devices, of_weights
         self._variables: Dict[str, WholeVariable] = {}
         self._candidates: Dict[str, Candidate] = {}
         self._cuts: Dict[tf.Tensor, Cut] = {}
@@ -141,10 +146,11 @@ class ZeroModel(Shards):
     def _processes(self, stage: int) -> Sequence[int]:
         return [worker_of(device) for device in self._stages[stage].devices]
 
-    def _further(self, what: str, stage: int) -> Exchange:
+    def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
         """Moves data of a stage in an order of its own; opened when it is asked for first."""
         if what not in self._opened:
-            self._opened[what] = self._open(self._communicators_of("{}/{}".format(self._name, what), stage))[0]
+            communicators = self._communicators_of("{}/{}".format(self._name, what), stage, transport)
+            self._opened[what] = self._open(communicators)[0]
         return self._opened[what]
 
     @property
@@ -281,7 +287,7 @@ class ZeroModel(Shards):
 
     def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
         stage = self._stage(variable)
-        exchange = self._further("early{}".format(stage), stage) if stage else self.exchange
+        exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
         if self.level == "v2":
             whole = variable.stand_in()
             self.stand_ins.append(StandIn(whole, variable))

@@ -139,7 +139,8 @@ class WholeVariable(object):
 
     def give_rows(self, lookup: tf.Operation, whole: tf.Tensor) -> None:
         """Takes the rows out of the gathered whole."""
-        with beside(lookup), tf.device(lookup.device):
+        part = self.made.variable.op
+        with beside(lookup), part.graph.colocate_with(part, ignore_existing=True):  # as a lookup in a variable is
             if lookup.type == "ResourceGather":
                 rows = tf.gather(whole, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
             else:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from tests.parallel.in_process import Linear, error_text, init, rewritten  # noqa: F401
+from tests.parallel.in_process import error_text, init, rewritten  # noqa: F401
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SPEC = importlib.util.spec_from_file_location("composition", os.path.join(ROOT, "tools", "gen_composition_docs.py"))
@@ -26,16 +26,8 @@ def split_and_zero(begin):
     rewritten()
 
 
-def offload_and_zero(begin):
-    """Both keys."""
-    begin(2, zero__level="v1", offload__level="v0")
-    Linear().minimize()
-    rewritten()
-
-
 REFUSED = {
     frozenset(["split", "zero"]): split_and_zero,
-    frozenset(["offload", "zero"]): offload_and_zero,
 }
 
 

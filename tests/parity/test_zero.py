@@ -148,7 +148,7 @@ def _of_worker_0(answers: List[Answer]) -> List[Answer]:
 
 
 @pytest.mark.parametrize('config,words', [
-    ({'zero__level': 'v1', 'offload__level': 'v0'}, 'offload.level')], ids=str)
+    ({'zero__level': 'v2', 'offload__level': 'v0'}, 'offload.level')], ids=str)
 def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:
     answer, = oracle.failing_plan((1, 2), zero.train, name='layers', **config)
     assert answer.error is not None and 'NotAvailableError' in answer.error and words in answer.error

@@ -7,7 +7,7 @@ import pytest
 
 from tests.parity.oracle import Oracle, compare
 from tests.parity.pool import Answer
-from tests.parity.scripts import pipelines, zero_layouts
+from tests.parity.scripts import accumulation, amp, pipelines, zero, zero_layouts
 from tests.parity.scripts.pipeline_models import STATISTICS
 
 # Two stages of two replicas: in one process, and a replica in each of two. Stages in several processes: see
@@ -18,6 +18,7 @@ SHAPES = {
     IN_TWO: {"stages": 2, "replicas": 1, "micro_batches": 4},
 }
 CLIP = 0.5
+long = pytest.mark.long
 layouts = pytest.mark.parametrize("topology", [IN_ONE, IN_TWO], ids=str)
 
 
@@ -32,7 +33,7 @@ def test_pipelines(oracle: Oracle, topology: Any, level: str, optimizer: str) ->
     oracle.check(topology, pipelines.train, _reference(oracle, **model), zero__level=level, **model, **SHAPES[topology])
 
 
-@pytest.mark.long
+@long
 @pytest.mark.parametrize(
     "topology,level,name,config",
     [
@@ -41,7 +42,6 @@ def test_pipelines(oracle: Oracle, topology: Any, level: str, optimizer: str) ->
         (IN_TWO, "v1", "cnn", {"schedule": "PreferBackwardOptimizer"}),
         (IN_TWO, "v0", "lstm", {"rows_known": True}),
         (IN_ONE, "v1", "encoder", {"resource": True}),
-        (IN_TWO, "v1", "encoder", {}),
     ],
     ids=str,
 )
@@ -51,7 +51,7 @@ def test_models_in_pipelines(oracle: Oracle, topology: Any, level: str, name: st
     oracle.check(topology, pipelines.train, reference, own=[STATISTICS], zero__level=level, name=name, **shape)
 
 
-@pytest.mark.long
+@long
 @layouts
 @pytest.mark.parametrize("resource", [False, True])
 def test_sparse_gradients_in_pipelines(oracle: Oracle, topology: Any, resource: bool) -> None:
@@ -59,16 +59,14 @@ def test_sparse_gradients_in_pipelines(oracle: Oracle, topology: Any, resource: 
     oracle.check(topology, pipelines.train, oracle.plain(pipelines.train, **shape), zero__level="v1", **shape)
 
 
-@pytest.mark.parametrize(
-    "topology,level", [(IN_ONE, "v1"), pytest.param(IN_TWO, "v0", marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("topology,level", [(IN_ONE, "v1"), pytest.param(IN_TWO, "v0", marks=long)], ids=str)
 def test_clipping_after_the_all_reduce_in_pipelines(oracle: Oracle, topology: Any, level: str) -> None:
     model = {"name": "mlp", "stages": 2, "clip": CLIP, "optimizer": "momentum"}
     config = dict(SHAPES[topology], communication__clip_after_allreduce=True, zero__level=level)
     oracle.check(topology, pipelines.train, oracle.plain(pipelines.train, **model), **dict(model, **config))
 
 
-@pytest.mark.long
+@long
 @layouts
 def test_each_replica_of_a_pipeline_clips_its_own_gradients(oracle: Oracle, topology: Any) -> None:
     model = {"name": "mlp", "clip": 0.9, "optimizer": "momentum"}
@@ -76,7 +74,7 @@ def test_each_replica_of_a_pipeline_clips_its_own_gradients(oracle: Oracle, topo
     oracle.check(topology, pipelines.train, _reference(oracle, **model), **dict(model, **config))
 
 
-@pytest.mark.long
+@long
 @layouts
 @pytest.mark.parametrize(
     "config",
@@ -96,7 +94,7 @@ def test_as_a_pipeline_without(oracle: Oracle, topology: Any, config: Any) -> No
     compare(expected, oracle.plan(topology, pipelines.train, zero__level="v1", **shape), 2e-6)
 
 
-@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=pytest.mark.long), IN_TWO], ids=str)
+@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=long), IN_TWO], ids=str)
 def test_what_is_computed_beside_a_pipeline(oracle: Oracle, topology: Any) -> None:
     reference = oracle.plain(zero_layouts.beside, name="mlp", stages=2)
     shape = dict(SHAPES[topology], name="mlp")
@@ -104,7 +102,7 @@ def test_what_is_computed_beside_a_pipeline(oracle: Oracle, topology: Any) -> No
         np.testing.assert_allclose(answer.results["found"], reference.results["found"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=pytest.mark.long), IN_TWO], ids=str)
+@pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=long), IN_TWO], ids=str)
 def test_checkpoints_of_pipelines_are_those_of_one_device(oracle: Oracle, topology: Any) -> None:
     """Each continues from the checkpoint of the other."""
     shape = SHAPES[topology]
@@ -123,3 +121,47 @@ def _of_worker_0(answers: List[Answer]) -> List[Answer]:
     for answer in answers:
         answer.results["variables"] = answers[0].results["variables"]
     return answers
+
+
+@pytest.mark.parametrize(
+    "topology,level,optimizer", [((1, 2), "v1", "adam"), pytest.param((2, 1), "v0", "momentum", marks=long)], ids=str
+)
+def test_parts_in_host_memory(oracle: Oracle, topology: Any, level: str, optimizer: str) -> None:
+    config = {"zero__level": level, "offload__level": "v0"}
+    for answer in oracle.check(topology, zero_layouts.offloaded, name="layers", optimizer=optimizer, **config):
+        assert answer.results["wholes"][0] == ["/device:CPU:0"] and answer.results["copies"][0] > 0
+
+
+@long
+@pytest.mark.parametrize(
+    "topology,script,arguments",
+    [
+        ((1, 2), zero.train, {"name": "embedding", "optimizer": "momentum", "clip": 0.1}),
+        ((1, 2), zero.train, {"name": "resource_embedding", "optimizer": "momentum"}),
+        ((1, 3), zero.train, {"name": "keras_layers"}),
+        ((2, 1), zero.train, {"name": "recurrent", "optimizer": "momentum"}),
+        ((1, 2), accumulation.train, {"name": "embedding", "steps": 3}),
+        ((1, 2), amp.train, {"name": "layers", "overflow_at": 3}),
+        ((2, 1), zero.train, {"name": "layers", "optimizer__num_apply_group": 2, "gradient_checkpoint__type": "auto"}),
+        (IN_ONE, pipelines.train, dict(SHAPES[IN_ONE], name="embedding", resource=True)),
+        (IN_TWO, pipelines.train, dict(SHAPES[IN_TWO], name="mlp", optimizer="adam")),
+    ],
+    ids=str,
+)
+def test_in_host_memory_as_on_devices(oracle: Oracle, topology: Any, script: Any, arguments: Any) -> None:
+    expected = oracle.plan(topology, script, zero__level="v1", **arguments)
+    found = oracle.plan(topology, script, zero__level="v1", offload__level="v0", **arguments)
+    for one, other in zip(expected, found):
+        np.testing.assert_allclose(other.results["loss"], one.results["loss"], rtol=1e-6)
+        for name, value in one.results["variables"][0].items():
+            np.testing.assert_allclose(other.results["variables"][0][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@long
+def test_checkpoints_of_parts_in_host_memory(oracle: Oracle) -> None:
+    reference = oracle.plain(zero.saved, name="embedding")
+    further = oracle.plain(zero.saved, path=reference.results["path"], name="embedding")
+    config = {"zero__level": "v1", "offload__level": "v0", "name": "embedding"}
+    path = oracle.plan((2, 1), zero.saved, **config)[0].results["path"]
+    compare(further, [oracle.plain(zero.saved, path=path, name="embedding")], 1e-5)
+    compare(further, _of_worker_0(oracle.plan((2, 1), zero.saved, path=reference.results["path"], **config)), 1e-5)

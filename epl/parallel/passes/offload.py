@@ -45,12 +45,26 @@ def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
         return ()
     view = GraphView(rewrite.tf_graph)
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    sizes = {node: variable_bytes(view, node) or 0 for node in view.of_types(op_types.VARIABLES)}
+    sizes = {
+        node: _bytes(rewrite, view, node)
+        for node in view.of_types(op_types.VARIABLES)
+        if rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # else its part is in its place
+    }
     found = []
     for stage in range(len(rewrite.plan.stages)):
         own = [size for node, size in sizes.items() if stages[node] == stage]
         found.append(Offloaded(stage, len(own), sum(own)))
     return tuple(found)
+
+
+def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:
+    """Of a variable; of parts those of the largest one: the plan is the same for all ranks."""
+    shards = rewrite.graph.shards
+    shapes = () if shards is None else shards.shapes.get(view.nodes[node].name, ())
+    if not shapes:
+        return variable_bytes(view, node) or 0
+    size = tf.as_dtype(view.nodes[node].attr["dtype"].type).size
+    return max(tf.TensorShape(shape).num_elements() for shape in shapes) * size
 
 
 def run(rewrite: Rewrite) -> None:

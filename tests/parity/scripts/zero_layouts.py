@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import Context
+from tests.parity.scripts import zero
 from tests.parity.scripts.data import Samples
 from tests.parity.scripts.models import OPTIMIZERS
 from tests.parity.scripts.pipeline_models import placeholders
@@ -60,3 +61,16 @@ def beside(ctx: Context, name: str, **pipeline: Any) -> None:
                 ctx.record(found=sess.run([before, behind, loss], rows))
         ctx.record(found=sess.run([before, behind, loss], rows))
         ctx.record_variables(sess)
+
+
+def offloaded(ctx: Context, **arguments: Any) -> None:
+    """A model of `zero`, and a record of where weights are gathered and how many copies there are."""
+    zero.train(ctx, **arguments)
+    if ctx.planned:
+        from epl.utils import tf_compat  # not in the process of a plain run
+
+        nodes = tf_compat.full_graph_def(tf.get_default_graph()).node
+        gathers = [node for node in nodes if node.op == "EplAllGather" and "/shown/" not in node.name]
+        ctx.record(
+            wholes=sorted({node.device for node in gathers}), copies=sum("EPL_OFFLOAD/" in node.name for node in nodes)
+        )
