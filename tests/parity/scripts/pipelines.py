@@ -217,7 +217,7 @@ def read(ctx: Context, name: str, optimizer: str = "", surplus: int = 0, **pipel
     with tf.variable_scope("net"):
         loss = plan.loss(name, inputs)
     step = tf.train.get_or_create_global_step()
-    train_op = OPTIMIZERS[OPTIMIZER_OF[name]]().minimize(loss, global_step=step)
+    train_op = OPTIMIZERS[optimizer or OPTIMIZER_OF[name]]().minimize(loss, global_step=step)
     train_op = tf.group(train_op, tf.get_collection(tf.GraphKeys.UPDATE_OPS))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
