@@ -20,9 +20,9 @@ TRIES, GROWTH = 5, 3
 VARIANTS = [
     PLAIN,
     AUTO,
-    epl_variant('ZeRO v1, %d ranks' % RANKS, ranks=RANKS, zero__level='v1'),
-    epl_variant('all: ZeRO v1, %d ranks, gradient checkpoint auto, grouped apply' % RANKS, ranks=RANKS,
-                zero__level='v1', gradient_checkpoint__type='auto', optimizer__num_apply_group='8'),
+    epl_variant('ZeRO v2, %d ranks' % RANKS, ranks=RANKS, zero__level='v2'),
+    epl_variant('all: ZeRO v2, %d ranks, gradient checkpoint auto, grouped apply' % RANKS, ranks=RANKS,
+                zero__level='v2', gradient_checkpoint__type='auto', optimizer__num_apply_group='8'),
 ]
 
 Largest = NamedTuple('Largest', [('layers', int), ('estimated', int), ('estimated_peak', float), ('peak', float)])

@@ -54,7 +54,7 @@ Attributes:
   block: number of the block in which it is used; consecutive in a section.
 """
 
-_BLOCK = 1.25  # bytes of a block, of those of the largest weight: a kernel and its bias are one
+_SLACK = 0.25  # a full block may have so much more: a kernel and its bias are one
 # They take weights where these are: no device has a kernel for them.
 _OF_CPU = op_types.SUMMARIES | frozenset(["Save", "SaveSlices", "SaveV2"])
 
@@ -99,7 +99,7 @@ def find_uses(
 
 
 def plan_fetches(
-    view: GraphView, uses: Sequence[Use], sections: Mapping[int, Section], order: Sequence[int]
+    view: GraphView, uses: Sequence[Use], sections: Mapping[int, Section], order: Sequence[int], block: int
 ) -> List[Fetch]:
     """The copies, and what each of them waits for; uses of which none can wait are left out.
 
@@ -108,6 +108,7 @@ def plan_fetches(
       uses: in their order.
       sections: consumer -> the section that it belongs to.
       order: all nodes, each after its producers.
+      block: bytes with which a block is full, if no weight in it has more.
     """
     needed = Needed(view, order, {wait for use in uses for wait in use.waits})
     by_section: Dict[Section, List[Use]] = {}
@@ -117,25 +118,30 @@ def plan_fetches(
     blocks = 0
     for own in by_section.values():
         before: List[Use] = []
-        for number, block in enumerate(cut_blocks(own), blocks):
-            for members in _by_weight(block):
-                fetches += _fetches(members, before or block, needed, number)
-            before, blocks = block, number + 1
+        for number, members in enumerate(cut_blocks(own, block), blocks):
+            for of_weight in _by_weight(members):
+                fetches += _fetches(of_weight, before or members, needed, number)
+            before, blocks = members, number + 1
     return fetches
 
 
-def cut_blocks(uses: Sequence[Use]) -> List[List[Use]]:
-    """Consecutive uses, together of little more bytes than the largest weight; what a block takes twice counts once."""
-    limit = _BLOCK * max([use.bytes for use in uses] or [0])
+def cut_blocks(uses: Sequence[Use], block: int) -> List[List[Use]]:
+    """Consecutive uses, of little more bytes than `block` or the largest of them; a weight counts once in a block."""
     blocks: List[List[Use]] = []
     held: Dict[Tuple[int, int], int] = {}
     for use in uses:
+        is_new = (use.source, use.output) not in held
         held[use.source, use.output] = use.bytes
-        if not blocks or sum(held.values()) > limit:
+        if not blocks or (is_new and sum(held.values()) > max(block, *held.values()) + _SLACK * block):
             blocks.append([])
             held = {(use.source, use.output): use.bytes}
         blocks[-1].append(use)
     return blocks
+
+
+def largest(uses: Sequence[Use]) -> int:
+    """Bytes of the largest weight."""
+    return max([use.bytes for use in uses] or [0])
 
 
 def _by_weight(block: Sequence[Use]) -> List[List[Use]]:

@@ -3,10 +3,12 @@
     forward     gather w1, w2   use w1, drop it, gather w3   use w2, drop it, gather w4   use w3 ...
     backward    ... use w3, drop it, gather w2   use w2, drop it, gather w1   use w1
 
-Uses are found and cut into blocks as those of weights in host memory are (`prefetch.py`). The gathers of a lane (a
-communicator) have an order, so what runs one of them runs those before it, and all that these wait for. A gather stands
-in a lane only where all who take what it gives need all of that anyway: then no run computes more than it would, and no
-edge closes a circle. The updates of its variable are among them, since they must not overtake it.
+Uses are found and cut into blocks as those of weights in host memory are (`prefetch.py`), but a block is only as large
+as the weights around it: with blocks of the bytes of a large table all layers could be there at a time.
+
+The gathers of a lane (a communicator) have an order, so what runs one of them runs those before it, and all that these
+wait for. A gather stands in a lane only where all who take what it gives need all of that anyway: then no run computes
+more than it would, and no edge closes a circle. The updates of its variable are among them: they must not overtake it.
 
 What has no place in a lane takes a whole that is gathered at the beginning of the step: loops, ops that know nothing of
 the data, and what no update needs.
@@ -22,6 +24,7 @@ from epl.parallel.recompute import data_inputs
 from epl.parallel.training_writes import find_training_writes
 from epl.parallel.weight_regions import WeightRegion
 
+_BLOCKS = 100  # a block of small weights is one of so many in a step
 _MOST_LANES = 4  # communicators; models whose branches end in updates of their own need more than one
 
 Gathers = NamedTuple(
@@ -70,7 +73,8 @@ def plan_gathers(
             values[use.consumer, use.position] = (use.source, use.output)
             size = weight_bytes(tf_graph, view, sources[0], 0)
             uses.append(use._replace(source=sources[0], output=0, bytes=size))
-    fetches = plan_fetches(view, uses, dict.fromkeys([use.consumer for use in uses], (0, False)), region.order)
+    together = dict.fromkeys([use.consumer for use in uses], (0, False))
+    fetches = plan_fetches(view, uses, together, region.order, sum(use.bytes for use in uses) // _BLOCKS)
     lanes = _lanes(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
     fetched = {(use.consumer, use.position) for lane in lanes for fetch in lane for use in fetch.uses}
     values = {place: value for place, value in values.items() if place in fetched}

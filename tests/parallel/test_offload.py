@@ -355,10 +355,16 @@ def _use(source, size):
     return Use(source, 0, source + 100, 1, size, ())
 
 
-def test_blocks_are_little_larger_than_the_largest_weight():
+def test_blocks_are_little_larger_than_what_fills_one():
     uses = [_use(number, size) for number, size in enumerate([100, 10, 100, 10, 40, 40, 40, 100])]
-    assert [[use.source for use in block] for block in cut_blocks(uses)] == [[0, 1], [2, 3], [4, 5, 6], [7]]
+    assert [[use.source for use in block] for block in cut_blocks(uses, 100)] == [[0, 1], [2, 3], [4, 5, 6], [7]]
 
 
 def test_what_a_block_takes_twice_counts_once():
-    assert len(cut_blocks([_use(0, 100), _use(0, 100), _use(1, 20)])) == 1
+    assert len(cut_blocks([_use(0, 100), _use(0, 100), _use(1, 20)], 100)) == 1
+    assert len(cut_blocks([_use(0, 100), _use(0, 100), _use(1, 20)], 10)) == 2
+
+
+def test_a_block_is_as_large_as_its_largest_weight():
+    uses = [_use(number, size) for number, size in enumerate([1, 100, 20, 30, 10, 5, 1000, 1000])]
+    assert [[use.source for use in block] for block in cut_blocks(uses, 10)] == [[0, 1], [2], [3], [4], [5], [6], [7]]

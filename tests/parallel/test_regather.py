@@ -275,3 +275,18 @@ def test_half_precision_is_made_of_the_whole_of_each_pass(zero):
     with tf.Session() as session:
         started(session)
         session.run(model.train_op, model.feed())
+
+
+def test_a_table_that_is_larger_than_all_layers_does_not_make_blocks_larger(zero):
+    zero()
+    ids = tf.placeholder(tf.int32, [None], "ids")
+    table = tf.get_variable("table", [20 * WIDTH, WIDTH])
+    hidden = tf.nn.embedding_lookup(table, ids)
+    for layer in range(6):
+        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="l{}".format(layer))
+    logits = tf.matmul(hidden, table, transpose_b=True)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits))
+    tf.train.AdamOptimizer().minimize(loss)
+    rewritten()
+    assert waits(weight_of("l4/MatMul")) == ["l2/Tanh"]
+    assert len(gathers("table")) == 2  # for the lookup; for both passes of the product

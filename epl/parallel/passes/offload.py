@@ -27,7 +27,7 @@ from epl.parallel.offload import HostRegion
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.compare_gradients import variables_by_gradient
 from epl.parallel.plan import Offloaded
-from epl.parallel.prefetch import Fetch, Section, Use, bytes_at_a_time, find_uses, late_uses, plan_fetches
+from epl.parallel.prefetch import Fetch, Section, Use, bytes_at_a_time, find_uses, largest, late_uses, plan_fetches
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
@@ -78,7 +78,7 @@ def run(rewrite: Rewrite) -> None:
         op._set_attr(HOST_ATTR, tf.AttrValue(b=True))
     stages = stages_of_nodes(view, rewrite.plan.stages)
     uses = _uses(rewrite, view, region)
-    fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order)
+    fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order, largest(uses))
     late = late_uses(view, fetches, region, _gradients(rewrite, view))
     names = _add(rewrite, view, fetches)
     _report(view, region, uses, fetches, stages)
