@@ -35,7 +35,7 @@ FEATURES = {
     "split": "`epl.split`",
     "checkpoint": "`gradient_checkpoint.type`",
     "offload": "`offload.level`",
-    "zero": "`zero.level`; `v2` is refused with pipelines",
+    "zero": "`zero.level`; `v2` is refused with pipelines and offload",
     "amp": "`amp.level`",
     "groups": "`optimizer.num_apply_group` > 1",
     "sparse": "gradients that are IndexedSlices",

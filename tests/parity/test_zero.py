@@ -16,7 +16,8 @@ levels_of_gradients = pytest.mark.parametrize('level', LEVELS[1:])
 
 
 @pytest.mark.parametrize('topology,level', [
-    ((1, 2), 'v0'), ((2, 1), 'v1'), ((2, 2), 'v1'), ((1, 2), 'v2'), ((2, 1), 'v2'), ((2, 2), 'v2')], ids=str)
+    ((1, 2), 'v0'), ((2, 1), 'v1'), ((2, 2), 'v1'), ((2, 2), 'v2'),
+    pytest.param((1, 2), 'v2', marks=pytest.mark.long), pytest.param((2, 1), 'v2', marks=pytest.mark.long)], ids=str)
 def test_adam(oracle: Oracle, topology: Topology, level: str) -> None:
     answers = oracle.check(topology, zero.train, name='layers', zero__level=level)
     ranks = topology[0] * topology[1]
@@ -168,7 +169,7 @@ def test_what_is_taken_behind_the_update(oracle: Oracle, level: str) -> None:
         np.testing.assert_allclose(answer.results[name], reference.results[name], rtol=1e-5, atol=1e-6)
 
 
-@levels_of_gradients
+@pytest.mark.parametrize('level', ['v1', pytest.param('v2', marks=pytest.mark.long)])
 def test_a_dense_and_a_sparse_gradient_of_one_variable(oracle: Oracle, level: str) -> None:
     oracle.check((1, 2), zero.two_kinds, zero__level=level)
 
