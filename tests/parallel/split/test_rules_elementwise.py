@@ -42,9 +42,16 @@ def inputs_of(op_type, count):
         return [tied(7)] * count
     if op_type in SCALARS:
         return [floats(7), constant(-0.5), constant(0.5)]
+    if op_type in ("Acosh", "Zeta"):
+        return [above_one(7)] * count
     if op_type == "Polygamma":
         return [constant([1.0, 2, 1, 2, 1, 2, 1]), positive(7)]
     return [positive(7)] * count
+
+
+def above_one(*shape):
+    """Numbers for functions that are not defined below 1."""
+    return floats(*shape)._replace(make=lambda random, sizes: random.uniform(1.5, 2.5, sizes).astype(np.float32))
 
 
 def imaginary(*shape):

@@ -13,14 +13,18 @@ raw = tf.raw_ops
 
 
 def large(*shape):
-    """Scores whose exponentials are beyond float32."""
-    return floats(*shape)._replace(make=lambda random, sizes: random.uniform(-200, 200, sizes).astype(np.float32))
+    """Scores whose exponentials are beyond float32; those of a row are close enough for all to have gradients."""
+
+    def make(random, sizes):
+        return (random.choice([-200, 200], sizes[:-1] + (1,)) + random.uniform(-4, 4, sizes)).astype(np.float32)
+
+    return floats(*shape)._replace(make=make)
 
 
 def softmax_cases():
     for name, function in (("softmax", tf.nn.softmax), ("log_softmax", tf.nn.log_softmax)):
         yield Case(name, function, [floats("B", 7)], "b0>b0 s1>s1")
-        yield Case(name + "_3d", function, [large(4, 5, 8)], "s0>s0 s1>s1 s2>s2", tolerance=1e-4)
+        yield Case(name + "_3d", function, [large(4, 5, 8)], "s0>s0 s1>s1 s2>s2")
         yield Case(name + "_half", function, [floats(5, 8, dtype=np.float16)], "s0>s0 s1>s1", tolerance=5e-3)
 
 
@@ -35,7 +39,7 @@ def cross_entropy_cases():
     yield Case("sparse", sparse, [floats("B", 8), integers("B")], "b0,b0>b0,b0 s1,F>F,s1", undifferentiated=[1],
                batch=[0, 0])  # fmt: skip
     yield Case("sparse_large", sparse, [large(5, 7), integers(5, high=7, dtype=np.int64)],
-               "s0,s0>s0,s0 s1,F>F,s1", undifferentiated=[1], tolerance=1e-4)  # fmt: skip
+               "s0,s0>s0,s0 s1,F>F,s1", undifferentiated=[1])  # fmt: skip
     yield Case("sparse_half", sparse, [floats(5, 7, dtype=np.float16), integers(5, high=7)],
                "s0,s0>s0,s0 s1,F>F,s1", undifferentiated=[1], tolerance=5e-3)  # fmt: skip
     yield Case("dense", dense, [floats("B", 8), positive("B", 8)], "b0,b0>b0,b0 s1,s1>F,s1", undifferentiated=[1],

@@ -172,7 +172,8 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
           every_variable: bool = False, ratios: Sequence[float] = ()) -> None:
     """Makes a step on all cases of some groups, or one case of each rule of theirs.
 
-    Records their losses before and after, every variable if asked for, and how each case was computed.
+    Records their losses before it and, if asked for, every variable behind it, else the losses; and how each case was
+    computed.
     """
     cases = [(case, _seen(case)) for case in cases_of(groups)]
     cases = _one_of_each_rule(cases) if each_rule else cases
@@ -198,8 +199,9 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
             ctx.record(loss=value)
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         values = sess.run(variables if every_variable else {})
-        after = sess.run([losses, train_op], feeds)[0]
-        values.update({case.name: value for (case, _), value in zip(cases, after)})
+        if not every_variable:  # a step may leave where functions are defined
+            after = sess.run([losses, train_op], feeds)[0]
+            values.update({case.name: value for (case, _), value in zip(cases, after)})
         ctx.results['variables'] = [values]
 
 
