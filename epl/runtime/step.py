@@ -138,7 +138,10 @@ class StepFinder(object):
             later = set()
             local_merges = False
             idle = idle | (needed & self._later_writes)
-        extra = self._copies(self._last_of(touched))
+        last = self._last_of(touched)
+        extra = self._copies(last)
+        if extra:  # TensorFlow may leave out on replica 0 what it finds that no value of the run depends on
+            extra += [rewrite.operation(view.nodes[node].name) for node in sorted(last & self._collectives)]
         extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
         uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
         is_collective = bool(touched & self._collectives)

@@ -9,7 +9,7 @@ Micro batch 0 is the user's own graph. Sums are made in the order of the micro b
 no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
 """
 
-from typing import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Iterable, Iterator, Mapping, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +23,7 @@ from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.merge_outputs import merge
-from epl.parallel.passes.order_lanes import lanes_of, nodes_of, order_lanes, order_rest
+from epl.parallel.passes.order_lanes import keys_of_copies, lanes_of, nodes_of, order_lanes, order_rest
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import Beginnings, order_actions
@@ -63,7 +63,8 @@ def run(rewrite: Rewrite) -> None:
     order_lanes(rewrite, view, lanes, copied, copies, waits)
     sums = GradientSums(rewrite, beginnings)
     extra = barriers + sums.nodes + shared.nodes
-    cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs)
+    keys = keys_of_copies(view, lanes, copied, copies)
+    cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs, keys)
     if copies:
         order_rest(rewrite, view, lanes, copied)
         _merge_outputs(rewrite, view, ops)
@@ -106,12 +107,17 @@ def _clone(
     waits: Waits,
     extra: Sequence[tf.NodeDef],
     inputs: Mapping[str, str],
+    keys: Mapping[Tuple[int, int], tf.AttrValue],
 ) -> Iterator[wire.Node]:
-    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies."""
+    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies.
+
+    `keys` are those of copies of collectives, by micro batch and node.
+    """
     seeds = OwnSeeds(view)
     random = [node for node in copied if seeds.is_random(view.nodes[node])]
     edits = {(copy, node): seeds.edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
     rewrite.added_functions |= seeds.functions
+    edits.update((key, SAME._replace(attrs=[("key", value)])) for key, value in keys.items())
     for key, names in waits.items():
         edits[key] = edits.get(key, SAME)._replace(controls=names)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]

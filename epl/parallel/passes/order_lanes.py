@@ -7,7 +7,9 @@ A lane is what epl/parallel/split/lanes.py says. All ranks of a group do the sam
 whatever the schedule is, and in runs that no schedule orders.
 """
 
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
 from epl.parallel.passes.barriers import build_barrier
@@ -55,6 +57,18 @@ def order_lanes(
         for copy in copies if names else ():
             waits.setdefault((copy, nodes[0]), []).append(rewrite.in_micro_batch(names[-1], copy - 1))
             rewrite.collectives.update(rewrite.in_micro_batch(name, copy) for name in names)
+
+
+def keys_of_copies(
+    view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int]
+) -> Dict[Tuple[int, int], tf.AttrValue]:
+    """By micro batch and node, the keys of the copies of collectives, which messages show."""
+    keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(lanes) & copied}
+    return {
+        (copy, node): tf.AttrValue(s="{} of micro batch {}".format(key, copy).encode())
+        for copy in copies
+        for node, key in keys.items()
+    }
 
 
 def order_rest(rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int]) -> None:

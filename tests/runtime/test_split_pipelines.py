@@ -1,0 +1,115 @@
+"""Splits in the stages of a pipeline: what is in which stage, the order of collectives, what is refused."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.utils.errors import NotAvailableError, PlanError
+from tests.parallel.in_process import init, rewritten  # noqa: F401
+
+WIDE = 2003
+
+
+class Model:
+    """Two stages, a wide layer split in each, and what is computed behind the loss."""
+
+    def __init__(self, ranks=2):
+        wide = tf.random_normal_initializer(stddev=0.05, seed=1)
+        self.x = tf.placeholder(tf.float32, [None, 16])
+        self.y = tf.placeholder(tf.int32, [None])
+        with epl.replicate(1), epl.split(ranks):
+            hidden = tf.layers.dense(self.x, WIDE, tf.nn.tanh, kernel_initializer=wide)
+            hidden = tf.layers.dense(hidden, 64, kernel_initializer=wide)
+        with epl.replicate(1):
+            hidden = tf.layers.dense(hidden, 64, tf.nn.tanh)
+            with epl.split(ranks):
+                logits = tf.layers.dense(hidden, WIDE, kernel_initializer=wide)
+                self.loss = tf.losses.sparse_softmax_cross_entropy(self.y, logits)
+                self.best = tf.reduce_max(tf.nn.softmax(logits))
+
+    def minimize(self):
+        return tf.train.GradientDescentOptimizer(0.1).minimize(self.loss)
+
+    def feed(self, rows=24):
+        random = np.random.RandomState(0)
+        return {self.x: random.rand(rows, 16), self.y: random.randint(0, WIDE, rows)}
+
+
+def by_communicator(view, prefix):
+    found = defaultdict(list)
+    for node in view.of_types(COLLECTIVE_OP_TYPES):
+        communicator = view.nodes[node].attr["communicator"].s.decode()
+        if "/split/stage" in communicator and view.nodes[node].name.startswith("EPL_REPLICA") == bool(prefix):
+            found[communicator].append(node)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["PreferForward", "PreferBackward"])
+def test_the_collectives_of_a_communicator_are_in_one_order_without_the_schedule(init, schedule):  # noqa: F811
+    init(4, annotate=False, pipeline__num_micro_batch=3, pipeline__strategy=schedule)
+    Model().minimize()
+    rewrite = rewritten()
+    view = GraphView(tf.get_default_graph())
+    barriers = {name.partition(":")[0] for names in rewrite.barriers for name in names}
+    for prefix in ("", "EPL_REPLICA_1/"):
+        idle = {view.index[prefix + name] for name in barriers}
+        lanes = by_communicator(view, prefix)
+        assert {name.partition("/split/")[2] for name in lanes} == {
+            "stage0/forward0", "stage0/backward0", "stage1/forward0", "stage1/backward0",
+        }  # fmt: skip
+        for nodes in lanes.values():
+            assert len(nodes) >= 3
+            before = [len(view.ancestors([node], idle.__contains__).intersection(nodes)) for node in nodes]
+            assert sorted(before) == list(range(1, len(nodes) + 1))  # each has all of those before it
+
+
+def test_what_is_behind_the_loss_can_be_fetched_in_a_training_step_and_alone(init):  # noqa: F811
+    init(4, annotate=False, pipeline__num_micro_batch=3)
+    model = Model()
+    train_op = model.minimize()
+    feed = model.feed()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        alone, loss = sess.run([model.best, model.loss], feed)  # of all rows
+        first, trained, _ = sess.run([model.best, model.loss, train_op], feed)  # the best of micro batch 0
+        of_first = {tensor: rows[:4] for tensor, rows in feed.items()}
+        assert sess.run(model.best, of_first) != first  # the step has changed the weights
+    np.testing.assert_allclose(trained, loss, rtol=1e-6)
+    assert 0 < first <= alone
+
+
+def test_a_value_whose_gradient_alone_needs_a_collective_is_fetched_in_a_training_step(init):  # noqa: F811
+    """TensorFlow finds that on replica 0 nothing takes what the collective gives."""
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True, communication__timeout=15)
+    x, y = tf.placeholder(tf.float32, [None, 16]), tf.placeholder(tf.int32, [None])
+    with epl.split(2):
+        logits = tf.layers.dense(x, WIDE)
+        loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
+        best = tf.reduce_max(tf.nn.softmax(logits))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    feed = {x: np.random.RandomState(0).rand(8, 16), y: np.arange(8)}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        expected = sess.run(best, feed)
+        np.testing.assert_allclose(sess.run([best, train_op], feed)[0], expected, rtol=1e-6)
+
+
+def test_a_pipeline_of_parts_in_several_processes_is_refused(init):  # noqa: F811
+    init(2, annotate=False, cluster__device_place_prefer_intra_node=False)
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
+    with pytest.raises(NotAvailableError, match="stages of a pipeline that lie in several processes"):
+        Model().minimize()
+    assert Graph.get().failure is not None
+
+
+def test_groups_that_the_replicas_of_a_stage_do_not_make_are_refused(init):  # noqa: F811
+    init(4, annotate=False)
+    with pytest.raises(PlanError, match=r"epl.split\(4\) needs groups of 4 devices, and each stage of the model has 2"):
+        Model(4).minimize()
