@@ -1,6 +1,6 @@
 """Boundaries: the identities that gradients pass through, so that they can be given another source later."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -35,6 +35,14 @@ def source_of(bound: Gradient) -> Gradient:
             bound.values.op.inputs[0], bound.indices.op.inputs[0], None if shape is None else shape.op.inputs[0]
         )
     return bound.op.inputs[0]
+
+
+def times(gradient: Gradient, factor: Union[float, tf.Tensor]) -> Gradient:
+    """The product of a gradient and a number, of its dtype if that is a tensor; a sparse gradient stays sparse."""
+    product = first_tensor(gradient) * factor
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(product, gradient.indices, gradient.dense_shape)
+    return product
 
 
 def readiness(gradient: Gradient) -> int:

@@ -7,10 +7,10 @@
 Enter and Switch lead in, Exit and Merge out. The back edge of a loop, from NextIteration to Merge, is not followed.
 """
 
-import heapq
 from typing import Dict, List, Sequence, Tuple
 
 from epl.ir import op_types
+from epl.ir.orders import topological_order
 from epl.ir.view import GraphView
 
 
@@ -28,17 +28,7 @@ def run_order(view: GraphView) -> List[int]:
     back_edges = set(view.of_types(op_types.NEXT_ITERATIONS))
     consumers = view.consumers()
     waiting = [sum(p not in back_edges for p in producers) for producers in view.producers]
-    ready = [node for node, count in enumerate(waiting) if not count]  # sorted, so a heap
-    order = []
-    while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        if node not in back_edges:
-            for consumer in consumers[node]:
-                waiting[consumer] -= 1
-                if not waiting[consumer]:
-                    heapq.heappush(ready, consumer)
-    return order
+    return topological_order(dict(enumerate(waiting)), lambda node: () if node in back_edges else consumers[node])
 
 
 def loops_of(view: GraphView) -> Dict[int, int]:

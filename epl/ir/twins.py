@@ -8,12 +8,12 @@ TensorFlow cannot change the type of an op that exists. So the op of the user st
 asks for its output gets what its twin computes, in float32.
 """
 
-import heapq
 from typing import List, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types, wire
+from epl.ir.orders import topological_order
 
 # Of conversions of weights to half precision: the attribute that marks them.
 WEIGHT_ATTR = "_epl_weight_copy"
@@ -42,17 +42,8 @@ def in_order(nodes: Sequence[wire.Node]) -> List[wire.Node]:
     for node, own in enumerate(producers):
         for producer in own:
             consumers[producer].append(node)
-    waiting = [len(own) for own in producers]
-    ready = [node for node, count in enumerate(waiting) if not count]  # sorted, so a heap
-    order = []
-    while ready:
-        node = heapq.heappop(ready)
-        order.append(nodes[node])
-        for consumer in consumers[node]:
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                heapq.heappush(ready, consumer)
-    return order
+    waiting = {node: len(own) for node, own in enumerate(producers)}
+    return [nodes[node] for node in topological_order(waiting, consumers.__getitem__)]
 
 
 def _producer(name: str) -> str:

@@ -13,13 +13,13 @@ is the forward pass (F). Data is read ahead of both, in the order of the micro b
 holds state; nothing else is known by name.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, ends_of, loops_of
-from epl.ir.graph import Gradient
+from epl.ir.graph import ApplyCall, Gradient, GradientCall
 from epl.ir.taskgraph import DEFAULT_ATTR, PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -71,12 +71,12 @@ def tensors_of(gradient: Gradient) -> List[tf.Tensor]:
     return [gradient]
 
 
-def boundary_nodes(view: GraphView, trainings: Iterable[Training]) -> Set[int]:
+def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall, ApplyCall]]) -> Set[int]:
     """The identities that gradients pass."""
     return {
         view.index[tensor.op.name]
-        for training in trainings
-        for _, gradient in training.boundaries
+        for call in calls
+        for _, gradient in call.boundaries
         for tensor in tensors_of(gradient)
     }
 

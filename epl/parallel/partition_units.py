@@ -9,12 +9,12 @@ variables alone comes right behind the last of them.
     ordered    x w1 l2(w1) f w2 l2(w2) g loss
 """
 
-import heapq
 from typing import Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.orders import topological_order
 from epl.ir.view import GraphView
 from epl.parallel import costs_loops
 
@@ -233,23 +233,14 @@ def _unit_producers(view: GraphView, units: Units, needed: Collection[int]) -> D
 
 def _topological(producers: Mapping[int, Sequence[int]]) -> List[int]:
     """The keys, each behind its producers, otherwise in the order of the mapping. Those in circles are left out."""
-    rank = {unit: at for at, unit in enumerate(producers)}
-    waiting = {unit: len(set(found)) for unit, found in producers.items()}
+    units = list(producers)
+    waiting = {at: len(set(producers[unit])) for at, unit in enumerate(units)}
+    rank = {unit: at for at, unit in enumerate(units)}
     consumers: Dict[int, List[int]] = {}
     for unit, found in producers.items():
         for producer in set(found):
-            consumers.setdefault(producer, []).append(unit)
-    ready = [(rank[unit], unit) for unit, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, unit = heapq.heappop(ready)
-        order.append(unit)
-        for consumer in consumers.get(unit, ()):
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                heapq.heappush(ready, (rank[consumer], consumer))
-    return order
+            consumers.setdefault(rank[producer], []).append(rank[unit])
+    return [units[at] for at in topological_order(waiting, lambda at: consumers.get(at, ()))]
 
 
 def _fed(

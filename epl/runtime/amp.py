@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.boundary import variable_name
+from epl.ir.boundary import times, variable_name
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Gradient, Graph, first_tensor
 from epl.ir.view import GraphView
@@ -143,10 +143,7 @@ def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
         return gradient
     with in_taskgraph(values.graph, taskgraph_index(values.op)):
         with values.graph.colocate_with(values.op, ignore_existing=True):
-            product = values * tf.cast(factor, values.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(product, gradient.indices, gradient.dense_shape)
-    return product
+            return times(gradient, tf.cast(factor, values.dtype))
 
 
 def _half(graph: Graph, tensor: Any) -> Any:

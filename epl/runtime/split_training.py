@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
+from epl.ir.boundary import times
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
@@ -400,7 +401,7 @@ class SplitModel(Shards):
     def reduced(self, variable: str, gradient: Gradient) -> Gradient:
         """The gradient that tf.gradients has computed, as the reduction method wants it where no all-reduce does it."""
         is_sum = Env.get().config.communication.gradients_reduce_method == "sum"
-        return _times(gradient, float(self.ranks)) if is_sum and is_complete(self, (variable, gradient)) else gradient
+        return times(gradient, float(self.ranks)) if is_sum and is_complete(self, (variable, gradient)) else gradient
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
@@ -427,10 +428,4 @@ def _marked(graph: Graph) -> List[tf.Operation]:
 
 def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     """The tensor, whose gradient is `factor` times as large."""
-    return with_gradient(tensor, tensor, lambda gradient: _times(gradient, factor))
-
-
-def _times(gradient: Any, factor: float) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    return with_gradient(tensor, tensor, lambda gradient: times(gradient, factor))

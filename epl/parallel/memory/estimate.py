@@ -19,7 +19,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.apply_groups import variable_bytes
 from epl.parallel.memory.program import TRANSFER, Devices, Step, StepProgram, make_program
 from epl.parallel.memory.simulation import Peak, Program, simulate
-from epl.parallel.micro_batches import tensors_of
+from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.rewrite import Rewrite
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
@@ -126,12 +126,7 @@ class StepGraph(object):
         graph = self._graph
         roles: Dict[int, str] = {}
         if graph is not None:
-            bounds = {
-                view.index[tensor.op.name]
-                for call in list(graph.gradient_calls) + list(graph.apply_calls)
-                for _, gradient in call.boundaries
-                for tensor in tensors_of(gradient)
-            }
+            bounds = boundary_nodes(view, [*graph.gradient_calls, *graph.apply_calls])
             for node in view.descendants(bounds) | self._built_before(bounds):
                 roles[node] = GRADIENTS
         for node, phase in enumerate(view.of_attrs(lambda attrs: attrs[PHASE_ATTR].s)):

@@ -4,13 +4,13 @@ Copies of ops (replicas, micro batches) have the types of what they are copies o
 Loops run once; what they push on stacks and write into TensorArrays counts as often as they run.
 """
 
-import heapq
 import os
 from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.orders import topological_order
 from epl.ir.view import GraphView
 from epl.parallel import costs_loops, costs_shapes
 from epl.parallel.costs import MACHINES, keeps_order, op_seconds
@@ -177,18 +177,12 @@ def _run_order(view: GraphView, nodes: Set[int], ends: Mapping[int, Sequence[int
         waiting[node] += len(turns)
         for turn in turns:
             exits.setdefault(turn, []).append(node)
-    ready = sorted(node for node, count in waiting.items() if not count)  # sorted, so a heap
     consumers = view.consumers()
-    order = []
-    while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        for consumer in exits.get(node, []) if node in back_edges else consumers[node]:
-            if consumer in nodes:
-                waiting[consumer] -= 1
-                if not waiting[consumer]:
-                    heapq.heappush(ready, consumer)
-    return order
+
+    def released(node: int) -> List[int]:
+        return [other for other in (exits.get(node, []) if node in back_edges else consumers[node]) if other in nodes]
+
+    return topological_order(waiting, released)
 
 
 def _closed(output: TensorType, static: tf.TensorShape, rows: int) -> TensorType:

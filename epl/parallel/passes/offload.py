@@ -22,7 +22,7 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.apply_groups import variable_bytes
-from epl.parallel.micro_batches import tensors_of
+from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.offload import HostRegion
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.compare_gradients import variables_by_gradient
@@ -91,12 +91,7 @@ def run(rewrite: Rewrite) -> None:
 
 
 def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
-    bounds = {
-        view.index[tensor.op.name]
-        for call in rewrite.graph.gradient_calls
-        for _, gradient in call.boundaries
-        for tensor in tensors_of(gradient)
-    }
+    bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
     behind = view.descendants(bounds)
     changing = {variable for write in writes - behind for variable in view.variable_inputs(write)}

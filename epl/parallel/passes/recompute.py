@@ -27,7 +27,7 @@ from epl.parallel import recompute
 from epl.parallel.costs import node_costs
 from epl.parallel.costs_shapes import output_types
 from epl.parallel.gradient_groups import find_trainings
-from epl.parallel.micro_batches import tensors_of
+from epl.parallel.micro_batches import boundary_nodes, tensors_of
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import compare_gradients
 from epl.parallel.plan import Recomputed
@@ -172,8 +172,7 @@ def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
         for source in accumulation.sources
         for tensor in tensors_of(source)
     }
-    bounds = {view.index[t.op.name] for _, gradient in call.boundaries for t in tensors_of(gradient)}
-    return sources | (bounds - view.descendants(sources))
+    return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
 def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:

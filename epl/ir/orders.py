@@ -1,0 +1,24 @@
+"""Topological order: each node after those that it waits for (Kahn 1962), else by number."""
+
+import heapq
+from typing import Callable, Iterable, List, Mapping
+
+
+def topological_order(waiting: Mapping[int, int], released: Callable[[int], Iterable[int]]) -> List[int]:
+    """Orders nodes; those that wait for each other in a circle, and what is behind them, are left out.
+
+    Args:
+      waiting: by node, for how many others it waits.
+      released: gives the nodes that wait for a node, each as often as it counts that node.
+    """
+    left = dict(waiting)
+    ready = sorted(node for node, count in left.items() if not count)  # sorted, so a heap
+    order = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for other in released(node):
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, other)
+    return order
