@@ -219,8 +219,8 @@ def test_copies_are_part_of_the_backward_action_of_their_stage(collect):
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     seen = []
 
-    def look(view, ops, trainings, stages):
-        seen.append((view, find_actions(view, ops, trainings, stages)))
+    def look(view, *others):
+        seen.append((view, find_actions(view, *others)))
         return seen[-1][1]
 
     from epl.parallel import micro_batches
