@@ -290,3 +290,22 @@ def test_a_table_that_is_larger_than_all_layers_does_not_make_blocks_larger(zero
     rewritten()
     assert waits(weight_of("l4/MatMul")) == ["l2/Tanh"]
     assert len(gathers("table")) == 2  # for the lookup; for both passes of the product
+
+
+def test_the_end_of_the_data_ends_a_step(zero):
+    """The gathers of a replica that has data wait for the other one, which has none."""
+    zero()
+    iterator = tf.data.make_initializable_iterator(
+        tf.data.Dataset.from_tensor_slices(np.ones([3, WIDTH], "f")).batch(1)
+    )
+    hidden = tf.identity(iterator.get_next())
+    for layer in range(4):
+        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="l{}".format(layer))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(hidden)))
+    with tf.Session() as session:
+        started(session)
+        for _ in range(5):
+            session.run(iterator.initializer)
+            session.run(train_op)
+            with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+                session.run(train_op)
