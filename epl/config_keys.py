@@ -233,7 +233,7 @@ KEYS: Tuple[Key, ...] = (
         Bool(),
         False,
         "",
-        "Place all TaskGraphs on the same devices, all those of the job.",
+        "Place all TaskGraphs on the same devices, all those of the job. Off: each is on its own, a split too.",
     ),
     Key(
         "cluster.device_type",

@@ -21,7 +21,6 @@ from typing import NamedTuple, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl import layouts
-from epl.cluster import Cluster
 from epl.layouts import Slices, Slot, VirtualDevice
 from epl.utils.errors import LayoutError
 
@@ -99,20 +98,6 @@ def session_device(name: str, constructor: int) -> str:
     """The name that a device of the job has in the session of a constructor, if that spans processes."""
     own = "/job:worker/replica:0/task:{}/".format(constructor)
     return name.replace(own, own.replace("worker", OWN_JOB)) if name.startswith(own) else name
-
-
-def spans_processes(taskgraph_device_counts: Sequence[int], cluster: Cluster) -> Topology:
-    """Lays a model out on the cluster, as the planner will; `Topology.spans_processes` of the result is the answer.
-
-    Args:
-      taskgraph_device_counts: devices of one model replica, by TaskGraph; colocated TaskGraphs count once.
-      cluster: the cluster; it keeps the virtual devices, see `Cluster.generate_virtual_devices`.
-
-    Raises:
-      LayoutError: the devices do not fit the model.
-    """
-    virtual_devices = cluster.generate_virtual_devices(taskgraph_device_counts)
-    return of_virtual_devices(virtual_devices, cluster.worker_num)
 
 
 def of_virtual_devices(virtual_devices: Sequence[VirtualDevice], worker_num: int) -> Topology:

@@ -15,6 +15,7 @@ from epl.ir.boundary import readiness
 from epl.ir.graph import Gradient, Graph, GraphKeys
 from epl.ops import fusion
 from epl.parallel.gradient_groups import BoundaryGroup
+from epl.parallel.own_devices import has_own_devices
 from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
 from epl.parallel.schedule import to_text
 from epl.parallel.schedule_generators import generate
@@ -43,14 +44,15 @@ def refuse_contradictions(config: Config) -> None:
         )
 
 
-def refuse_taskgraphs(graph: Graph, total_devices: int) -> None:
+def refuse_taskgraphs(graph: Graph, cluster: Cluster) -> None:
     """Raises NotAvailableError for annotations that need more than data parallelism."""
+    own, total_devices = has_own_devices(graph.taskgraphs, cluster), cluster.total_gpu_num
     for taskgraph in graph.taskgraphs:
         strategy = taskgraph.strategy
         if strategy.name_of_kind == "split":
             if graph.split is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                 raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
-        elif (strategy.device_count or 1) > 1:
+        elif (strategy.device_count or 1) > 1 and not own:
             raise NotAvailableError(
                 "epl.replicate(device_count={})".format(strategy.device_count),
                 "Use epl.replicate(1): the number of replicas is inferred from the devices.",

@@ -17,6 +17,8 @@ from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
 from epl.ir.view import GraphView
+from epl.layouts import VirtualDevice
+from epl.parallel.own_devices import has_own_devices, rank_devices
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.update_stages import stages_of_updates
 from epl.utils.errors import PlanError
@@ -34,8 +36,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
       PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
-    annotated = annotated_stages(taskgraphs)
-    virtual = cluster.generate_virtual_devices(device_counts(annotated))
+    annotated, virtual = stage_devices(taskgraphs, cluster)
     if len({device.all_devices for device in virtual}) == 1:
         members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
         devices = [virtual[0].all_devices]  # every device carries a replica
@@ -66,7 +67,23 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
     return stages, owners
 
 
-def annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
+def stage_devices(
+    taskgraphs: Sequence[TaskGraph], cluster: Cluster
+) -> Tuple[List[List[TaskGraph]], List[VirtualDevice]]:
+    """The TaskGraphs of each stage, as they are annotated, and its devices.
+
+    Raises:
+      LayoutError: the devices of the job do not fit the TaskGraphs.
+      PlanError, NotAvailableError: a split has devices of its own, and cannot have these.
+    """
+    if not has_own_devices(taskgraphs, cluster):
+        annotated = _annotated_stages(taskgraphs)
+        return annotated, cluster.generate_virtual_devices(_device_counts(annotated))
+    devices = rank_devices(taskgraphs, cluster)
+    return ([list(taskgraphs)] if len(devices) == 1 else [[one] for one in taskgraphs]), devices
+
+
+def _annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
     """The TaskGraphs of each stage, as they are annotated: a split in a scope of replicate is in the stage of that.
 
     A split beside other TaskGraphs is over the devices of all: there is one stage then.
@@ -79,7 +96,7 @@ def annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
     return list(stages.values())
 
 
-def device_counts(stages: Sequence[Sequence[TaskGraph]]) -> List[int]:
+def _device_counts(stages: Sequence[Sequence[TaskGraph]]) -> List[int]:
     """Devices of one model replica, by stage. A split is over devices of several replicas."""
     strategies = [stage[0].outer or stage[0].strategy for stage in stages]
     return [1 if one.name_of_kind == "split" else one.device_count or 1 for one in strategies]

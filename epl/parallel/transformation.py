@@ -105,7 +105,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     cluster = env.cluster
     assert cluster is not None
     planner.refuse_contradictions(env.config)
-    planner.refuse_taskgraphs(graph, cluster.total_gpu_num)
+    planner.refuse_taskgraphs(graph, cluster)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
     if graph.placement is not None:  # the graph ran before it had gradients
         graph.placement.undo(graph.tf_graph)

@@ -32,8 +32,8 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
-from epl.parallel.stages import annotated_stages, device_counts
-from epl.topology import OWN_JOB, Topology, spans_processes
+from epl.parallel.stages import stage_devices
+from epl.topology import OWN_JOB, Topology, of_virtual_devices
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd
 
@@ -54,7 +54,8 @@ def topology_of(tf_graph: tf.Graph) -> Optional[Topology]:
     graph = Graph.of(tf_graph)
     if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
         return None
-    topology = spans_processes(device_counts(annotated_stages(graph.taskgraphs)), cluster)
+    _, devices = stage_devices(graph.taskgraphs, cluster)
+    topology = of_virtual_devices(devices, cluster.worker_num)
     return topology if topology.spans_processes else None
 
 

@@ -26,6 +26,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
+from epl.parallel.own_devices import has_own_devices
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
@@ -133,12 +134,6 @@ def _device_count(graph: Graph) -> int:
                 counts[0], counts[0], "the job" if len(stages) == 1 else "each stage of the model", total
             )
         )
-    beside = any(taskgraph.outer is None for taskgraph in splits)
-    if total > 1 and beside and len(graph.taskgraphs) > 1 and not env.config.cluster.colocate_split_and_replicate:
-        raise NotAvailableError(
-            "cluster.colocate_split_and_replicate=False",
-            "It does not go together with epl.split and other TaskGraphs on several devices: set it to True.",
-        )
     return counts[0]
 
 
@@ -159,16 +154,24 @@ class SplitModel(Shards):
         cluster = env.cluster
         assert cluster is not None
         stages, owners = plan_stages(graph, cluster)
-        slices: Sequence[Sequence[str]] = [stages[0].devices]
+        stage_of = stage_of_taskgraph(stages)
+        slices: Sequence[Sequence[str]] = [stages[stage_of[split_taskgraphs(graph)[0].index]].devices]
         if len(stages) == 1:
             slices = cluster.generate_virtual_devices([ranks])[0].slice_devices
+        elif span_processes(stages, owners) and has_own_devices(graph.taskgraphs, cluster):
+            raise NotAvailableError(
+                "epl.split({}) on devices of its own in other processes than those of the code beside it".format(ranks),
+                "Give each process devices of both: with as many of one as of the other by "
+                "cluster.device_place_prefer_intra_node=False, else with all devices of a model replica in one "
+                "process. Or set cluster.colocate_split_and_replicate to True.",
+            )
         elif span_processes(stages, owners):
             raise NotAvailableError(
                 "epl.split in the stages of a pipeline that lie in several processes",
                 "Let each process have all stages of its replicas: as many devices as stages, or a multiple of that, "
                 "and cluster.device_place_prefer_intra_node=True.",
             )
-        groups = split_groups(ranks, slices, stages[0].devices)
+        groups = split_groups(ranks, slices, slices[0] if len(stages) > 1 else stages[0].devices)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)

@@ -52,8 +52,9 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[floa
         assert sorted(_sizes(answers, 'first/kernel', 1)) == [128, 384]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name,optimizer,clip', [
-    ('small_table', 'momentum', 0.1), pytest.param('head', 'layerwise', 0., marks=pytest.mark.long)])
+    ('small_table', 'momentum', 0.1), ('head', 'layerwise', 0.)])
 def test_norms_are_those_of_the_whole(oracle: Oracle, name: str, optimizer: str, clip: float) -> None:
     arguments = {'name': name, 'optimizer': optimizer, 'clip': clip}
     answers = oracle.check((1, 2), splits.train, ratios=[3, 1], **arguments)

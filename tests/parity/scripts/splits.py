@@ -202,24 +202,26 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
 MODELS = dict(SPLITS, seven_experts=functools.partial(experts, count=7))
 
 
-def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = ()) -> Tuple[Scope, Scope]:
+def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = (),
+                apart: Sequence[int] = ()) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
 
-    Parts are as equal as they can be, or in the given ratios.
+    Parts are as equal as they can be, or in the given ratios. With `apart` both have devices of their own: so many.
     """
     if not ctx.planned:
         return contextlib.suppress, contextlib.suppress
     import epl
-    return (lambda: epl.replicate(1)), (lambda: epl.split(ctx.replicas // groups, ratios=ratios or None))
+    count = apart[1] if apart else ctx.replicas // groups
+    return (lambda: epl.replicate(apart[0] if apart else 1)), (lambda: epl.split(count, ratios=ratios or None))
 
 
 def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, ratios: Sequence[float] = (),
-          **config: Any) -> None:
+          apart: Sequence[int] = (), **config: Any) -> None:
     """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
     inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
               tf.placeholder(tf.int32, [None])]
-    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups, ratios))
+    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups, ratios, apart))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
     restore = tf.train.Saver()
@@ -237,10 +239,13 @@ def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1,
         ctx.results['path'] = path
 
 
-def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
+def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config: Any) -> None:
     """Trains, and records what is fetched in evaluation: scores, the best classes, accuracy, the loss of other rows."""
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
-    replicate, split = annotations(ctx, groups)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
+    replicate, split = annotations(ctx, groups, apart=apart)
+    if apart:  # what follows is on the devices of the features
+        features_scope = replicate()
+        replicate = lambda: features_scope  # noqa: E731
     x = tf.placeholder(tf.float32, [None, FEATURES])
     ids = tf.placeholder(tf.int32, [None, TOKENS])
     with replicate():
@@ -269,20 +274,21 @@ def evaluated(ctx: Context, groups: int = 1, **config: Any) -> None:
 
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
-          devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (), **config: Any) -> None:
+          devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (),
+          apart: Sequence[int] = (), **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
     the groups where the layout says it.
     """
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
     if ctx.planned and devices:
         import epl
         epl.Env.get().use(epl.Cluster(layout={'specific': [devices]}))
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    scopes = annotations(ctx, groups, ratios)
+    scopes = annotations(ctx, groups, ratios, apart)
     losses = [MODELS[name](x, ids, y, *scopes)] if groups == 1 else ctx.towers(
         lambda *inputs: MODELS[name](*inputs, *scopes), [x, ids, y])
     loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)

@@ -26,7 +26,7 @@ epl.init()
 hooks.remove()  # the graph is placed by hand
 cluster = Env.get().cluster
 worker = cluster.worker_index
-layout = topology.spans_processes([1, 1], cluster)
+layout = topology.of_virtual_devices(cluster.generate_virtual_devices([1, 1]), cluster.worker_num)
 server = ProcessServer.start()
 with open(os.path.join(directory, "pid_%d" % worker), "w") as out:
     out.write(str(os.getpid()))
