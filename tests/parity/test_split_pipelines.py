@@ -4,7 +4,7 @@ from typing import Any, List, Tuple
 
 import pytest
 
-from tests.parity.oracle import Oracle, topology_name
+from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import pipelines, split_pipelines
 
@@ -108,6 +108,18 @@ def test_clipped(oracle: Oracle) -> None:
     shape = {"name": "wide_layers", "stages": 2, "optimizer": "momentum", "clip": CLIP}
     reference = oracle.plain(split_pipelines.train, **shape)
     oracle.check(ONE, split_pipelines.train, reference, split=2, micro_batches=2, replicas=2, **shape)
+
+
+def test_checkpoints_are_those_of_one_device(oracle: Oracle) -> None:
+    """Each continues from the checkpoint of the other; slots included."""
+    shape = {"name": "wide_layers", "optimizer": "momentum", "stages": 2}
+    plan = {"split": 2, "micro_batches": 2, "replicas": 2}
+    reference = oracle.plain(split_pipelines.saved, **shape)
+    answers = oracle.check(ONE, split_pipelines.saved, reference, **shape, **plan)
+    assert sorted(answers[0].results["variables"][0]) == sorted(reference.results["variables"][0])
+    further = oracle.plain(split_pipelines.saved, path=reference.results["path"], **shape)
+    compare(further, [oracle.plain(split_pipelines.saved, path=answers[0].results["path"], **shape)], 1e-5)
+    compare(further, oracle.plan(ONE, split_pipelines.saved, path=reference.results["path"], **shape, **plan), 1e-5)
 
 
 def test_sum_instead_of_mean(oracle: Oracle) -> None:

@@ -1,5 +1,6 @@
 """Pipelines whose stages have epl.split in them: wide layers, those of a Transformer, tables of words, a wide head."""
 
+import os
 from typing import Any, Callable, List
 
 import tensorflow.compat.v1 as tf
@@ -7,8 +8,8 @@ import tensorflow.compat.v1 as tf
 from tests.parity.context import Context
 from tests.parity.scripts import pipelines
 from tests.parity.scripts.data import CLASSES, TOKENS, VOCABULARY
-from tests.parity.scripts.models import cross_entropy, dense, weights
-from tests.parity.scripts.pipeline_models import Block, Inputs, model
+from tests.parity.scripts.models import OPTIMIZERS, cross_entropy, dense, weights
+from tests.parity.scripts.pipeline_models import Block, Inputs, model, placeholders
 
 WIDTH, HEADS, SIZE = 64, 4, 16
 WIDE = 1003  # columns that no number of devices here divides
@@ -173,3 +174,23 @@ def read(ctx: Context, **arguments: Any) -> None:
 def accumulated(ctx: Context, **arguments: Any) -> None:
     """`pipelines.accumulated` of a model above: what `train` must equal."""
     pipelines.accumulated(ctx, **arguments)
+
+
+def saved(ctx: Context, name: str, optimizer: str, path: str = "", **pipeline: Any) -> None:
+    """Begins with a checkpoint, if there is one, trains, and records what is in the checkpoint that it writes."""
+    plan = pipelines.Pipeline(ctx, **pipeline)
+    inputs = placeholders()
+    with tf.variable_scope("net"):
+        loss = plan.loss(name, inputs)
+    train_op = OPTIMIZERS[optimizer]().minimize(loss, tf.train.get_or_create_global_step())
+    saver = tf.train.Saver()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        if path:
+            saver.restore(sess, path)
+        for step in range(pipelines.STEPS):
+            ctx.record(loss=sess.run([loss, train_op], pipelines.feed(inputs, plan.rows(step)))[0])
+        written = saver.save(sess, os.path.join(ctx.temporary_directory(), "model"))
+    reader = tf.train.load_checkpoint(written)
+    ctx.results["variables"] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+    ctx.results["path"] = written
