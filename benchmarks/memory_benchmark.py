@@ -13,8 +13,8 @@ THREADS = 2  # as in benchmarks/workers/memory.py
 # Layers, hidden size, rows of a process.
 SIZES = [12, 768, 4]
 QUICK_SIZES = [2, 64, 4]
-# Of BERT-base with its optimizer; each may hold up to 4 GB.
-PROCESSES_AT_ONCE = 4
+# Of BERT-base with its optimizer; each holds 3 GB. Where both sides have several ranks, it is one more.
+PROCESSES_AT_ONCE = 3
 # A part of the state may be larger by this, as not everything is divided.
 STATE_MARGIN = 0.05
 ACTIVATIONS_MARGIN = 1.1

@@ -8,8 +8,10 @@ layer is in the collection "checkpoints". Requests:
     {"bytes": true}             of a traced step: `persistent` and `peak` by device
     {"estimate": true}          `peak` by device as estimated, before anything has run
 
-Variables are initialized before the first step.
+Variables are initialized before the first step. What that and a traced step leave to the allocator is given back: other
+contenders are in memory at the same time.
 """
+import ctypes
 import sys
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -68,6 +70,7 @@ def _answers(train: tf.Operation, feed: Dict[tf.Tensor, Any]) -> Callable[[contr
             initialize = tf.global_variables_initializer()
             sessions.append(tf.Session(config=config))
             sessions[0].run(initialize)
+            _give_back()
         return sessions[0]
 
     def answer(request: control.Message) -> control.Message:
@@ -91,8 +94,14 @@ def _bytes(session: tf.Session, train: tf.Operation, feed: Dict[tf.Tensor, Any])
     from epl.profiler import memory, step_stats
     _, metadata = step_stats.run(session, train, feed)
     timelines = memory.timelines(metadata, session.graph)
+    del metadata
+    _give_back()
     return {'persistent': {_short(timeline.device): timeline.persistent for timeline in timelines},
             'peak': {_short(timeline.device): timeline.peak for timeline in timelines}}
+
+
+def _give_back() -> None:
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _short(device: str) -> str:
