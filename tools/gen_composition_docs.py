@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Writes docs/composition.md, the table of which features go together; `--check` says whether the page is up to date.
 
-The table is `CELLS`: for each pair of features the tests that show it, or the text with which it is refused. That these
-tests exist and these texts are raised is itself a test (tests/docs/test_composition.py).
+The table is `CELLS`: for each pair of features the tests that show it; `REFUSALS` are values and places of features
+that are refused. That these tests exist and these errors are raised is a test (tests/docs/test_composition.py).
 """
 
 import itertools
@@ -17,13 +17,12 @@ from tools import generated_page  # noqa: E402
 
 PAGE = os.path.join(_ROOT, "docs", "composition.md")
 
-Cell = NamedTuple("Cell", [("features", Tuple[str, str]), ("tests", Tuple[str, ...]), ("refusal", str), ("note", str)])
+Cell = NamedTuple("Cell", [("features", Tuple[str, str]), ("tests", Tuple[str, ...]), ("note", str)])
 Cell.__doc__ = """A pair of features.
 
 Attributes:
   features: their names.
   tests: ids of the tests in which both are on, below tests/parity.
-  refusal: text of the error with which they are refused together.
   note: in words, where the pair is no combination.
 """
 
@@ -35,7 +34,7 @@ FEATURES = {
     "split": "`epl.split`",
     "checkpoint": "`gradient_checkpoint.type`",
     "offload": "`offload.level`",
-    "zero": "`zero.level`; `v2` is refused with pipelines and offload",
+    "zero": "`zero.level`; `v2` is refused with pipelines, offload and splits",
     "amp": "`amp.level`",
     "groups": "`optimizer.num_apply_group` > 1",
     "sparse": "gradients that are IndexedSlices",
@@ -45,15 +44,11 @@ FEATURES = {
 
 
 def _tested(first: str, second: str, *tests: str) -> Cell:
-    return Cell((first, second), tests, "", "")
-
-
-def _refused(first: str, second: str, refusal: str) -> Cell:
-    return Cell((first, second), (), refusal, "")
+    return Cell((first, second), tests, "")
 
 
 def _noted(first: str, second: str, note: str) -> Cell:
-    return Cell((first, second), (), "", note)
+    return Cell((first, second), (), note)
 
 
 CELLS = (
@@ -65,7 +60,7 @@ CELLS = (
     _tested("replicas", "zero", "test_zero.py::test_adam"),
     _tested("pipeline", "zero", "test_zero_layouts.py::test_pipelines"),
     _tested("accumulation", "zero", "test_zero.py::test_accumulation"),
-    _refused("split", "zero", "which does not go together with epl.split"),
+    _tested("split", "zero", "test_zero_layouts.py::test_around_a_split"),
     _tested("checkpoint", "zero", "test_zero.py::test_together_with_other_features"),
     _tested("offload", "zero", "test_zero_layouts.py::test_parts_in_host_memory"),
     _tested("zero", "amp", "test_zero.py::test_mixed_precision"),
@@ -125,13 +120,29 @@ CELLS = (
     _tested("clip after", "sum", "test_composition.py::test_the_sum_of_all_is_clipped"),
 )
 
+Refusal = NamedTuple("Refusal", [("settings", str), ("error", str)])
+Refusal.__doc__ = """What does not go together although the features do.
+
+Attributes:
+  settings: in words.
+  error: text of the error with which they are refused.
+"""
+
+REFUSALS = (
+    Refusal("`zero.level` `v2`, several stages", "It is 'v2', which does not go together with 2 stages"),
+    Refusal("`zero.level` `v2`, `offload.level`", "It is 'v2', which does not go together with offload.level"),
+    Refusal("`zero.level` `v2`, `epl.split`", "It is 'v2', which does not go together with epl.split"),
+    Refusal("`zero.level`, `epl.split` in several stages", "which does not go together with epl.split in the stages"),
+)
+
 _HEAD = """\
 # Which features go together
 
 <!-- Written by tools/gen_composition_docs.py. Do not edit: change the table there and run the tool. -->
 
-Each pair of features is tested against plain TensorFlow, or against the plan without the feature, or is refused before
-the first step. A test of this repository checks that the tests exist and that the errors are raised.
+Each pair of features is tested against plain TensorFlow, or against the plan without the feature. What does not go
+together is refused before the first step. A test of this repository checks that the tests exist and that the errors
+are raised.
 
 """
 
@@ -140,7 +151,7 @@ def render() -> str:
     """Returns the text of the page."""
     parts = [_HEAD, "| Feature | Switched on by |\n| --- | --- |\n"]
     parts += ["| {} | {} |\n".format(name, how) for name, how in FEATURES.items()]
-    parts.append("\n`+`: tested, `-`: refused, `1`: see below\n\n")
+    parts.append("\n`+`: tested, `1`: see below\n\n")
     parts.append("| | {} |\n|{}\n".format(" | ".join(FEATURES), " --- |" * (len(FEATURES) + 1)))
     cells = {frozenset(cell.features): cell for cell in CELLS}
     notes = [cell for cell in CELLS if cell.note]
@@ -151,8 +162,8 @@ def render() -> str:
     parts += [
         "{}. {} and {}: {}.\n".format(number, *cell.features, cell.note) for number, cell in enumerate(notes, 1)
     ]  # fmt: skip
-    parts.append("\n## Refused\n\n| Features | The error says |\n| --- | --- |\n")
-    parts += ["| {}, {} | `{}` |\n".format(*cell.features, cell.refusal) for cell in CELLS if cell.refusal]
+    parts.append("\n## Refused\n\n| Settings | The error says |\n| --- | --- |\n")
+    parts += ["| {} | `{}` |\n".format(*refusal) for refusal in REFUSALS]
     parts.append("\n## Tests\n\nBelow `tests/parity`. Some run with `make test-long` only.\n\n")
     parts.append("| Features | Tests |\n| --- | --- |\n")
     for cell in CELLS:
@@ -163,9 +174,7 @@ def render() -> str:
 
 
 def _sign(cell: Cell, notes: List[Cell]) -> str:
-    if cell.note:
-        return str(notes.index(cell) + 1)
-    return "-" if cell.refusal else "+"
+    return str(notes.index(cell) + 1) if cell.note else "+"
 
 
 def pairs() -> List[frozenset]:

@@ -4,6 +4,7 @@ It records what the user did, in order, and nothing of what will be done about i
 """
 
 import contextlib
+import threading
 import weakref
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -89,6 +90,8 @@ class Graph(object):
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
         self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
+        self.shards_together: Any = None  # of both, set with the ZeroModel
+        self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
@@ -134,6 +137,8 @@ class Graph(object):
     @property
     def shards(self) -> Any:
         """The variables of which each rank has a part; None if there are none."""
+        if self.split is not None and self.zero is not None:
+            return self.shards_together
         return self.zero if self.split is None else self.split
 
     def shown(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -134,7 +134,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
                 if graph.shards is not None:
-                    graph.shards.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+                    graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
         elif _changes_one_device(env.config) or graph.twins:
             with _changing(graph, rewrite):

@@ -223,7 +223,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         return None
     if graph.shards is not None:
         with _transform_lock:
-            graph.shards.extend()
+            graph.shards.checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             transformation.refuse_local_session()

@@ -78,7 +78,7 @@ class GraphRunner(object):
         if step.is_collective:
             result = self._collectively(run_step)
             if self._shards is not None:
-                self._shards.step_done()
+                self._shards.checkpoints.step_done()
             return result
         if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
@@ -90,7 +90,7 @@ class GraphRunner(object):
         with self._lock:
             is_known = self._states.pop(session, None) is not None
         if is_known and self._shards is not None:
-            self._shards.session_closes()
+            self._shards.checkpoints.session_closes()
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
@@ -133,7 +133,9 @@ class GraphRunner(object):
                 self._check_devices(session)
                 self._states[session] = SessionState()
                 if self._shards is not None:
-                    self._shards.session_begins(lambda ts: self._raw(session, None, [], list(ts), {}, None, None))
+                    self._shards.checkpoints.session_begins(
+                        lambda tensors: self._raw(session, None, [], list(tensors), {}, None, None)
+                    )
             return self._states[session]
 
     def _check_devices(self, session: tf.Session) -> None:

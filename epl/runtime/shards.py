@@ -5,11 +5,9 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 `split_training.py` (epl.split) and `zero.py`.
 """
 
-import atexit
 import contextlib
 import itertools
 import os
-import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -25,8 +23,8 @@ from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
 from epl.parallel.transformation import process_server
-from epl.runtime.shard_parts import CheckpointParts
-from epl.runtime.shard_savers import Held, complete_savers, slices_of, value_of
+from epl.runtime.shard_checkpoints import Checkpoints
+from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
 from epl.runtime.shard_slots import adopt_slots
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of
 from epl.utils import tf_compat
@@ -58,6 +56,7 @@ class Shards(object):
       ranks: of a group.
       unopened: the communicators that are opened together with those of the plan: see `_make_ready`.
       setting: by which the user asks for parts.
+      checkpoints: what Savers need to know.
     """
 
     setting = ""
@@ -91,12 +90,9 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
-        self._late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
-        self._saved_through = 0
-        self._checkpoint_parts: Optional[CheckpointParts] = None  # where there are several processes
-        self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
+        self.checkpoints = Checkpoints(graph, [self])
 
     def add_shard(self, made: Shard) -> None:
         """Takes note of a variable that has become a part."""
@@ -170,7 +166,7 @@ class Shards(object):
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
         part = self._new.get(tensor, tensor)
-        with self._late_lock:
+        with self._graph.late_lock:
             if part not in self._shown:
                 self._shown[part] = self._found(part)
             return self._shown[part]
@@ -268,6 +264,10 @@ class Shards(object):
     def _exchanges(self) -> List[Exchanges]:
         return [(self.exchange, self._between_groups), *self._in_branches.values()]
 
+    def outdated(self) -> Set[str]:
+        """Names of the ops that user's programs still name, and in whose place others give a value."""
+        return {tensor.op.name for tensor in self._new}
+
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         return set()
@@ -334,64 +334,35 @@ class Shards(object):
             self._graph.common_branches,
         )
 
-    def complete_savers(self, prefixes: Sequence[str]) -> None:
-        """Lets Savers read the parts of all ranks of this process, and write each part once.
+    def slices(self, prefixes: Sequence[str]) -> Dict[str, List[Slice]]:
+        """What the ranks of this process hold, see `slices_of`; `prefixes` are those of the copies of these ranks."""
+        places = [(prefix, self.place(self._rank + copy).rank) for copy, prefix in enumerate(prefixes)]
+        return slices_of(self.held, places, self._instead)
 
-        Args:
-          prefixes: of the copies of these ranks.
-        """
-        ranks = [self._rank + copy for copy in range(len(prefixes))]
-        slices = slices_of(
-            self.held, [(prefix, self.place(rank).rank) for prefix, rank in zip(prefixes, ranks)], self._instead
-        )
-        job = Job.current()
-        assert job is not None
-        writers = [min(holders) for holders in zip(*self.groups)]  # of each part
-        if self._checkpoint_parts is None and any(self._communicators.owners[rank] for rank in writers):
-            own = [part for name in self.held for part, rank in zip(slices[name], ranks) if rank in writers]
-            self._values = {part.variable: value_of(self._graph.tf_graph, part.variable) for part in own}
-            held = {one.variable: (one.full_name, one.spec) for one in own}
-            self._checkpoint_parts = CheckpointParts(self._companion(job), held)
-            atexit.register(self._checkpoint_parts.leave)
-        parts = self._checkpoint_parts if job.process == 0 else None
-        complete_savers(self._graph.tf_graph, slices, self._saved_through, parts)
-        self._saved_through = tf_compat.last_op_id(self._graph.tf_graph)
+    def written(self, prefixes: Sequence[str]) -> List[Slice]:
+        """Those of the slices that this process writes into checkpoints: each part is written by one rank."""
+        slices = self.slices(prefixes)
+        return [
+            part for name in self.held for copy, part in enumerate(slices[name]) if self._rank + copy in self._writers
+        ]
 
-    def _companion(self, job: Job) -> Job:
-        """Joins the processes that build graphs; blocks until all of them do."""
-        server = process_server()
-        if server is None:
-            return job.companion()
-        return job.companion(
-            sorted(set(self._communicators.owners)), lambda key, text: server.service.exchange(key, text)[0]
-        )
+    @property
+    def _writers(self) -> List[int]:
+        """The ranks that write, by part."""
+        return [min(holders) for holders in zip(*self.groups)]
 
-    def extend(self) -> None:
-        """Sees to what was built behind the first run, before a session gets it."""
-        graph, rewrite = self._graph.tf_graph, self._graph.plan
-        with self._late_lock:
-            if tf_compat.last_op_id(graph) > self._saved_through:
-                with tf_compat.unfinalized(graph):
-                    self._follow_late()
-                    self.complete_savers([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+    @property
+    def writes_elsewhere(self) -> bool:
+        """Whether other processes than the first one write parts."""
+        return any(self._communicators.owners[rank] for rank in self._writers)
 
-    def _follow_late(self) -> None:
-        """What differs by what has cut the variables."""
+    @property
+    def processes(self) -> List[int]:
+        """Those that build graphs."""
+        return sorted(set(self._communicators.owners))
 
-    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
-        """A session has the variables; `read` gives values without a step of the plan."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.attach(lambda names: read([self._values[name] for name in names]))
-
-    def step_done(self) -> None:
-        """A step of all processes has ended here."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.step_done()
-
-    def session_closes(self) -> None:
-        """The session is about to close; the variables of its parts go with it."""
-        if self._checkpoint_parts is not None:
-            self._checkpoint_parts.close()
+    def follow_late(self) -> None:
+        """Sees to what was built behind the first run; differs by what has cut the variables."""
 
 
 def _agreed_seed() -> int:

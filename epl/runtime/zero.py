@@ -31,8 +31,9 @@ from epl.parallel.stages import plan_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
 from epl.runtime.amp_loss_scale import in_taskgraph
-from epl.runtime.shard_variables import beside
+from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
+from epl.runtime.shards_together import ShardsTogether
 from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError
@@ -60,31 +61,43 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     if not level or graph.plan is not None:
         return
     assert env.cluster is not None
-    if any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs):
-        raise NotAvailableError("zero.level", "It is {!r}, which does not go together with epl.split.".format(level))
-    if level == "v2" and env.config.offload.level:
-        raise NotAvailableError(
-            "zero.level",
-            "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
-            "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
-        )
     stages, owners = plan_stages(graph, env.cluster)
     if len(owners) == 1:
         if "zero" not in graph.parallel_information:
             graph.parallel_information["zero"] = True
             logger.info("zero.level is %r and has no effect: there is one replica of the model.", level)
         return
-    if level == "v2" and len(stages) > 1:
-        raise NotAvailableError(
-            "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(len(stages))
-        )
+    _refuse_combinations(graph, level, len(stages))
     with graph.changing():
         if graph.zero is None:
             name = env.new_graph_name() + "/zero"
             refuse_missing_workers(name, owners)
             start_job(env.config)
             graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
+            if graph.split is not None:
+                graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
         graph.zero.hold(pairs)
+
+
+def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
+    """Raises NotAvailableError for what ZeRO does not go together with."""
+    if level == "v2" and Env.get().config.offload.level:
+        raise NotAvailableError(
+            "zero.level",
+            "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
+            "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
+        )
+    if level == "v2" and graph.split is not None:
+        raise NotAvailableError("zero.level", "It is 'v2', which does not go together with epl.split: set it to 'v1'.")
+    if level == "v2" and stages > 1:
+        raise NotAvailableError(
+            "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(stages)
+        )
+    if stages > 1 and graph.split is not None:
+        raise NotAvailableError(
+            "zero.level",
+            "It is {!r}, which does not go together with epl.split in the stages of a pipeline.".format(level),
+        )
 
 
 def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
@@ -165,7 +178,7 @@ class ZeroModel(Shards):
         variables = {}
         for gradient, variable in pairs:
             name = variable_name(variable)
-            if gradient is None or name is None or name in self._variables or name in variables:
+            if gradient is None or name is None or name in self._variables or name in variables or is_shard(variable):
                 continue
             reason = why_whole(variable)
             if reason:
@@ -272,7 +285,8 @@ class ZeroModel(Shards):
                     self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
             self._give_late(late)
 
-    def _follow_late(self) -> None:
+    def follow_late(self) -> None:
+        """Gives Savers and the like the parts; refuses what else takes a variable."""
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():
                 variable.follow_late()

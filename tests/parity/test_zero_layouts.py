@@ -7,7 +7,7 @@ import pytest
 
 from tests.parity.oracle import Oracle, compare
 from tests.parity.pool import Answer
-from tests.parity.scripts import accumulation, amp, pipelines, zero, zero_layouts
+from tests.parity.scripts import accumulation, amp, pipelines, splits, zero, zero_layouts
 from tests.parity.scripts.pipeline_models import STATISTICS
 
 # Two stages of two replicas: in one process, and a replica in each of two. Stages in several processes: see
@@ -90,7 +90,9 @@ def test_each_replica_of_a_pipeline_clips_its_own_gradients(oracle: Oracle, topo
 def test_as_a_pipeline_without(oracle: Oracle, topology: Any, config: Any) -> None:
     """Weights and state are those of the same plan without ZeRO."""
     shape = dict(dict(SHAPES[topology], name="mlp", optimizer="momentum"), **config)
-    expected = oracle.plan(topology, pipelines.train, **shape)[0]
+    without = oracle.plan(topology, pipelines.train, **shape)
+    losses = list(np.mean([answer.results["loss"] for answer in without], axis=0))
+    expected = without[0]._replace(results=dict(without[0].results, loss=losses))
     compare(expected, oracle.plan(topology, pipelines.train, zero__level="v1", **shape), 2e-6)
 
 
@@ -165,3 +167,37 @@ def test_checkpoints_of_parts_in_host_memory(oracle: Oracle) -> None:
     path = oracle.plan((2, 1), zero.saved, **config)[0].results["path"]
     compare(further, [oracle.plain(zero.saved, path=path, name="embedding")], 1e-5)
     compare(further, _of_worker_0(oracle.plan((2, 1), zero.saved, path=reference.results["path"], **config)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "topology,level,arguments",
+    [
+        ((1, 2), "v1", {"name": "head", "optimizer": "adam"}),
+        ((2, 2), "v0", {"name": "head", "optimizer": "momentum", "groups": 2}),
+        pytest.param((1, 4), "v1", {"name": "loss_outside", "optimizer": "layerwise", "groups": 2}, marks=long),
+        pytest.param((1, 3), "v1", {"name": "head", "optimizer": "layerwise"}, marks=long),
+        pytest.param((2, 1), "v1", {"name": "small_table", "optimizer": "momentum", "clip": 0.1}, marks=long),
+        pytest.param((2, 1), "v1", {"name": "encoder", "optimizer": "momentum"}, marks=long),
+        pytest.param((1, 2), "v1", {"name": "resource_head", "offload__level": "v0"}, marks=long),
+        pytest.param((1, 2), "v0", {"name": "tied", "optimizer__num_apply_group": 3}, marks=long),
+    ],
+    ids=str,
+)
+def test_around_a_split(oracle: Oracle, topology: Any, level: str, arguments: Any) -> None:
+    oracle.check(topology, splits.train, zero__level=level, **arguments)
+
+
+@long
+def test_accumulation_around_a_split(oracle: Oracle) -> None:
+    oracle.check((1, 2), splits.accumulated, name="head", steps=3, tolerance=5e-6, zero__level="v1")
+
+
+@pytest.mark.parametrize("topology,groups", [pytest.param((1, 2), 1, marks=long), ((2, 1), 1)], ids=str)
+def test_checkpoints_of_a_split_and_what_is_around_it(oracle: Oracle, topology: Any, groups: int) -> None:
+    reference = oracle.plain(splits.saved)
+    answers = oracle.plan(topology, splits.saved, groups=groups, zero__level="v1")
+    compare(reference, _of_worker_0(answers))
+    further = oracle.plain(splits.saved, path=reference.results["path"])
+    compare(further, [oracle.plain(splits.saved, path=answers[0].results["path"])], 1e-5)
+    planned = oracle.plan(topology, splits.saved, path=reference.results["path"], groups=groups, zero__level="v0")
+    compare(further, _of_worker_0(planned), 1e-5)
