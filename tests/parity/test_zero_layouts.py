@@ -148,7 +148,7 @@ def test_parts_in_host_memory(oracle: Oracle, topology: Any, level: str, optimiz
         (IN_ONE, pipelines.train, dict(SHAPES[IN_ONE], name="embedding", resource=True)),
         (IN_TWO, pipelines.train, dict(SHAPES[IN_TWO], name="mlp", optimizer="adam")),
     ],
-    ids=str,
+    ids=lambda value: value.__module__ if callable(value) else str(value),
 )
 def test_in_host_memory_as_on_devices(oracle: Oracle, topology: Any, script: Any, arguments: Any) -> None:
     expected = oracle.plan(topology, script, zero__level="v1", **arguments)
