@@ -177,6 +177,22 @@ def control_flow_context_of(op: tf.Operation) -> Any:
     return op._get_control_flow_context()
 
 
+def predicates_of(op: tf.Operation) -> List[Tuple[Any, tf.Tensor]]:
+    """Each branch of a `tf.cond` around an op, from the inside: its control-flow context, and the predicate of it."""
+    found = []
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsCondContext():
+            found.append((context, context.pred))
+        context = context.outer_context
+    return found
+
+
+def set_predicate(context: Any, predicate: tf.Tensor) -> None:
+    """Makes gradients of what is in the branch of a `tf.cond` take another tensor as its predicate."""
+    context._pred = predicate
+
+
 def current_context(graph: tf.Graph) -> Any:
     """The control-flow context that ops are built in now, or None."""
     return graph._get_control_flow_context()

@@ -23,20 +23,20 @@ DEPTHS = {
     152: Block(True, (3, 8, 36, 3)),
 }
 _WIDENING = 4  # of a bottleneck
-_BATCH_NORM = {"momentum": 0.9, "epsilon": 1e-5, "fused": True}
+_BATCH_NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 
 def features(images: tf.Tensor, depth: int, width: int, training: bool) -> tf.Tensor:
     """The features of images.
 
     Args:
-      images: float32 [batch, height, width, 3].
+      images: float32 or float64 [batch, height, width, 3].
       depth: one of DEPTHS.
       width: channels of the first group; 64 as published.
       training: whether batch statistics are used, and collected in UPDATE_OPS.
 
     Returns:
-      float32 [batch, channels].
+      [batch, channels], of the type of the images.
 
     Raises:
       ValueError: there is no network of that depth.
@@ -107,8 +107,12 @@ def _convolution(
             kernel_initializer=tf.variance_scaling_initializer(2.0, "fan_out"),
             name="convolution",
         )
-        scale = tf.zeros_initializer() if last else tf.ones_initializer()
         net = tf.layers.batch_normalization(
-            net, training=training, gamma_initializer=scale, name="batch_norm", **_BATCH_NORM
+            net,
+            training=training,
+            gamma_initializer=tf.zeros_initializer() if last else tf.ones_initializer(),
+            fused=net.dtype != tf.float64,  # which has no fused kernel
+            name="batch_norm",
+            **_BATCH_NORM,
         )
         return tf.nn.relu(net) if activate else net

@@ -148,7 +148,7 @@ class _Stack(object):
 
 
 def _present(ids: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.not_equal(ids, PAD), tf.float32)
+    return tf.cast(tf.not_equal(ids, PAD), tf.get_variable_scope().dtype)
 
 
 def _hiding(present: tf.Tensor) -> tf.Tensor:

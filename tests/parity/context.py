@@ -7,7 +7,7 @@ to ``oracle.py``.
 """
 import contextlib
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -125,10 +125,16 @@ class Context:
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             if len(losses) == 1:
                 return optimizer.minimize(losses[0], global_step=tf.train.get_or_create_global_step())
-            towers = [optimizer.compute_gradients(loss) for loss in losses]
-            mean = [(tf.add_n([tf.convert_to_tensor(g) for g, _ in same]) / len(same), same[0][1])
-                    for same in zip(*towers) if same[0][0] is not None]
-            return optimizer.apply_gradients(mean, global_step=tf.train.get_or_create_global_step())
+            pairs = self.gradients(losses, optimizer)
+            return optimizer.apply_gradients(pairs, global_step=tf.train.get_or_create_global_step())
+
+    def gradients(self, losses: List[tf.Tensor], optimizer: tf.train.Optimizer) -> List[Tuple[Any, tf.Variable]]:
+        """Returns what `optimizer` applies: the mean over the losses of each variable's gradient, and the variable."""
+        towers = [optimizer.compute_gradients(loss) for loss in losses]
+        if len(towers) == 1:
+            return towers[0]
+        return [(tf.add_n([tf.convert_to_tensor(g) for g, _ in same]) / len(same), same[0][1])
+                for same in zip(*towers) if same[0][0] is not None]
 
     # ---- The results.
 

@@ -7,6 +7,8 @@ import pytest
 from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts import translation
 
+FLOAT64 = 1e-12
+
 
 @pytest.mark.parametrize('topology,gate', [((1, 2), 'switch'), ((2, 1), 'top2')])
 def test_experts_that_are_dealt_out(oracle: Oracle, topology: Tuple[int, int], gate: str) -> None:
@@ -20,6 +22,13 @@ def test_experts_that_are_dealt_out(oracle: Oracle, topology: Tuple[int, int], g
 @pytest.mark.parametrize('topology', [(1, 2), (1, 4), (4, 1), (2, 2)], ids=topology_name)
 def test_more_devices(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, translation.train, gate='top2', optimizer='momentum')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology,gate', [((1, 2), 'switch'), ((2, 2), 'top2'), ((1, 4), 'top2'), ((4, 1), 'switch')])
+def test_adam(oracle: Oracle, topology: Tuple[int, int], gate: str) -> None:
+    """In float64: it makes steps as long of gradients that are nothing but what was rounded."""
+    oracle.check(topology, translation.train, tolerance=FLOAT64, gate=gate, optimizer='adam', dtype='float64')
 
 
 @pytest.mark.parametrize('topology', [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=topology_name)

@@ -19,6 +19,7 @@ from epl.parallel.split.origin import user_line
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
 from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 # The op of a variable, the layout that it gets -> the value of this rank's part.
@@ -71,6 +72,7 @@ class Lowering(object):
         with tf.control_dependencies(None):
             for step, choice in zip(program.steps, decision.choices):
                 self._build(step, choice)
+            self._set_predicates()
         self.tensors: Dict[tf.Tensor, Tuple[tf.Tensor, Layout]] = {}
         for user_tensor, number in program.number.items():
             if number in self._there:
@@ -252,6 +254,13 @@ class Lowering(object):
                 ) from error
         for number in step.outputs:
             self._there[number] = {PLAIN: self._program.values[number].tensor}
+
+    def _set_predicates(self) -> None:
+        """Lets gradients of branches, which take the predicate from the control-flow context, take the new one."""
+        for step in self._program.steps:
+            for context, predicate in tf_compat.predicates_of(step.op) if step.kept else ():
+                if predicate in self._program.number:
+                    tf_compat.set_predicate(context, self._take(self._program.number[predicate], FULL, False))
 
     def _scopes(self, op: tf.Operation) -> "_Scopes":
         scope = self._prefix + "".join(part + "/" for part in op.name.split("/")[:-1])

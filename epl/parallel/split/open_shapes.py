@@ -126,6 +126,6 @@ def _calls_function(op: tf.Operation) -> bool:
 def closed_shape(shape: Optional[Shape], batch: Optional[int], ranks: int) -> Tuple[int, ...]:
     """A shape for costs: with UNKNOWN_DIMENSION for what is not known, and the batches of all ranks."""
     sizes = [UNKNOWN_DIMENSION if size is None else size for size in shape or ()]
-    if batch is not None:
+    if batch is not None and shape is not None:
         sizes[batch] *= ranks
     return tuple(sizes)

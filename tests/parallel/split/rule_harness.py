@@ -302,6 +302,7 @@ def _compare(
     for whole in wholes:
         assert whole.shape == wanted.shape, "shape {} instead of {}".format(whole.shape, wanted.shape)
         if wanted.dtype.kind in "fc":
+            assert not np.any(np.isnan(wanted)), "the op itself gives what is no number"
             np.testing.assert_allclose(whole, wanted, rtol=tolerance, atol=tolerance)
         else:
             np.testing.assert_array_equal(whole, wanted)

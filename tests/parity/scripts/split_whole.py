@@ -1,12 +1,19 @@
-"""Models that are split in practice: words that are told from their neighbours."""
+"""Models that are split in practice: words that are told from their neighbours, and ResNet with a wide head."""
+import zlib
+from typing import Any, Dict
+from unittest import mock
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from examples.image_classification import resnet
 from tests.parity.context import GLOBAL_BATCH, STEPS, Context
 from tests.parity.scripts.models import cross_entropy
-from tests.parity.scripts.splits import OPTIMIZERS, annotations
+from tests.parity.scripts.splits import OPTIMIZERS, annotations, parts
 
 WORDS = 1003
+CLASSES, PIXELS = 1000, 32
+SHALLOW = 14  # layers of a ResNet with one unit in each group
 
 
 def word2vec(ctx: Context, optimizer: str = 'momentum', tied: bool = False) -> None:
@@ -40,17 +47,57 @@ def frozen(ctx: Context) -> None:
     _train(ctx, 'momentum', loss, word, neighbour)
 
 
+def images(ctx: Context, depth: int, width: int) -> None:
+    """ResNet of so many layers in float64, in float32 its depth magnifies what is rounded; small random images.
+
+    The features are replicated: each replica has batch statistics of its own.
+    """
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = annotations(ctx)
+
+    def model(pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with replicate():
+            features = resnet.features(pixels, depth, width, training=True)
+        with split():
+            return resnet.loss(labels, resnet.logits(features, CLASSES))
+
+    pixels, labels = tf.placeholder(tf.float64, [None, PIXELS, PIXELS, 3]), tf.placeholder(tf.int32, [None])
+    shallow = {SHALLOW: resnet.Block(True, (1, 1, 1, 1))}
+    with tf.variable_scope('', custom_getter=_seeded_by_name), mock.patch.dict(resnet.DEPTHS, shallow):
+        losses = ctx.towers(model, [pixels, labels])
+    optimizer = OPTIMIZERS['momentum']()
+    pairs = ctx.gradients(losses, optimizer)  # which do not wait for the statistics: so many edges take minutes
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = optimizer.apply_gradients(pairs)
+    random = np.random.RandomState(4)
+    rows = {pixels: random.uniform(-1, 1, [STEPS * GLOBAL_BATCH, PIXELS, PIXELS, 3]),
+            labels: random.randint(0, CLASSES, STEPS * GLOBAL_BATCH)}
+    _run(ctx, tf.add_n(losses) / len(losses), train_op, rows)
+
+
+def _seeded_by_name(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+    """Kernels begin with values that do not depend on what was built before."""
+    if name.endswith('kernel'):
+        kwargs['initializer'] = tf.variance_scaling_initializer(2., 'fan_out', seed=zlib.crc32(name.encode()) % 1000)
+    return getter(name, *args, **kwargs)
+
+
 def _train(ctx: Context, optimizer: str, loss: tf.Tensor, word: tf.Tensor, neighbour: tf.Tensor) -> None:
-    """Trains, and records losses and variables."""
+    """Trains on words."""
     train_op = OPTIMIZERS[optimizer]().minimize(loss)
     random = np.random.RandomState(4)
     # Words come back within a batch: the rows of their gradients are added up.
-    rows = {word: random.randint(0, 10, STEPS * GLOBAL_BATCH) * 100,
-            neighbour: random.randint(0, WORDS, STEPS * GLOBAL_BATCH)}
+    _run(ctx, loss, train_op, {word: random.randint(0, 10, STEPS * GLOBAL_BATCH) * 100,
+                               neighbour: random.randint(0, WORDS, STEPS * GLOBAL_BATCH)})
+
+
+def _run(ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Tensor, np.ndarray]) -> None:
+    """Trains, and records losses and variables."""
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
             feeds = {tensor: ctx.step_rows(values, number) for tensor, values in rows.items()}
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
-        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
-        ctx.results['variables'] = [sess.run(variables)]
+        ctx.record_variables(sess)
+        if ctx.planned:
+            ctx.results['parts'] = parts(sess)

@@ -312,10 +312,10 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
         variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
         ctx.results['variables'] = [sess.run(variables)]
         if ctx.planned:
-            ctx.results['parts'] = _parts(sess)
+            ctx.results['parts'] = parts(sess)
 
 
-def _parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
+def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
     """For each local device, which part of each group it holds, and the parts of variables."""
     from epl.ir.graph import Graph
     from epl.runtime.shard_savers import value_of

@@ -42,11 +42,11 @@ def _model(ctx: Context, ids: tf.Tensor, gate: str) -> tf.Tensor:
     return translation_model.loss(SIZES._replace(gate=gate), source, target, scope, balance=0.1)[0]
 
 
-def train(ctx: Context, gate: str, optimizer: str = 'momentum', **config: Any) -> None:
-    """Trains; the experts are dealt out to all devices of the job."""
+def train(ctx: Context, gate: str, optimizer: str = 'momentum', dtype: str = 'float32', **config: Any) -> None:
+    """Trains with weights of that type; the experts are dealt out to all devices of the job."""
     ctx.init(cluster__colocate_split_and_replicate=True, **config)
     ids = tf.placeholder(tf.int32, [GLOBAL_BATCH // (ctx.replicas if ctx.planned else 1), TOKENS], 'ids')
-    with tf.variable_scope('translator', custom_getter=_same_values):
+    with tf.variable_scope('translator', custom_getter=_same_values, dtype=tf.as_dtype(dtype)):
         losses = ctx.towers(lambda rows: _model(ctx, rows, gate), [ids])
     loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
     with tf.control_dependencies([loss]):  # which reads variables that the step writes
