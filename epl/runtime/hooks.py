@@ -10,6 +10,7 @@
 | ControlFlowState.AddWhileContext | so do those of loops |
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
+| Optimizer.get_slot (both) | the slot of a variable in parts is found by the user's variable |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
 | BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
@@ -39,7 +40,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import amp, gradient_check, recorder, saver, server, shards
+from epl.runtime import amp, gradient_check, recorder, saver, server, shards, zero
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -67,6 +68,7 @@ def install() -> None:
     _wrap(tf_compat.GradLoopState, "GetRealValue", amp_twins.weight_in_gradient_loop)
     for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
         _wrap(optimizer, "__init__", _optimizer_init)
+        _wrap(optimizer, "get_slot", _get_slot)
     session = tf_compat.BaseSession
     _wrap(session, "__init__", _session_init)
     _wrap(session, "_extend_graph", _extend_graph)
@@ -120,6 +122,10 @@ def _optimizer_init(original: Callable[..., None], optimizer: Any, *args: Any, *
     original(optimizer, *args, **kwargs)
     if "apply_gradients" not in vars(optimizer):
         recorder.record_optimizer(optimizer)
+
+
+def _get_slot(original: Callable[..., Any], optimizer: Any, var: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(optimizer, zero.known_to_optimizers(var), *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -105,6 +105,13 @@ def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
     return list(pairs) if graph.zero is None else [graph.zero.part(pair) for pair in pairs]
 
 
+def known_to_optimizers(value: Any) -> Any:
+    """What an optimizer calls what the user calls `value`: the part, if that is a variable of which there are parts."""
+    tf_graph = getattr(value, "graph", None)
+    graph = Graph.of(tf_graph) if isinstance(tf_graph, tf.Graph) else None
+    return value if graph is None or graph.zero is None else graph.zero.known_to_optimizers(value)
+
+
 Cut = NamedTuple("Cut", [("part", tf.Tensor), ("member", Member)])
 Cut.__doc__ = """Where a gradient is cut.
 
@@ -220,6 +227,11 @@ class ZeroModel(Shards):
                 self._parts[part] = layout
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
         return part, whole.made.variable
+
+    def known_to_optimizers(self, value: Any) -> Any:
+        """The part of a variable; what is none of those is given back."""
+        whole = self._variables.get(variable_name(value) or "")
+        return value if whole is None else whole.made.variable
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
