@@ -21,7 +21,7 @@ from epl.env import Env
 from epl.ir import op_types
 from epl.ir.boundary import times
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
-from epl.ir.graph import Gradient, Graph
+from epl.ir.graph import Gradient, Graph, GraphKeys
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
@@ -418,9 +418,22 @@ class SplitModel(Shards):
 
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten."""
+        self._refuse_outputs()
         self.redirect()
         with self.exchange.once():
             super().finish()
+
+
+    def _refuse_outputs(self) -> None:
+        """In a pipeline, what micro batches have of a tensor of the split is not merged."""
+        for key in GraphKeys.ALL_COLLECTION_KEYS if len(self._stages) > 1 else ():
+            for tensor in self._graph.get_collection(key):
+                if self._result(tensor) is not None:
+                    raise NotAvailableError(
+                        "epl.add_to_collection of a tensor of epl.split in a pipeline",
+                        "{!r} is in {!r}. Build what is to be merged from it outside of epl.split, behind minimize: "
+                        "tf.identity does.".format(tensor.name, key),
+                    )
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:
