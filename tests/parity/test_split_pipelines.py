@@ -93,6 +93,7 @@ def test_groups_are_replicas(oracle: Oracle) -> None:
     _check(oracle, TWO, "wide_layers", 2, replicas=2)
 
 
+@long
 def test_resource_variables(oracle: Oracle) -> None:
     _check(oracle, ONE, "wide_layers", 2, resource=True)
 
@@ -133,7 +134,7 @@ def test_sum_instead_of_mean(oracle: Oracle) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"optimizer__num_apply_group": 2},
+        pytest.param({"optimizer__num_apply_group": 2}, marks=long),
         pytest.param({"gradient_checkpoint__type": "auto"}, marks=long),
         pytest.param({"offload__level": "v0"}, marks=long),
     ],
