@@ -360,10 +360,14 @@ class SplitModel(Shards):
         new = [op for op in tf_compat.ops_since(self._graph.tf_graph, self._seen_through) if op not in self._own]
         for op in new:
             for tensor in set(op.inputs):
-                if self._result(tensor) is not None:
+                if self._result(tensor) is not None and not self._differentiates(op, tensor):
                     self._give(tensor, [op])
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
         self._redirect_controls()
+
+    def _differentiates(self, op: tf.Operation, tensor: tf.Tensor) -> bool:
+        """Whether an op is of the gradient of a loop or branch, which takes what its ops give as it is."""
+        return tensor.op in self._region.kept and phase_of(op) == Phase.BACKWARD
 
     def _redirect_controls(self) -> None:
         """Whoever waits for an op of the split waits for what computes in its place."""
@@ -422,7 +426,6 @@ class SplitModel(Shards):
         self.redirect()
         with self.exchange.once():
             super().finish()
-
 
     def _refuse_outputs(self) -> None:
         """In a pipeline, what micro batches have of a tensor of the split is not merged."""

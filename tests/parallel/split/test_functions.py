@@ -89,7 +89,9 @@ def equal_unsplit(names, seed):
     check(build, rows(COUNTS, seed, x=(5,), y=7), prepare=few_choices(seed))
 
 
-@pytest.mark.parametrize("names", [NAMES[first::4] for first in range(4)], ids="_".join)
+@pytest.mark.parametrize("names", [
+    pytest.param(NAMES[first::4], id="_".join(NAMES[first::4]), marks=[pytest.mark.long] * (first > 1))
+    for first in range(4)])  # fmt: skip
 def test_functions(names):
     equal_unsplit(names, 0)
 

@@ -188,6 +188,16 @@ def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
 
 
 @split_model
+def branched(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A loop over the scores; what is computed of them depends on them."""
+    with split():
+        first = dense(x, WIDE, 'head')
+        _, logits = tf.while_loop(lambda i, _: i < 2, lambda i, found: (i + 1, found + tf.sin(found)), [0, first])
+        loss = cross_entropy(_wide_labels(ids), logits)
+        return tf.cond(tf.reduce_mean(first) > 0, lambda: loss, lambda: 2 * loss + tf.reduce_mean(tf.square(logits)))
+
+
+@split_model
 def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """The loss of replicated code goes into the split, where more than a sum is made of it."""
     with replicate():
