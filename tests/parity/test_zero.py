@@ -52,6 +52,11 @@ def test_optimizers(oracle: Oracle, level: str, optimizer: str) -> None:
     oracle.check((1, 2), zero.train, name='plain_variables', optimizer=optimizer, zero__level=level)
 
 
+def test_an_update_rule_that_makes_sparse_gradients_dense(oracle: Oracle) -> None:
+    oracle.check((1, 2), zero.train, name='embedding', optimizer='decayed_adam', zero__level='v1',
+                 communication__sparse_as_dense=True)
+
+
 @pytest.mark.long
 @every_level
 @pytest.mark.parametrize('name', ['embedding', 'resource_embedding', 'shared_embedding', 'recurrent', 'loop',

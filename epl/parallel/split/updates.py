@@ -351,8 +351,9 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, 
         if before.consumers() and not before.shape.is_compatible_with(after.shape):
             raise PlanError(
                 "{!r} ({}) computes with a part of a gradient or variable that is split. EPL has no rule for ops of "
-                "its type, and what it gives has another shape on whole tensors, {}, than on parts, {}. Compute it "
-                "before tf.gradients, or keep the variable out of epl.split.".format(
+                "its type, and what it gives has another shape on whole tensors, {}, than on parts, {}. If a sparse "
+                "gradient was made dense there, set communication.sparse_as_dense; else compute it before "
+                "tf.gradients, or keep the variable out of epl.split.".format(
                     op.name, op.type, after.shape, before.shape
                 )
             )

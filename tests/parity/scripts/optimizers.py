@@ -25,6 +25,7 @@ class DecayedAdam(tf.train.Optimizer):
             zeros = tf.zeros_initializer()
             first = tf.get_variable(variable.op.name + '/first', variable.shape, initializer=zeros, trainable=False)
             second = tf.get_variable(variable.op.name + '/second', variable.shape, initializer=zeros, trainable=False)
+            gradient = tf.convert_to_tensor(gradient)  # rows of a table become a dense gradient
             next_first = 0.9 * first + 0.1 * gradient
             next_second = 0.99 * second + 0.01 * tf.square(gradient)
             update = next_first / (tf.sqrt(next_second) + 1e-3)
