@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types, twins, wire
 from epl.ir.graph import Graph
+from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat
 
 _RESOURCE = tf.resource.as_datatype_enum
@@ -119,6 +120,10 @@ class GraphView(object):
         """The nodes of the given op types, in creation order."""
         by_type = self._by_type
         return sorted(i for op_type in set(types) if op_type in by_type for i in by_type[op_type])
+
+    def user_placeholders(self) -> List[int]:
+        """The placeholders that a user may feed, in creation order; not those that only hide a static value."""
+        return [node for node in self.of_types(op_types.PLACEHOLDERS) if DEFAULT_ATTR not in self.nodes[node].attr]
 
     def of_attrs(self, read: Callable[[wire.Attributes], _T]) -> List[_T]:
         """What `read` makes of the attributes of each node; it is called once for all nodes with the same ones."""

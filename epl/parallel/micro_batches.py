@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, ends_of, loops_of
 from epl.ir.graph import ApplyCall, Gradient, GradientCall
-from epl.ir.taskgraph import DEFAULT_ATTR, PHASE_ATTR, Phase
+from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.gradient_groups import Training
@@ -323,8 +323,7 @@ def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     """Data sources, placeholders, random ops and other ops with state that is not a variable."""
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
     stateful -= op_types.SHARED_STATE | op_types.VARIABLES | op_types.WRITES | COLLECTIVE_OP_TYPES.keys()
-    state = set(view.of_types(op_types.DATA_SOURCES))
-    state.update(n for n in view.of_types(op_types.PLACEHOLDERS) if DEFAULT_ATTR not in view.nodes[n].attr)
+    state = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
     # What takes a variable itself reads it; it differs only if the variable does.
     state.update(n for n in view.of_types(stateful) if not view.variable_inputs(n))
     return state

@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order, depths_of
-from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ir.twins import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -126,8 +125,7 @@ def find_recomputable(
 
 def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
     """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
-    roots = set(view.of_types(op_types.DATA_SOURCES))
-    roots.update(node for node in view.of_types(op_types.PLACEHOLDERS) if DEFAULT_ATTR not in view.nodes[node].attr)
+    roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
     variables = set(view.of_types(op_types.VARIABLES))
     others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
     roots.update(node for node in others if not variables.intersection(view.producers[node]))

@@ -133,7 +133,9 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
                 pairs = zero.as_parts(graph, pairs)
-                rest, named = tf.nest.map_structure(zero.known_to_optimizers, (args, kwargs))
+                rest, named = args, kwargs
+                if graph.zero is not None:
+                    rest, named = tf.nest.map_structure(zero.known_to_optimizers, (args, kwargs))
                 applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 if graph.shards is not None:
                     graph.shards.adopt_updates()

@@ -62,7 +62,7 @@ class StepFinder(object):
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
-        self._sources = set(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS))
+        self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
         self._global_writes = {
             node
             for node in rewrite.writes
@@ -110,16 +110,21 @@ class StepFinder(object):
             rewrite.graph.shards is not None
             and not needed & (self._gradients | rewrite.writes)
             and self._is_fed_inference(needed, fed)
+            and not self._merges_globally(fetches, needed, fed)
         )
-        if repeats_feeds and rewrite.micro_batched:  # the first micro batch takes all that is fed
-            idle = idle | (needed & self._later_writes)
+        if repeats_feeds:  # replica 0 has the values of all that is fed: nothing is merged
+            fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
+            targets = [self._plain_summary(op) for op in targets]
+            asked = [t.op for t in fetches if t.name not in fed] + list(targets)
+            if rewrite.micro_batched:  # so has the first micro batch
+                idle = idle | (needed & self._later_writes)
             needed, foreign = self._needed(asked, fed, idle)
         asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
         later = self._later_micro_batches((needed & rewrite.writes) | asked_micro)
         needed |= view.ancestors(later, idle.__contains__)
         touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
-        if repeats_feeds and rewrite.micro_batched:
+        if repeats_feeds:
             merged = {}
         shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}
         is_training = bool(needed & self._gradients)
@@ -242,6 +247,13 @@ class StepFinder(object):
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
         types = self._view.types
         return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
+
+    def _merges_globally(self, fetches: Sequence[tf.Tensor], needed: Set[int], fed: FrozenSet[str]) -> bool:
+        """Whether outputs of all processes are asked for: what is fed is shared out then, as in data parallelism."""
+        rewrite = self._rewrite
+        names = {t.name for t in fetches if t.name in rewrite.merged and t.name not in fed}
+        names.update(name for node, name in rewrite.summarized.items() if node in needed)
+        return any(rewrite.merged[name].op for name in names)
 
     def _can_show_plain(self, asked: Sequence[tf.Operation], fed: FrozenSet[str], idle: Set[int]) -> bool:
         """Whether no summary of merged values is needed once those that are asked for show replica 0's."""

@@ -19,8 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.boundary import variable_name
+from epl.ir.colocation import in_taskgraph
 from epl.ir.graph import Gradient, Graph
 from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.own_devices import has_own_devices
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split.bundles import Member
@@ -30,7 +32,6 @@ from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
-from epl.runtime.amp_loss_scale import in_taskgraph
 from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
@@ -81,6 +82,19 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     """Raises NotAvailableError for what ZeRO does not go together with."""
+    cluster = Env.get().cluster
+    assert cluster is not None
+    if stages > 1 and graph.split is not None:
+        on_own_devices = has_own_devices(graph.taskgraphs, cluster)
+        raise NotAvailableError(
+            "zero.level",
+            "It is {!r}, which does not go together with epl.split {}.".format(
+                level,
+                "on devices of its own: set cluster.colocate_split_and_replicate to True"
+                if on_own_devices
+                else "in the stages of a pipeline",
+            ),
+        )
     if level == "v2" and Env.get().config.offload.level:
         raise NotAvailableError(
             "zero.level",
@@ -92,11 +106,6 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     if level == "v2" and stages > 1:
         raise NotAvailableError(
             "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(stages)
-        )
-    if stages > 1 and graph.split is not None:
-        raise NotAvailableError(
-            "zero.level",
-            "It is {!r}, which does not go together with epl.split in the stages of a pipeline.".format(level),
         )
 
 

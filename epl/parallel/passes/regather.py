@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.view import GraphView
-from epl.parallel.micro_batches import tensors_of
+from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.pass_manager import Pass
 from epl.parallel.prefetch import Fetch, bytes_at_a_time, weight_bytes
 from epl.parallel.regather import Gathers, plan_gathers
@@ -51,12 +51,7 @@ class _Regathering(object):
     def _planned(self) -> Gathers:
         graph, view = self._rewrite.graph, self._view
         variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._stand_ins.items()}
-        gradients = {
-            view.index[tensor.op.name]
-            for call in graph.gradient_calls
-            for _, gradient in call.boundaries
-            for tensor in tensors_of(gradient)
-        }
+        gradients = boundary_nodes(view, graph.gradient_calls)
         replaced = {view.index[twin.original.op.name] for twin in graph.twins.values()}
         return plan_gathers(graph.tf_graph, view, variables, gradients, replaced)
 
