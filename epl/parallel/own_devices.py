@@ -26,7 +26,7 @@ def has_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
         not Env.get().config.cluster.colocate_split_and_replicate
         and cluster.layout.name != "all"
         and cluster.total_gpu_num > 1
-        and len(taskgraphs) > 1
+        and any(one.strategy.name_of_kind != "split" or one.outer is not None for one in taskgraphs)
         and any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs)
     )
 
@@ -85,13 +85,16 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
                         one.strategy, strategy, len(names)
                     )
                 )
-            if len(names) < ranks and cluster.device_type == "GPU":
+            chosen = _one_for_each(names, split)
+            if len(set(chosen)) < ranks and cluster.device_type == "GPU":
                 raise NotAvailableError(
-                    "{} beside {} on {} GPU(s) of its own".format(strategy, one.strategy, len(names)),
-                    "A GPU cannot work for several devices of a split. Use epl.replicate({}), or set "
-                    "cluster.colocate_split_and_replicate to True.".format(ranks),
+                    "{} beside {} on {} GPU(s) of its own".format(strategy, one.strategy, len(set(chosen))),
+                    "A GPU cannot work for several devices of a split. Use epl.replicate({}) with as many GPUs of one "
+                    "as of the other in each process, or set cluster.colocate_split_and_replicate to True.".format(
+                        ranks
+                    ),
                 )
-            found += _one_for_each(names, split)
+            found += chosen
     owners = [worker_of(name) for name in slices[0]]
     local = tuple(rank for rank, owner in enumerate(owners) if owner == cluster.worker_index)
     return [

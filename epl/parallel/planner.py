@@ -52,9 +52,10 @@ def refuse_taskgraphs(graph: Graph, cluster: Cluster) -> None:
         if strategy.name_of_kind == "split":
             if graph.split is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                 raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
-        elif (strategy.device_count or 1) > 1 and not own:
+        replicated = taskgraph.outer or strategy
+        if replicated.name_of_kind == "replicate" and (replicated.device_count or 1) > 1 and not own:
             raise NotAvailableError(
-                "epl.replicate(device_count={})".format(strategy.device_count),
+                "epl.replicate(device_count={})".format(replicated.device_count),
                 "Use epl.replicate(1): the number of replicas is inferred from the devices.",
             )
 

@@ -26,12 +26,11 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import is_complete
-from epl.parallel.own_devices import has_own_devices
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
-from epl.parallel.split.groups import split_groups
+from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
 from epl.parallel.split.lanes import StageExchange, StagePass
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
@@ -40,7 +39,7 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
-from epl.parallel.stages import plan_stages, span_processes, stage_of_op, stage_of_taskgraph
+from epl.parallel.stages import plan_stages, stage_of_op, stage_of_taskgraph
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
@@ -67,12 +66,19 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
       NotAvailableError: the model or the cluster asks for what cannot be done yet.
       PlanError: the model cannot be split as annotated.
     """
-    if graph.split is None and _device_count(graph) == 1:
-        return ys, xs
     with graph.tf_graph.as_default(), tf.control_dependencies(None):  # the call may wait for results of the split
         if graph.split is None:
             with graph.changing():
-                graph.split = SplitModel(graph, _device_count(graph), tf.nest.flatten(ys))
+                plan = plan_split(graph)
+                if plan is None:
+                    return ys, xs
+                if graph.zero is not None:
+                    raise NotAvailableError(
+                        "epl.split that is differentiated behind apply_gradients with zero.level",
+                        "Call tf.gradients or compute_gradients for the losses of the split before the first "
+                        "apply_gradients.",
+                    )
+                graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
         graph.split.redirect()
         return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
 
@@ -87,56 +93,6 @@ def building(graph: Graph) -> Iterator[None]:
             yield
 
 
-def split_taskgraphs(graph: Graph) -> List[Any]:
-    """The TaskGraphs that are annotated with epl.split."""
-    return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
-
-
-def _ratios(graph: Graph) -> Tuple[int, ...]:
-    """The ratios of the parts; () if they are as equal as they can be.
-
-    Raises:
-      PlanError: the scopes do not agree.
-    """
-    given = {taskgraph.strategy.ratios for taskgraph in split_taskgraphs(graph)}
-    ratios = sorted({one if len(set(one)) > 1 else () for one in given})
-    if len(ratios) > 1:
-        raise PlanError(
-            "The model has epl.split with ratios={}: every split of a model is cut in the same way. Give all of them "
-            "the same ratios.".format(" and ratios=".join(str(list(one) or None) for one in ratios))
-        )
-    return ratios[0]
-
-
-def _device_count(graph: Graph) -> int:
-    """How many devices the split TaskGraphs are split over; 1 if there are none.
-
-    Raises:
-      NotAvailableError: what is asked for cannot be done together with a split yet.
-      PlanError: the devices of the job are no groups of that size.
-    """
-    splits = split_taskgraphs(graph)
-    if not splits:
-        return 1
-    env = Env.get()
-    assert env.cluster is not None
-    stages, _ = plan_stages(graph, env.cluster)
-    total = env.cluster.total_gpu_num if len(stages) == 1 else len(stages[0].devices)
-    counts = sorted({taskgraph.strategy.device_count or total for taskgraph in splits})
-    if len(counts) > 1:
-        raise PlanError(
-            "The model has epl.split({}): every split of a model is over the same devices. Give all of them the same "
-            "number.".format(") and epl.split(".join(map(str, counts)))
-        )
-    if total % counts[0]:
-        raise PlanError(
-            "epl.split({}) needs groups of {} devices, and {} has {} device(s). Use a number that divides them.".format(
-                counts[0], counts[0], "the job" if len(stages) == 1 else "each stage of the model", total
-            )
-        )
-    return counts[0]
-
-
 class SplitModel(Shards):
     """The lowered split of one graph.
 
@@ -148,38 +104,19 @@ class SplitModel(Shards):
 
     setting = "epl.split"
 
-    def __init__(self, graph: Graph, ranks: int, objective: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, plan: SplitPlan, objective: Sequence[Any]) -> None:
         """Finds the split, decides how it is computed, and builds the program of this process's first rank."""
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
-        stages, owners = plan_stages(graph, cluster)
-        stage_of = stage_of_taskgraph(stages)
-        slices: Sequence[Sequence[str]] = [stages[stage_of[split_taskgraphs(graph)[0].index]].devices]
-        if len(stages) == 1:
-            slices = cluster.generate_virtual_devices([ranks])[0].slice_devices
-        elif span_processes(stages, owners) and has_own_devices(graph.taskgraphs, cluster):
-            raise NotAvailableError(
-                "epl.split({}) on devices of its own in other processes than those of the code beside it".format(ranks),
-                "Give each process devices of both: with as many of one as of the other by "
-                "cluster.device_place_prefer_intra_node=False, else with all devices of a model replica in one "
-                "process. Or set cluster.colocate_split_and_replicate to True.",
-            )
-        elif span_processes(stages, owners):
-            raise NotAvailableError(
-                "epl.split in the stages of a pipeline that lie in several processes",
-                "Let each process have all stages of its replicas: as many devices as stages, or a multiple of that, "
-                "and cluster.device_place_prefer_intra_node=True.",
-            )
-        groups = split_groups(ranks, slices, slices[0] if len(stages) > 1 else stages[0].devices)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
-        communicators = SubCommunicators(env.new_graph_name() + "/split", groups, owners, transport)
-        super().__init__(graph, communicators, owners.index(cluster.worker_index), fp16_scale)
-        self.ratios = _ratios(graph)
-        self._stages = stages
-        if len(stages) > 1:
+        communicators = SubCommunicators(env.new_graph_name() + "/split", plan.groups, plan.owners, transport)
+        super().__init__(graph, communicators, plan.owners.index(cluster.worker_index), fp16_scale)
+        self.ratios = plan.ratios
+        self._stages = plan.stages
+        if len(plan.stages) > 1:
             own = communicators.place(self._rank).rank
             self.exchange = StageExchange(
                 communicators.at(self._rank), own, "split", fp16_scale, self._open_lane, self._current_pass
@@ -187,7 +124,7 @@ class SplitModel(Shards):
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
-        self._program = Program(self._region, ranks, device_type, fp16_scale is not None, self.ratios)
+        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
@@ -337,6 +274,7 @@ class SplitModel(Shards):
             lambda prefix: graph.get_tensor_by_name(prefix + local.name),
             layout,
             None if value.info.batch is None else own_rows,
+            self._stage_of(local.op.name),
         )
 
     def local(self, item: Any) -> Any:
@@ -421,11 +359,27 @@ class SplitModel(Shards):
             self._parts[gradient] = held.layout
 
     def finish(self) -> None:
-        """What can be done only when the whole graph is built: before it is rewritten."""
+        """What can be done only when the whole graph is built: before it is rewritten.
+
+        Raises:
+          PlanError: scopes that were opened since then have changed what devices the stages have.
+        """
+        self._refuse_other_stages()
         self._refuse_outputs()
         self.redirect()
         with self.exchange.once():
             super().finish()
+
+    def _refuse_other_stages(self) -> None:
+        cluster = Env.get().cluster
+        assert cluster is not None
+        stages, _ = plan_stages(self._graph, cluster)
+        if [stage.devices for stage in stages] != [stage.devices for stage in self._stages]:
+            raise PlanError(
+                "The model had {} stage(s) when its split was differentiated first, and has {} with the scopes that "
+                "were opened since then, on other devices. Open all scopes of epl.replicate and epl.split before the "
+                "first tf.gradients or minimize.".format(len(self._stages), len(stages))
+            )
 
     def _refuse_outputs(self) -> None:
         """In a pipeline, what micro batches have of a tensor of the split is not merged."""

@@ -14,13 +14,18 @@ from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 NAME = "/job:worker/replica:0/task:{}/device:CPU:{}"
 
 
-def stages(*strategies):
-    """By stage, the numbers of its devices by rank."""
+def _devices(*strategies):
+    """By stage, its devices by rank."""
     for strategy in strategies:
         with strategy:
             tf.constant(1.0)
     found, _ = plan_stages(Graph.get(), Env.get().cluster)
-    return [[int(name.split(":")[-1]) for name in stage.devices] for stage in found]
+    return [stage.devices for stage in found]
+
+
+def stages(*strategies):
+    """By stage, the numbers of its devices by rank."""
+    return [[int(name.split(":")[-1]) for name in names] for names in _devices(*strategies)]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,7 @@ def stages(*strategies):
         (4, [1, -2, 1], [[0, 0], [1, 2], [3, 3]]),
         (3, [-2, 1], [[0, 1], [2, 2]]),
         (2, [1, -1], [[0], [1]]),
+        (2, [-2, -2], [[0, 1]]),
     ],
 )
 def test_each_rank_has_a_device_of_each_taskgraph(init, devices, counts, expected):
@@ -99,3 +105,14 @@ def test_a_gpu_works_for_one_device_of_the_split(init, monkeypatch):
     monkeypatch.setattr(Cluster, "device_type", "GPU")
     with pytest.raises(NotAvailableError, match="A GPU cannot work for several devices of a split"):
         stages(epl.replicate(1), epl.split(2))
+
+
+def test_gpus_that_lie_unevenly_in_processes_work_for_one_device_each(init, monkeypatch):
+    init(3, annotate=False, cluster__device_place_prefer_intra_node=False)
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
+    assert len(set(_devices(epl.replicate(3), epl.split(3))[0])) == 2  # one for two of the ranks
+    init(3, annotate=False, cluster__device_place_prefer_intra_node=False)
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
+    monkeypatch.setattr(Cluster, "device_type", "GPU")
+    with pytest.raises(NotAvailableError, match="as many GPUs of one as of the other in each process"):
+        _devices(epl.replicate(3), epl.split(3))

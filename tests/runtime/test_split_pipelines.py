@@ -101,6 +101,17 @@ def test_a_value_whose_gradient_alone_needs_a_collective_is_fetched_in_a_trainin
         np.testing.assert_allclose(sess.run([best, train_op], feed)[0], expected, rtol=1e-6)
 
 
+def test_a_scope_that_makes_other_stages_behind_the_gradients_is_refused(init):  # noqa: F811
+    init(4, annotate=False)
+    model = Model()
+    train_op = model.minimize()
+    for _ in range(2):
+        with epl.replicate(1):
+            model.best = tf.identity(model.best)
+    with pytest.raises(PlanError, match="2 stage.s. when its split was differentiated"), tf.Session() as sess:
+        sess.run([train_op, model.best], model.feed())
+
+
 def test_a_pipeline_of_parts_in_several_processes_is_refused(init):  # noqa: F811
     init(2, annotate=False, cluster__device_place_prefer_intra_node=False)
     Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))

@@ -7,9 +7,104 @@ A group has a part of each variable on each of its devices, and a batch of its o
     part     0   1   0   1
 """
 
-from typing import Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TaskGraph
+from epl.parallel.own_devices import has_own_devices
+from epl.parallel.plan import Stage
+from epl.parallel.stages import plan_stages, span_processes, stage_of_taskgraph
+from epl.utils.errors import NotAvailableError, PlanError
 
 Groups = Tuple[Tuple[int, ...], ...]
+
+SplitPlan = NamedTuple(
+    "SplitPlan",
+    [("groups", Groups), ("ratios", Tuple[int, ...]), ("stages", Tuple[Stage, ...]), ("owners", Tuple[int, ...])],
+)
+SplitPlan.__doc__ = """What the splits of a model are over, as the annotations and the cluster have it.
+
+Attributes:
+  groups: the ranks of each group.
+  ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+  stages: of the model.
+  owners: by rank of the job, the process that builds its graph.
+"""
+
+
+def split_taskgraphs(graph: Graph) -> List[TaskGraph]:
+    """The TaskGraphs that are annotated with epl.split."""
+    return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
+
+
+def plan_split(graph: Graph) -> Optional[SplitPlan]:
+    """Finds what the splits of a model are over; None if that is one device, or there is no split.
+
+    Raises:
+      NotAvailableError: the devices lie in processes as EPL cannot use them for a split yet.
+      PlanError: the scopes do not agree, or the devices of the job are no groups of that size.
+    """
+    splits = split_taskgraphs(graph)
+    if not splits:
+        return None
+    cluster = Env.get().cluster
+    assert cluster is not None
+    stages, owners = plan_stages(graph, cluster)
+    total = cluster.total_gpu_num if len(stages) == 1 else len(stages[0].devices)
+    count = _device_count(splits, total, "the job" if len(stages) == 1 else "each stage of the model")
+    if count == 1:
+        return None
+    if len(stages) == 1:
+        devices, slices = stages[0].devices, cluster.generate_virtual_devices([count])[0].slice_devices
+    else:
+        if span_processes(stages, owners) or len(set(owners)) < cluster.worker_num:
+            _refuse_processes(count, has_own_devices(graph.taskgraphs, cluster))
+        devices, slices = stages[stage_of_taskgraph(stages)[splits[0].index]].devices, ()
+    return SplitPlan(split_groups(count, slices, devices), _ratios(splits), stages, owners)
+
+
+def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
+    """How many devices each split is over, of so many."""
+    counts = sorted({taskgraph.strategy.device_count or total for taskgraph in splits})
+    if len(counts) > 1:
+        raise PlanError(
+            "The model has epl.split({}): every split of a model is over the same devices. Give all of them the same "
+            "number.".format(") and epl.split(".join(map(str, counts)))
+        )
+    if total % counts[0]:
+        raise PlanError(
+            "epl.split({}) needs groups of {} devices, and {} has {} device(s). Use a number that divides them.".format(
+                counts[0], counts[0], where, total
+            )
+        )
+    return counts[0]
+
+
+def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
+    given = {taskgraph.strategy.ratios for taskgraph in splits}
+    ratios = sorted({one if len(set(one)) > 1 else () for one in given})
+    if len(ratios) > 1:
+        raise PlanError(
+            "The model has epl.split with ratios={}: every split of a model is cut in the same way. Give all of them "
+            "the same ratios.".format(" and ratios=".join(str(list(one) or None) for one in ratios))
+        )
+    return ratios[0]
+
+
+def _refuse_processes(count: int, own_devices: bool) -> None:
+    if own_devices:
+        raise NotAvailableError(
+            "epl.split({}) on devices of its own in other processes than those of the code beside it".format(count),
+            "Give each process devices of both: all devices of a model replica; or, with as many of one as of the "
+            "other and a multiple of the processes, set cluster.device_place_prefer_intra_node to False. Or set "
+            "cluster.colocate_split_and_replicate to True.",
+        )
+    raise NotAvailableError(
+        "epl.split in the stages of a pipeline that lie in several processes",
+        "Let each process have all stages of its replicas: as many devices as stages, or a multiple of that, "
+        "and cluster.device_place_prefer_intra_node=True.",
+    )
 
 
 def split_groups(count: int, slices: Sequence[Sequence[str]], devices: Sequence[str]) -> Groups:
@@ -17,10 +112,10 @@ def split_groups(count: int, slices: Sequence[Sequence[str]], devices: Sequence[
 
     Args:
       count: devices of a group, of which the number of all devices is a multiple.
-      slices: devices of each model replica, as the layout of the cluster has them; used if they are of that size.
+      slices: devices of each model replica, if the layout of the cluster has them; used if they are of that size.
       devices: of the job, by rank.
     """
-    if any(len(replica) != count for replica in slices):
+    if not slices or any(len(replica) != count for replica in slices):
         slices = [devices[begin : begin + count] for begin in range(0, len(devices), count)]
     rank = {device: number for number, device in enumerate(devices)}
     return tuple(sorted(tuple(sorted(rank[device] for device in replica)) for replica in slices))
