@@ -1,12 +1,12 @@
 """What is split over devices trains as if it were not."""
-from typing import List, Tuple
+from typing import Tuple
 
 import numpy as np
 import pytest
 
+from tests.parity.checks import check_evaluation, continue_from_each_other
 from tests.parity.context import STEPS
-from tests.parity.oracle import Oracle, compare, topology_name
-from tests.parity.pool import Answer
+from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts import splits
 
 every_topology = pytest.mark.parametrize(
@@ -82,33 +82,9 @@ def test_accumulation_with_recomputation_in_groups(oracle: Oracle) -> None:
 @pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize('resource', [False, True])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:
-    """Each continues from the checkpoint of the other; slots included."""
-    reference = oracle.plain(splits.saved, resource=resource)
-    answers = oracle.plan(topology, splits.saved, resource=resource)
-    compare(reference, of_worker_0(answers))
-    assert sorted(answers[0].results['variables'][0]) == sorted(reference.results['variables'][0])
-    further = oracle.plain(splits.saved, path=reference.results['path'], resource=resource)
-    compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'], resource=resource)], 1e-5)
-    planned = oracle.plan(topology, splits.saved, path=reference.results['path'], resource=resource)
-    compare(further, of_worker_0(planned), 1e-5)
-
-
-def of_worker_0(answers: List[Answer]) -> List[Answer]:
-    """The answers, with the checkpoint that worker 0 alone has written."""
-    for answer in answers:
-        answer.results['variables'] = answers[0].results['variables']
-    return answers
+    continue_from_each_other(oracle, topology, splits.saved, {}, resource=resource)
 
 
 @some_topologies
 def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int]) -> None:
-    expected = oracle.plain(splits.evaluated).results
-    for answer in oracle.plan(topology, splits.evaluated):
-        logits, found, best, *rest = expected['found'][0]
-        mine, my_found, my_best, *my_rest = answer.results['found'][0]
-        np.testing.assert_allclose(mine, logits, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(my_found, found, rtol=1e-5, atol=1e-7)
-        np.testing.assert_array_equal(my_best[1], best[1])
-        for value, other in zip(my_rest, rest):
-            np.testing.assert_allclose(value, other, rtol=1e-6)
-        np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)
+    check_evaluation(oracle, topology)

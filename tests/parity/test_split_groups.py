@@ -4,11 +4,12 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
+from tests.parity.checks import check_evaluation, continue_from_each_other
 from tests.parity.context import STEPS
-from tests.parity.oracle import Oracle, compare, replica_differences, topology_name
+from tests.parity.oracle import Oracle, replica_differences, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_amp, splits
-from tests.parity.test_split import ACCUMULATED, of_worker_0
+from tests.parity.test_split import ACCUMULATED
 
 GROUPS = 2
 ACROSS = {'cluster__device_place_prefer_intra_node': False}  # each group has a device of each process
@@ -128,28 +129,12 @@ def test_a_part_that_overflows_in_one_group_skips_the_step_in_all(oracle: Oracle
 
 @long_placements
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
-    """Each continues from the checkpoint of the other; slots included."""
-    reference = oracle.plain(splits.saved)
-    answers = oracle.plan(topology, splits.saved, groups=GROUPS, **config)
-    compare(reference, of_worker_0(answers))
-    assert sorted(answers[0].results['variables'][0]) == sorted(reference.results['variables'][0])
-    further = oracle.plain(splits.saved, path=reference.results['path'])
-    compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'])], 1e-5)
-    planned = oracle.plan(topology, splits.saved, path=reference.results['path'], groups=GROUPS, **config)
-    compare(further, of_worker_0(planned), 1e-5)
+    continue_from_each_other(oracle, topology, splits.saved, dict(config, groups=GROUPS))
 
 
 @long_placements
 def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int], config: Any) -> None:
-    expected = oracle.plain(splits.evaluated).results
-    for answer in oracle.plan(topology, splits.evaluated, groups=GROUPS, **config):
-        logits, found, _, *rest = answer.results['found'][0]
-        wanted, wanted_found, _, *wanted_rest = expected['found'][0]
-        np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found, wanted_found, rtol=1e-5, atol=1e-7)
-        for value, other in zip(rest, wanted_rest):
-            np.testing.assert_allclose(value, other, rtol=1e-6)
-        np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)
+    check_evaluation(oracle, topology, groups=GROUPS, **config)
 
 
 @pytest.mark.parametrize('topology,groups,batches,steps', [

@@ -4,9 +4,9 @@ from typing import Any, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, compare, topology_name
+from tests.parity.checks import check_evaluation, continue_from_each_other
+from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts import splits
-from tests.parity.test_split import of_worker_0
 
 ACROSS = {'cluster__device_place_prefer_intra_node': False}  # each process has devices of both
 # Devices of each process; of the replicated code and of the split in a model replica.
@@ -57,29 +57,13 @@ def test_the_norm_is_that_of_all_variables(
 @_placements(1)
 def test_checkpoints_are_those_of_one_device(
         oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int], config: Any) -> None:
-    """Each continues from the checkpoint of the other; slots included."""
-    reference = oracle.plain(splits.saved)
-    answers = oracle.plan(topology, splits.saved, apart=apart, **config)
-    compare(reference, of_worker_0(answers))
-    further = oracle.plain(splits.saved, path=reference.results['path'])
-    compare(further, [oracle.plain(splits.saved, path=answers[0].results['path'])], 1e-5)
-    planned = oracle.plan(topology, splits.saved, path=reference.results['path'], apart=apart, **config)
-    compare(further, of_worker_0(planned), 1e-5)
+    continue_from_each_other(oracle, topology, splits.saved, dict(config, apart=apart))
 
 
 @_placements(1)
 def test_evaluation_gives_what_one_device_gives(
         oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int], config: Any) -> None:
-    expected = oracle.plain(splits.evaluated).results
-    for answer in oracle.plan(topology, splits.evaluated, apart=apart, **config):
-        logits, found, best, *rest = answer.results['found'][0]
-        wanted, wanted_found, wanted_best, *wanted_rest = expected['found'][0]
-        np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found, wanted_found, rtol=1e-5, atol=1e-7)
-        np.testing.assert_array_equal(best[1], wanted_best[1])
-        for value, other in zip(rest, wanted_rest):
-            np.testing.assert_allclose(value, other, rtol=1e-6)
-        np.testing.assert_allclose(answer.results['predicted'][0], expected['predicted'][0], rtol=1e-5, atol=1e-5)
+    check_evaluation(oracle, topology, apart=apart, **config)
 
 
 def test_ratios_and_micro_batches(oracle: Oracle) -> None:

@@ -4,10 +4,10 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import pytest
 
+from tests.parity.checks import CONTINUED, continue_from_each_other, of_worker_0
 from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_rules, splits
-from tests.parity.test_split import of_worker_0
 from tests.parity.test_split_rules import together
 
 
@@ -73,15 +73,8 @@ def test_each_group_is_cut_in_the_same_ratios(oracle: Oracle, topology: Tuple[in
 def test_checkpoints_are_those_of_one_device(
         oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], others: Sequence[float]) -> None:
     """One device and other ratios continue from what was written with the ratios; slots included."""
-    reference = oracle.plain(splits.saved)
-    answers = oracle.plan(topology, splits.saved, ratios=ratios)
-    compare(reference, of_worker_0(answers))
-    path = answers[0].results['path']
-    further = oracle.plain(splits.saved, path=reference.results['path'])
-    compare(further, [oracle.plain(splits.saved, path=path)], 1e-5)
-    compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=path, ratios=others)), 1e-5)
-    compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=reference.results['path'], ratios=ratios)),
-            1e-5)
+    path, further = continue_from_each_other(oracle, topology, splits.saved, {'ratios': ratios})
+    compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=path, ratios=others)), CONTINUED)
 
 
 @pytest.mark.long

@@ -1,11 +1,11 @@
 """With ZeRO a model trains as on one device, while each rank holds a part of its state."""
-from typing import List, Tuple
+from typing import Tuple
 
 import numpy as np
 import pytest
 
+from tests.parity.checks import CONTINUED, continue_from_each_other, of_worker_0
 from tests.parity.oracle import Oracle, compare, topology_name
-from tests.parity.pool import Answer
 from tests.parity.scripts import accumulation, amp, zero
 
 LEVELS = ['v0', 'v1', 'v2']
@@ -135,22 +135,10 @@ def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int, leve
 @pytest.mark.parametrize('level', ['v1', pytest.param('v2', marks=pytest.mark.long)])
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Topology, name: str, level: str) -> None:
     """Each continues from the checkpoint of the other, under another level and on another number of ranks."""
-    reference = oracle.plain(zero.saved, name=name)
-    answers = oracle.plan(topology, zero.saved, name=name, zero__level=level)
-    compare(reference, _of_worker_0(answers))
-    further = oracle.plain(zero.saved, path=reference.results['path'], name=name)
-    path = answers[0].results['path']
-    compare(further, [oracle.plain(zero.saved, path=path, name=name)], 1e-5)
-    compare(further, _of_worker_0(oracle.plan((1, 4), zero.saved, path=path, name=name, zero__level='v0')), 1e-5)
-    planned = oracle.plan(topology, zero.saved, path=reference.results['path'], name=name, zero__level='v0')
-    compare(further, _of_worker_0(planned), 1e-5)
-
-
-def _of_worker_0(answers: List[Answer]) -> List[Answer]:
-    """The answers, with the checkpoint that worker 0 alone has written."""
-    for answer in answers:
-        answer.results['variables'] = answers[0].results['variables']
-    return answers
+    path, further = continue_from_each_other(
+        oracle, topology, zero.saved, {'zero__level': level}, {'zero__level': 'v0'}, name=name)
+    planned = oracle.plan((1, 4), zero.saved, path=path, name=name, zero__level='v0')
+    compare(further, of_worker_0(planned), CONTINUED)
 
 
 @pytest.mark.parametrize('config,words', [

@@ -1,10 +1,11 @@
 """ZeRO where a model is on more than one device for each replica: the variables of each stage are in parts."""
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.parity.checks import continue_from_each_other
 from tests.parity.oracle import Oracle, compare
 from tests.parity.pool import Answer
 from tests.parity.scripts import accumulation, amp, pipelines, splits, zero, zero_layouts
@@ -106,23 +107,8 @@ def test_what_is_computed_beside_a_pipeline(oracle: Oracle, topology: Any) -> No
 
 @pytest.mark.parametrize("topology", [pytest.param(IN_ONE, marks=long), IN_TWO], ids=str)
 def test_checkpoints_of_pipelines_are_those_of_one_device(oracle: Oracle, topology: Any) -> None:
-    """Each continues from the checkpoint of the other."""
-    shape = SHAPES[topology]
-    reference = oracle.plain(zero_layouts.saved, stages=2)
-    answers = oracle.plan(topology, zero_layouts.saved, zero__level="v1", **shape)
-    compare(reference, _of_worker_0(answers))
-    further = oracle.plain(zero_layouts.saved, path=reference.results["path"], stages=2)
-    compare(further, [oracle.plain(zero_layouts.saved, path=answers[0].results["path"], stages=2)], 1e-5)
-    path = reference.results["path"]
-    planned = oracle.plan(topology, zero_layouts.saved, path=path, zero__level="v0", **shape)
-    compare(further, _of_worker_0(planned), 1e-5)
-
-
-def _of_worker_0(answers: List[Answer]) -> List[Answer]:
-    """The answers, with the checkpoint that worker 0 alone has written."""
-    for answer in answers:
-        answer.results["variables"] = answers[0].results["variables"]
-    return answers
+    plan, again = [dict(SHAPES[topology], zero__level=level) for level in ("v1", "v0")]
+    continue_from_each_other(oracle, topology, zero_layouts.saved, plan, again, stages=2)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +147,8 @@ def test_in_host_memory_as_on_devices(oracle: Oracle, topology: Any, script: Any
 
 @long
 def test_checkpoints_of_parts_in_host_memory(oracle: Oracle) -> None:
-    reference = oracle.plain(zero.saved, name="embedding")
-    further = oracle.plain(zero.saved, path=reference.results["path"], name="embedding")
-    config = {"zero__level": "v1", "offload__level": "v0", "name": "embedding"}
-    path = oracle.plan((2, 1), zero.saved, **config)[0].results["path"]
-    compare(further, [oracle.plain(zero.saved, path=path, name="embedding")], 1e-5)
-    compare(further, _of_worker_0(oracle.plan((2, 1), zero.saved, path=reference.results["path"], **config)), 1e-5)
+    plan = {"zero__level": "v1", "offload__level": "v0"}
+    continue_from_each_other(oracle, (2, 1), zero.saved, plan, name="embedding")
 
 
 @pytest.mark.parametrize(
@@ -194,10 +176,5 @@ def test_accumulation_around_a_split(oracle: Oracle) -> None:
 
 @pytest.mark.parametrize("topology,groups", [pytest.param((1, 2), 1, marks=long), ((2, 1), 1)], ids=str)
 def test_checkpoints_of_a_split_and_what_is_around_it(oracle: Oracle, topology: Any, groups: int) -> None:
-    reference = oracle.plain(splits.saved)
-    answers = oracle.plan(topology, splits.saved, groups=groups, zero__level="v1")
-    compare(reference, _of_worker_0(answers))
-    further = oracle.plain(splits.saved, path=reference.results["path"])
-    compare(further, [oracle.plain(splits.saved, path=answers[0].results["path"])], 1e-5)
-    planned = oracle.plan(topology, splits.saved, path=reference.results["path"], groups=groups, zero__level="v0")
-    compare(further, _of_worker_0(planned), 1e-5)
+    plan, again = [{"groups": groups, "zero__level": level} for level in ("v1", "v0")]
+    continue_from_each_other(oracle, topology, splits.saved, plan, again)

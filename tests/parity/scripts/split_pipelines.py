@@ -28,9 +28,15 @@ def _two_layers(hidden: tf.Tensor, name: str) -> tf.Tensor:
         return _wide(_wide(hidden, 512, "wide", tf.nn.tanh), WIDTH, "narrow")
 
 
-def _wide_loss(inputs: Inputs, hidden: tf.Tensor) -> tf.Tensor:
-    labels = tf.mod(inputs.ids[:, 0] * 97 + inputs.ids[:, 1] * 31 + inputs.ids[:, 2], WIDE)
-    return cross_entropy(labels, dense(hidden, WIDE, "head"))
+def _split_head(inputs: Inputs) -> Block:
+    """The loss of a wide head in a split."""
+
+    def head(hidden: tf.Tensor) -> tf.Tensor:
+        with inputs.split():
+            labels = tf.mod(inputs.ids[:, 0] * 97 + inputs.ids[:, 1] * 31 + inputs.ids[:, 2], WIDE)
+            return cross_entropy(labels, dense(hidden, WIDE, "head"))
+
+    return head
 
 
 @model
@@ -48,11 +54,7 @@ def wide_layers(inputs: Inputs) -> List[Block]:
     def third(hidden: tf.Tensor) -> tf.Tensor:
         return dense(hidden, WIDTH, "third", tf.nn.tanh)
 
-    def head(hidden: tf.Tensor) -> tf.Tensor:
-        with inputs.split():
-            return _wide_loss(inputs, hidden)
-
-    return [first, wide, third, head]
+    return [first, wide, third, _split_head(inputs)]
 
 
 @model
@@ -62,13 +64,8 @@ def wide_head(inputs: Inputs) -> List[Block]:
         lambda _: dense(inputs.x, WIDTH, "first", tf.nn.tanh),
         lambda hidden: dense(hidden, WIDTH, "second", tf.nn.tanh),
         lambda hidden: dense(hidden, WIDTH, "third", tf.nn.tanh),
-        lambda hidden: _in_split(inputs, lambda: _wide_loss(inputs, hidden)),
+        _split_head(inputs),
     ]
-
-
-def _in_split(inputs: Inputs, build: Callable[[], Any]) -> Any:
-    with inputs.split():
-        return build()
 
 
 @model
