@@ -54,6 +54,7 @@ Attributes:
   block: number of the block in which it is used; consecutive in a section.
 """
 
+_MOST_NAMES = 3  # in a message
 _SLACK = 0.25  # a full block may have so much more: a kernel and its bias are one
 # They take weights where these are: no device has a kernel for them.
 _OF_CPU = op_types.SUMMARIES | frozenset(["Save", "SaveSlices", "SaveV2"])
@@ -227,6 +228,12 @@ def bytes_at_a_time(fetches: Sequence[Fetch]) -> int:
     for fetch in fetches:
         blocks[fetch.block] = blocks.get(fetch.block, 0) + fetch.uses[0].bytes
     return max([size + blocks.get(block + 1, 0) for block, size in blocks.items()] or [0])
+
+
+def largest_names(sizes: Mapping[str, int]) -> str:
+    """The names of the largest of some weights, for a message."""
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _levels(view: GraphView, order: Sequence[int]) -> List[int]:

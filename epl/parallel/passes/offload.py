@@ -27,7 +27,17 @@ from epl.parallel.offload import HostRegion
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.compare_gradients import variables_by_gradient
 from epl.parallel.plan import Offloaded
-from epl.parallel.prefetch import Fetch, Section, Use, bytes_at_a_time, find_uses, largest, late_uses, plan_fetches
+from epl.parallel.prefetch import (
+    Fetch,
+    Section,
+    Use,
+    bytes_at_a_time,
+    find_uses,
+    largest,
+    largest_names,
+    late_uses,
+    plan_fetches,
+)
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import stages_of_nodes
 from epl.parallel.training_writes import find_training_writes
@@ -36,7 +46,6 @@ from epl.utils import tf_compat
 logger = logging.getLogger("epl")
 
 SCOPE = "EPL_OFFLOAD"
-_MOST_NAMES = 3  # in a message
 
 
 def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
@@ -154,18 +163,16 @@ def _report(
                 stage, sum(fetch.uses[0].bytes for fetch in own) / 1e6, len(own), bytes_at_a_time(own) / 1e6,
             )  # fmt: skip
     early = {
-        use.source: use.bytes
+        view.nodes[use.source].name: use.bytes
         for use in uses
         if (use.consumer, use.position) not in fetched
         and (region.depths[use.consumer] != (0, 0) or use.consumer not in region.moving)  # else it runs first
     }
     if early:
-        names = [view.nodes[node].name for node in sorted(early, key=lambda node: (-early[node], node))]
         logger.warning(
             "offload.level: %d weights (%.1f MB) are copied to the device at the start of a step and stay there, as "
             "loops take them, or ops that know nothing of the data: %s.",
-            len(early), sum(early.values()) / 1e6,
-            ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else ""),
+            len(early), sum(early.values()) / 1e6, largest_names(early),
         )  # fmt: skip
 
 

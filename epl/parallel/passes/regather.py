@@ -19,14 +19,13 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.pass_manager import Pass
-from epl.parallel.prefetch import Fetch, bytes_at_a_time, weight_bytes
+from epl.parallel.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.regather import Gathers, plan_gathers
 from epl.parallel.rewrite import Rewrite
 
 logger = logging.getLogger("epl")
 
 SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
-_MOST_NAMES = 3  # in a message
 
 
 def run(rewrite: Rewrite) -> None:
@@ -114,12 +113,10 @@ class _Regathering(object):
         )  # fmt: skip
         sizes = {self._stand_ins[whole].variable.made.name: self._bytes(whole) for whole in self._plan.early}
         if sizes:
-            names = sorted(sizes, key=lambda name: (-sizes[name], name))
             logger.info(
                 "zero.level: %d weights (%.3f MB) are gathered at the beginning of a step, for loops, what does not "
                 "train, or ops that know nothing of the data: %s.",
-                len(names), sum(sizes.values()) / 1e6,
-                ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else ""),
+                len(sizes), sum(sizes.values()) / 1e6, largest_names(sizes),
             )  # fmt: skip
 
     def _bytes(self, whole: int) -> int:
