@@ -8,6 +8,7 @@ from epl.cluster import Cluster
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.own_devices import _one_for_each
+from epl.parallel.split.groups import plan_split
 from epl.parallel.stages import plan_stages
 from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 
@@ -116,3 +117,12 @@ def test_gpus_that_lie_unevenly_in_processes_work_for_one_device_each(init, monk
     monkeypatch.setattr(Cluster, "device_type", "GPU")
     with pytest.raises(NotAvailableError, match="as many GPUs of one as of the other in each process"):
         _devices(epl.replicate(3), epl.split(3))
+
+
+def test_a_worker_whose_devices_work_for_no_rank_is_refused(init):
+    init(3, annotate=False)
+    layout = [[[NAME.format(0, 0), NAME.format(1, 0)]], [[NAME.format(0, 1), NAME.format(0, 2)]]]
+    Env.get().use(epl.Cluster(["localhost:1", "localhost:2"], worker_index=0, layout={"specific": layout}))
+    assert set(_devices(epl.replicate(2), epl.split(2))[0]) == {NAME.format(0, 0)}
+    with pytest.raises(NotAvailableError, match="in other processes than those of the code beside it"):
+        plan_split(Graph.get())
