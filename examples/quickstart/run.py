@@ -51,7 +51,7 @@ def report(title: str, directory: str, replicas: int, seconds: float) -> Dict[st
 def main() -> None:
     """Runs both, prints the figures, fails when the network has not learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--steps', type=int, default=600)
+    parser.add_argument('--steps', type=int, default=1000)
     default = os.path.join('experiments', 'quickstart', time.strftime('%Y%m%d-%H%M%S'))
     parser.add_argument('--directory', default=default, help='logs and checkpoints go here (default: %(default)s)')
     options = parser.parse_args()

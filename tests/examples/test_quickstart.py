@@ -25,7 +25,7 @@ def test_only_three_lines_differ() -> None:
 @pytest.mark.timeout(180)
 def test_both_learn_the_digits(tmp_path: Any) -> None:
     process = subprocess.run(
-        [sys.executable, os.path.join(QUICKSTART, 'run.py'), '--steps', '400', '--directory', str(tmp_path / 'run')],
+        [sys.executable, os.path.join(QUICKSTART, 'run.py'), '--directory', str(tmp_path / 'run')],
         cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=170)
     assert process.returncode == 0, process.stdout
     accuracies = [float(number) for number in re.findall(r'test accuracy +([\d.]+)%', process.stdout)]

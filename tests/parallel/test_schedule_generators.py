@@ -149,14 +149,15 @@ def test_prefer_forward_keeps_all_micro_batches_in_flight(device_of_stage, num_m
     assert set(peak_in_flight(schedule)) == {num_micro_batch}
 
 
-@given(assignments(), MICRO_BATCHES)
-@settings(deadline=None)
-def test_strategies_in_order_of_memory(device_of_stage, num_micro_batch):
+@given(st.integers(1, 8), st.integers(1, 4), MICRO_BATCHES)
+@settings(deadline=None, max_examples=300)
+def test_strategies_in_order_of_memory_where_stages_are_dealt_round_robin(num_devices, turns, num_micro_batch):
+    """Of other assignments only the bounds are in order: how far a stage stays below its own depends on the others."""
     backward, optimizer, forward = (
-        peak_in_flight(generate(strategy, device_of_stage, num_micro_batch))
+        peak_in_flight(generate(strategy, list(range(num_devices)) * turns, num_micro_batch))
         for strategy in ("PreferBackward", "PreferBackwardOptimizer", "PreferForward")
     )
-    assert sum(backward) <= sum(optimizer) <= sum(forward)
+    assert all(a <= b <= c for a, b, c in zip(backward, optimizer, forward))
 
 
 @given(STAGES, MICRO_BATCHES, st.integers(1, 5), st.integers(1, 5))

@@ -12,6 +12,7 @@ SCHEDULES = ["PreferBackward", "PreferForward", "PreferBackwardOptimizer"]
 # Processes that other tests start as well; see test_pipelines.py.
 ONE, TWO = (1, 4), (2, 2)
 REPLICAS = {ONE: 2, TWO: 1}  # of each process, so that each stage has two devices
+FLOAT64 = 1e-12
 CLIP = 0.5  # norms of some steps lie above, those of others below
 
 long = pytest.mark.long
@@ -35,7 +36,8 @@ def _check(
     **arguments: Any,
 ) -> List[Answer]:
     replicas = replicas or REPLICAS[topology]
-    reference = _reference(oracle, name, micro_batches, topology[0] * replicas, optimizer)
+    of_reference = {key: arguments[key] for key in ("dtype",) if key in arguments}
+    reference = _reference(oracle, name, micro_batches, topology[0] * replicas, optimizer, **of_reference)
     shape = {"stages": 2, "split": 2, "micro_batches": micro_batches, "replicas": replicas, "optimizer": optimizer}
     shape.update(arguments)
     return oracle.check(topology, script, reference, name=name, **shape)
@@ -80,6 +82,23 @@ def test_wide_layers(oracle: Oracle, micro_batches: int, schedule: str) -> None:
 )
 def test_models(oracle: Oracle, topology: Tuple[int, int], name: str, micro_batches: int, optimizer: str) -> None:
     _check(oracle, topology, name, micro_batches, optimizer)
+
+
+@long
+@pytest.mark.parametrize(
+    "topology,name,micro_batches,schedule",
+    [
+        (ONE, "wide_layers", 1, "PreferBackward"),
+        (ONE, "wide_layers", 4, "PreferForward"),
+        (TWO, "wide_layers", 2, "PreferBackwardOptimizer"),
+        (ONE, "transformer", 2, "PreferBackward"),
+        (TWO, "transformer", 4, "PreferBackward"),
+    ],
+)
+def test_adam(oracle: Oracle, topology: Tuple[int, int], name: str, micro_batches: int, schedule: str) -> None:
+    """In float64: where a gradient is nothing but what was rounded, a step is as long as elsewhere."""
+    wanted = {"optimizer": "adam", "schedule": schedule, "dtype": "float64", "tolerance": FLOAT64}
+    _check(oracle, topology, name, micro_batches, **wanted)
 
 
 @pytest.mark.parametrize("stages", [pytest.param(3, marks=long), 4])

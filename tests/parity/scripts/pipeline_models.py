@@ -31,10 +31,10 @@ def model(function: Callable[[Inputs], List[Block]]) -> Callable[[Inputs], List[
     return function
 
 
-def placeholders(rows: Optional[int] = None) -> Inputs:
-    """The inputs of a model of any number of rows, or of that many."""
+def placeholders(rows: Optional[int] = None, dtype: str = "float32") -> Inputs:
+    """The inputs of a model of any number of rows, or of that many; `dtype` is that of real numbers."""
     return Inputs(
-        tf.placeholder(tf.float32, [rows, FEATURES], "x"),
+        tf.placeholder(dtype, [rows, FEATURES], "x"),
         tf.placeholder(tf.int32, [rows, TOKENS], "ids"),
         tf.placeholder(tf.int32, [rows], "y"),
     )

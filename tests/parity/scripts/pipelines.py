@@ -111,12 +111,13 @@ def train(
     rows_known: bool = False,
     resource: bool = False,
     clip: Optional[float] = None,
+    dtype: str = "float32",
     **pipeline: Any,
 ) -> None:
     """Trains a model with feed_dict, its gradients clipped by their global norm or not."""
     plan = Pipeline(ctx, **pipeline)
-    inputs = placeholders(plan.micro_rows if rows_known else None)
-    with tf.variable_scope("net", use_resource=resource):
+    inputs = placeholders(plan.micro_rows if rows_known else None, dtype)
+    with tf.variable_scope("net", use_resource=resource, dtype=tf.as_dtype(dtype)):
         loss = plan.loss(name, inputs)
     train_op = _train_op(loss, optimizer or OPTIMIZER_OF[name], clip)
     with tf.Session() as sess:
@@ -145,18 +146,19 @@ def accumulated(
     optimizer: str = "",
     clip: Optional[float] = None,
     summed: bool = False,
+    dtype: str = "float32",
 ) -> None:
     """What `train` must equal: one micro batch after the other, their gradients added up in numpy, applied once.
 
     Every replica has its own statistics, and clips its own gradient; the gradients of the replicas are averaged.
     """
     rows = STEP_ROWS // (micro_batches * replicas)
-    inputs = placeholders(rows)
-    with tf.variable_scope("net"):
+    inputs = placeholders(rows, dtype)
+    with tf.variable_scope("net", dtype=tf.as_dtype(dtype)):
         loss = build(name, inputs)
     variables = tf.trainable_variables()
     gradients = [tf.convert_to_tensor(gradient) for gradient in tf.gradients(loss, variables)]
-    given = [tf.placeholder(tf.float32, variable.shape) for variable in variables]
+    given = [tf.placeholder(dtype, variable.shape) for variable in variables]
     of_replica = given if clip is None else tf.clip_by_global_norm(given, clip)[0]
     step_op = OPTIMIZERS[optimizer or OPTIMIZER_OF[name]]().apply_gradients(
         zip(given, variables), tf.train.get_or_create_global_step()
