@@ -91,7 +91,6 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str, micro_batc
         (ONE, "wide_layers", 1, "PreferBackward"),
         (ONE, "wide_layers", 4, "PreferForward"),
         (TWO, "wide_layers", 2, "PreferBackwardOptimizer"),
-        (ONE, "transformer", 2, "PreferBackward"),
         (TWO, "transformer", 4, "PreferBackward"),
     ],
 )
