@@ -7,7 +7,8 @@
 
 A split of n devices has n ranks, as always, and each of them needs the replicated code for the rows of its batch. That
 runs on a device of the replicated TaskGraph, in the same process if there is one: what goes from one to the other is a
-copy between devices, as in a pipeline. Several ranks may share such a device.
+copy between devices, as in a pipeline, and as there a process without devices of stage 0 serves those that have some.
+Several ranks may share a device.
 """
 
 from typing import Dict, List, Sequence
@@ -89,10 +90,8 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
             if len(set(chosen)) < ranks and cluster.device_type == "GPU":
                 raise NotAvailableError(
                     "{} beside {} on {} GPU(s) of its own".format(strategy, one.strategy, len(set(chosen))),
-                    "A GPU cannot work for several devices of a split. Use epl.replicate({}) with as many GPUs of one "
-                    "as of the other in each process, or set cluster.colocate_split_and_replicate to True.".format(
-                        ranks
-                    ),
+                    "A GPU cannot work for several devices of a split. Use epl.replicate({}), or set "
+                    "cluster.colocate_split_and_replicate to True.".format(ranks),
                 )
             found += chosen
     owners = [worker_of(name) for name in slices[0]]
@@ -104,12 +103,16 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
 
 
 def _one_for_each(devices: Sequence[str], others: Sequence[str]) -> List[str]:
-    """A device for each of the others: of the same process where there is one, in turns."""
-    work: Dict[str, int] = dict.fromkeys(devices, 0)
-    result = []
-    for other in others:
-        near = [name for name in devices if worker_of(name) == worker_of(other)] or list(devices)
-        chosen = min(near, key=lambda name: work[name])
-        work[chosen] += 1
-        result.append(chosen)
-    return result
+    """A device for each of the others, in equal shares; of the same process as far as these allow."""
+    near = [[name for name in devices if worker_of(name) == worker_of(other)] for other in others]
+    alone = [[] if names else list(devices) for names in near]
+    chosen: Dict[int, str] = {}
+    while len(chosen) < len(others):  # in each turn every device gets one
+        left = list(devices)
+        for wishes in (near, alone, [list(devices)] * len(others)):
+            for number, wished in enumerate(wishes):
+                names = [name for name in left if name in wished]
+                if number not in chosen and names:
+                    chosen[number] = names[0]
+                    left.remove(names[0])
+    return [chosen[number] for number in range(len(others))]

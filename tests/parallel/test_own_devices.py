@@ -8,7 +8,7 @@ from epl.cluster import Cluster
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.own_devices import _one_for_each
-from epl.parallel.split.groups import plan_split
+from epl.parallel.plan import worker_of
 from epl.parallel.stages import plan_stages
 from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 
@@ -64,6 +64,8 @@ def test_devices_of_the_same_process_go_together():
     beside = [NAME.format(worker, 0) for worker in (0, 1)]
     split = [NAME.format(worker, device) for worker in (0, 1) for device in (1, 2)]
     assert _one_for_each(beside, split) == [beside[0], beside[0], beside[1], beside[1]]
+    elsewhere = [NAME.format(worker, 0) for worker in (2, 0, 0, 1)]
+    assert _one_for_each(beside, elsewhere) == [beside[1], beside[0], beside[0], beside[1]]
 
 
 def test_devices_that_do_not_fit_are_refused_with_both_ways_out(init):
@@ -109,20 +111,32 @@ def test_a_gpu_works_for_one_device_of_the_split(init, monkeypatch):
 
 
 def test_gpus_that_lie_unevenly_in_processes_work_for_one_device_each(init, monkeypatch):
-    init(3, annotate=False, cluster__device_place_prefer_intra_node=False)
-    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
-    assert len(set(_devices(epl.replicate(3), epl.split(3))[0])) == 2  # one for two of the ranks
-    init(3, annotate=False, cluster__device_place_prefer_intra_node=False)
-    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
     monkeypatch.setattr(Cluster, "device_type", "GPU")
-    with pytest.raises(NotAvailableError, match="as many GPUs of one as of the other in each process"):
-        _devices(epl.replicate(3), epl.split(3))
+    init(3, annotate=False, cluster__device_place_prefer_intra_node=False)
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
+    replicated, split = _devices(epl.replicate(3), epl.split(3))
+    assert len(set(replicated)) == len(set(split)) == 3
 
 
-def test_a_worker_whose_devices_work_for_no_rank_is_refused(init):
+@pytest.mark.parametrize(
+    "workers, counts, expected",
+    [
+        (3, [1, -2], [[0, 0], [1, 2]]),
+        (4, [2, -2], [[0, 1], [2, 3]]),
+        (6, [1, -2], [[0, 0, 3, 3], [1, 2, 4, 5]]),
+        (3, [-2, 1], [[0, 1], [2, 2]]),
+    ],
+)
+def test_devices_in_other_processes(init, workers, counts, expected):
+    init(1, annotate=False)
+    hosts = ["localhost:{}".format(number) for number in range(workers)]
+    Env.get().use(epl.Cluster(worker_hosts=hosts, worker_index=0, layout="auto"))
+    found = _devices(*[epl.split(-n) if n < 0 else epl.replicate(n) for n in counts])
+    assert [[worker_of(name) for name in names] for names in found] == expected
+
+
+def test_devices_of_every_worker_have_work(init):
     init(3, annotate=False)
     layout = [[[NAME.format(0, 0), NAME.format(1, 0)]], [[NAME.format(0, 1), NAME.format(0, 2)]]]
     Env.get().use(epl.Cluster(["localhost:1", "localhost:2"], worker_index=0, layout={"specific": layout}))
-    assert set(_devices(epl.replicate(2), epl.split(2))[0]) == {NAME.format(0, 0)}
-    with pytest.raises(NotAvailableError, match="in other processes than those of the code beside it"):
-        plan_split(Graph.get())
+    assert _devices(epl.replicate(2), epl.split(2))[0] == (NAME.format(0, 0), NAME.format(1, 0))
