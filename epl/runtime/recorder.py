@@ -22,6 +22,7 @@ from epl.parallel.auto_partition import partition_model
 from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
 from epl.runtime.dependencies import behind_one_op
 from epl.utils import tf_compat
+from epl.utils.containers import map_items
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -135,7 +136,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                 pairs = zero.as_parts(graph, pairs)
                 rest, named = args, kwargs
                 if graph.zero is not None:
-                    rest, named = tf.nest.map_structure(zero.known_to_optimizers, (args, kwargs))
+                    rest, named = map_items(zero.known_to_optimizers, (args, kwargs))
                 applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 if graph.shards is not None:
                     graph.shards.adopt_updates()
