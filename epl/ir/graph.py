@@ -3,6 +3,7 @@
 It records what the user did, in order, and nothing of what will be done about it: that is the plan's (epl.parallel).
 """
 
+import bisect
 import contextlib
 import threading
 import weakref
@@ -100,6 +101,8 @@ class Graph(object):
         self.parallel_information: Dict[str, Any] = {}
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
         self._ids_at_creation: Dict[int, int] = {}
+        # Where scopes were opened and closed: number of the last op before that, TaskGraph of the scope or -1.
+        self._scopes: List[Tuple[int, int]] = []
 
     @property
     def tf_graph(self) -> tf.Graph:
@@ -157,6 +160,7 @@ class Graph(object):
         """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""
         self._taskgraphs = [TaskGraph(index, strategy, None) for index, strategy in enumerate(strategies)]
         self._ids_at_creation.clear()
+        self._scopes.clear()
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=len(strategies) - 1))
 
     def open_taskgraph(self, strategy: Any, outer: Any = None) -> None:
@@ -174,15 +178,23 @@ class Graph(object):
             self._taskgraphs.append(TaskGraph(index, strategy, outer))
             self._ids_at_creation[index] = tf_compat.last_op_id(self.tf_graph)
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=index))
+        self._scopes.append((tf_compat.last_op_id(self.tf_graph), index))
 
     def close_taskgraph(self) -> None:
         """Ends what `open_taskgraph` began: ops belong to the last TaskGraph that has any, or to that around it."""
         self._drop_empty_taskgraph()
         if self._taskgraphs and self._taskgraphs[-1].outer is not None:
             self.open_taskgraph(self._taskgraphs[-1].outer)
-            return
-        mark = tf.AttrValue(i=self._taskgraphs[-1].index) if self._taskgraphs else None
-        tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
+        else:
+            mark = tf.AttrValue(i=self._taskgraphs[-1].index) if self._taskgraphs else None
+            tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, mark)
+        self._scopes.append((tf_compat.last_op_id(self.tf_graph), -1))
+
+    def scope_of(self, op: tf.Operation) -> Optional[TaskGraph]:
+        """The TaskGraph whose scope was open when an op was made; None if none was, whatever the op is marked with."""
+        position = bisect.bisect_left(self._scopes, (tf_compat.op_id(op), -1)) - 1
+        index = self._scopes[position][1] if position >= 0 else -1
+        return self._taskgraphs[index] if 0 <= index < len(self._taskgraphs) else None
 
     def _drop_empty_taskgraph(self) -> None:
         if self._taskgraphs and self._is_last_empty():

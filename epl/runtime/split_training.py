@@ -32,6 +32,7 @@ from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.conversions import Exchange, with_gradient
 from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
 from epl.parallel.split.lanes import StageExchange, StagePass
+from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
@@ -140,7 +141,7 @@ class SplitModel(Shards):
         with self.exchange.once():
             for made in self._shards:
                 give_whole(made, self.exchange, self._inside)
-        self._traced_after = self._seen_through = tf_compat.last_op_id(graph.tf_graph)
+        self._traced_after = self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
 
     # ---- Stages of a pipeline.
 
@@ -362,13 +363,25 @@ class SplitModel(Shards):
         """What can be done only when the whole graph is built: before it is rewritten.
 
         Raises:
-          PlanError: scopes that were opened since then have changed what devices the stages have.
+          PlanError: scopes that were opened since then have changed what devices the stages have, or have variables.
         """
         self._refuse_other_stages()
         self._refuse_outputs()
         self.redirect()
         with self.exchange.once():
             super().finish()
+        self._refuse_late_variables()
+
+    def follow_late(self) -> None:
+        """As that of Shards.
+
+        Raises:
+          PlanError: a scope of epl.split that was opened since then has variables.
+        """
+        self._refuse_late_variables()
+
+    def _refuse_late_variables(self) -> None:
+        refuse_late_variables(self._graph, self._lowered_through, self.held, self.ranks)
 
     def _refuse_other_stages(self) -> None:
         cluster = Env.get().cluster

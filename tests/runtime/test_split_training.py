@@ -101,3 +101,51 @@ def test_a_fed_variable_of_which_there_are_parts_is_refused(init, resource):
             text = error_text(sess.run, train_op, {**feed, fed: np.zeros(fed.shape)})
             assert text.startswith("FeedError: ") and "each of 2 devices has a part of it (epl.split)" in text
         sess.run(train_op, feed)
+
+
+def test_variables_of_a_split_that_is_opened_behind_the_gradients_are_refused(init):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    _, train_op = train_parts(x)
+    with epl.split(2):
+        late = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001, name="late")))
+    second = tf.train.GradientDescentOptimizer(0.1).minimize(late)
+    with tf.Session() as sess:
+        text = error_text(sess.run, [train_op, second], {x: np.ones([2, 8])})
+    assert text.startswith("PlanError: 'late/kernel' ({}:".format(__file__)) and "behind the tf.gradients" in text
+
+
+def test_a_variable_of_a_split_that_is_opened_behind_the_first_run_is_refused(init):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    scope = epl.split(2)
+    with scope:
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001)))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {x: np.ones([2, 8])})
+        with scope:
+            late = tf.get_variable("late", [8, 1001])
+        assert "PlanError: 'late' (" in error_text(sess.run, late.initializer)
+
+
+def test_what_has_no_variables_to_split_may_follow_the_gradients(init):
+    """Scalars, metrics and slots in a late scope, and variables outside of it."""
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    with epl.split(2):
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001)))
+    optimizer = tf.train.MomentumOptimizer(0.1, 0.9)
+    gradients = optimizer.compute_gradients(loss)
+    with epl.split(2):
+        train_op = optimizer.apply_gradients(gradients, tf.train.get_or_create_global_step())
+        average = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([train_op]):
+            averaged = average.apply(tf.trainable_variables())
+        mean, update = tf.metrics.mean(x)
+    outside = tf.get_variable("outside", [8, 3])
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        sess.run([averaged, update], {x: np.ones([2, 8])})
+        assert sess.run([mean, outside], {x: np.ones([2, 8])})[0] == 1

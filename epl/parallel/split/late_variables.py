@@ -1,0 +1,37 @@
+"""Variables of an `epl.split` that is opened behind the first tf.gradients: the splits are lowered, nothing cuts them."""
+
+from typing import Container
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.colocation import phase_of
+from epl.ir.graph import Graph
+from epl.parallel.split.origin import user_line
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_KEYS = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES)
+
+
+def refuse_late_variables(graph: Graph, lowered_through: int, held: Container[str], ranks: int) -> None:
+    """Raises PlanError for a variable that the user wants to be split, and that was made when that was over.
+
+    Args:
+      graph: the annotated model.
+      lowered_through: creation number of the last op that was there when its splits had been lowered.
+      held: names of the ops of the variables that are parts.
+      ranks: of a group.
+    """
+    for variable in [one for key in _KEYS for one in graph.tf_graph.get_collection(key)]:
+        op = variable.op
+        if tf_compat.op_id(op) <= lowered_through or op.name in held or phase_of(op) or variable.shape.ndims == 0:
+            continue
+        scope = graph.scope_of(op)
+        if scope is not None and scope.strategy.name_of_kind == "split":
+            raise PlanError(
+                "{!r} ({}) is made in {}, behind the tf.gradients that has lowered the splits of the model: it would "
+                "stay whole on each of the {} devices. Open all scopes of epl.split that have variables before the "
+                "first tf.gradients or minimize, or leave this one out.".format(
+                    op.name, user_line(op), scope.strategy, ranks
+                )
+            )
