@@ -1,14 +1,17 @@
 """Jobs of several workers without a launcher, so that nobody ends one when another fails; each with a time limit."""
 
+import fcntl
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import time
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from tests.parity.launching import ROOT, Finished, environment
+from tests.parity.pool import Answer
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs")
 LIMIT = 60.0
@@ -33,7 +36,12 @@ class Nursery:
         )
 
     def run(
-        self, script: str, arguments: Sequence[str], directory: Any, machines: Sequence[str] = FOUR_WORKERS
+        self,
+        script: str,
+        arguments: Sequence[str],
+        directory: Any,
+        machines: Sequence[str] = FOUR_WORKERS,
+        limit: float = LIMIT,
     ) -> List[Finished]:
         """Runs a script of `jobs` to its end; a worker that is late has no exit code."""
         job = {
@@ -41,7 +49,7 @@ class Nursery:
             "script": os.path.join(JOBS, script),
             "arguments": list(arguments),
             "directory": str(directory),
-            "limit": LIMIT,
+            "limit": limit,
         }
         start = time.time()
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -98,6 +106,56 @@ def run_workers(
                 worker.kill()
             worker.wait()
     return _finished(codes, directory, start)
+
+
+def case(
+    script: str, constructors: Sequence[int] = (0, 2), devices: int = 1, layout: Any = None, **arguments: Any
+) -> Any:
+    """A script, and who is to drive the model with so many devices in each worker."""
+    result = {"script": script, "devices": devices, "constructors": list(constructors), "arguments": arguments}
+    return dict(result, layout=layout) if layout else result
+
+
+class Ran(NamedTuple):
+    """A job that has run."""
+
+    directory: str
+    cases: Dict[str, Any]
+    workers: List[Finished]
+
+    def answers(self, name: str) -> List[Answer]:
+        """What the script recorded in each constructor."""
+        return [Answer(self.recorded(name, worker), "", None) for worker in self.cases[name]["constructors"]]
+
+    def recorded(self, name: str, worker: int) -> Dict[str, List[Any]]:
+        """What the script recorded in a worker."""
+        path = os.path.join(self.directory, "%s_%d" % (name, worker))
+        assert os.path.exists(path), outputs(self.workers)
+        with open(path, "rb") as source:
+            return pickle.load(source)  # type: ignore[no-any-return]
+
+
+def write_cases(cases: Dict[str, Any], directory: str) -> None:
+    """For `spanning_training.py` in that directory."""
+    with open(os.path.join(directory, "cases.json"), "w") as out:
+        json.dump(cases, out)
+
+
+def once(factory: Any, name: str, run: Callable[[str], Any]) -> Any:
+    """The result of a job that the processes of one run of the tests share."""
+    directory = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    path = str(directory / name)
+    with open(path + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path + ".result"):
+            os.mkdir(path)
+            result = run(path)
+            with open(path + ".result", "wb") as out:
+                pickle.dump(result, out)
+    with open(path + ".result", "rb") as source:
+        return pickle.load(source)
 
 
 def codes(workers: List[Finished]) -> List[Any]:

@@ -3,34 +3,32 @@
 One job runs many scripts, one after the other (`jobs/spanning_training.py`): what costs time is to start it.
 """
 
-import fcntl
-import json
 import os
-import pickle
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.parity import fixtures
-from tests.parity.launching import Finished
 from tests.parity.oracle import Oracle, compare
 from tests.parity.pool import Answer
 from tests.parity.scripts import pipelines
 from tests.parity.scripts.pipeline_models import STATISTICS, build, placeholders
-from tests.runtime.spanning import FOUR_WORKERS, Nursery, codes, outputs, run_workers
+from tests.runtime.spanning import (
+    FOUR_WORKERS,
+    Nursery,
+    Ran,
+    case,
+    codes,
+    once,
+    outputs,
+    run_workers,
+    write_cases,
+)
 
 pytestmark = pytest.mark.timeout(300)
 oracle = fixtures.oracle  # found here by pytest
-
-
-def case(
-    script: str, constructors: Sequence[int] = (0, 2), devices: int = 1, layout: Any = None, **arguments: Any
-) -> Any:
-    """A script, and who is to drive the model with so many devices in each worker."""
-    result = {"script": script, "devices": devices, "constructors": list(constructors), "arguments": arguments}
-    return dict(result, layout=layout) if layout else result
 
 
 def pipeline(name: str, stages: int = 2, script: str = "train", micro_batches: int = 4, **arguments: Any) -> Any:
@@ -92,50 +90,9 @@ MACHINES = ["127.0.0.1", "127.0.0.2"] * 2
 REORDERED = {"reordered": session("of_the_script", layout={"aware_row": 2})}
 
 
-class Ran(NamedTuple):
-    """A job that has run."""
-
-    directory: str
-    cases: Dict[str, Any]
-    workers: List[Finished]
-
-    def answers(self, name: str) -> List[Answer]:
-        """What the script recorded in each constructor."""
-        return [Answer(self.recorded(name, worker), "", None) for worker in self.cases[name]["constructors"]]
-
-    def recorded(self, name: str, worker: int) -> Dict[str, List[Any]]:
-        """What the script recorded in a worker."""
-        path = os.path.join(self.directory, "%s_%d" % (name, worker))
-        assert os.path.exists(path), outputs(self.workers)
-        with open(path, "rb") as source:
-            return pickle.load(source)  # type: ignore[no-any-return]
-
-
-def _write(cases: Dict[str, Any], directory: str) -> None:
-    with open(os.path.join(directory, "cases.json"), "w") as out:
-        json.dump(cases, out)
-
-
-def _once(factory: Any, name: str, run: Callable[[str], Any]) -> Any:
-    """The result of a job that the processes of one run of the tests share."""
-    directory = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-    path = str(directory / name)
-    with open(path + ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(path + ".result"):
-            os.mkdir(path)
-            result = run(path)
-            with open(path + ".result", "wb") as out:
-                pickle.dump(result, out)
-    with open(path + ".result", "rb") as source:
-        return pickle.load(source)
-
-
 def _run_four(directory: str, cases: Dict[str, Any]) -> Ran:
     """Processes of their own, with different seeds of Python's hashes."""
-    _write(cases, directory)
+    write_cases(cases, directory)
     return Ran(directory, cases, run_workers("spanning_training.py", [directory], directory, FOUR_WORKERS, 240.0))
 
 
@@ -146,7 +103,7 @@ def _run_few(directory: str) -> List[Ran]:
         for number, (machines, cases) in enumerate(plans + [(MACHINES, REORDERED)]):
             folder = os.path.join(directory, str(number))
             os.mkdir(folder)
-            _write(cases, folder)
+            write_cases(cases, folder)
             finished = nursery.run("spanning_training.py", [folder], folder, machines)
             jobs.append(Ran(folder, cases, finished))
     return jobs
@@ -155,19 +112,19 @@ def _run_few(directory: str) -> List[Ran]:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: Any) -> Ran:
     """Four workers."""
-    return _once(tmp_path_factory, "four", lambda path: _run_four(path, dict(PARITY, **SESSIONS)))
+    return once(tmp_path_factory, "four", lambda path: _run_four(path, dict(PARITY, **SESSIONS)))
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: Any) -> Ran:
     """Four workers that train larger models."""
-    return _once(tmp_path_factory, "large", lambda path: _run_four(path, dict(LARGE, **LARGE_SESSIONS)))
+    return once(tmp_path_factory, "large", lambda path: _run_four(path, dict(LARGE, **LARGE_SESSIONS)))
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: Any) -> List[Ran]:
     """Two workers, three, and four in rows."""
-    return _once(tmp_path_factory, "few", _run_few)
+    return once(tmp_path_factory, "few", _run_few)
 
 
 def reference(oracle: Oracle, name: str, replicas: int = 2, micro_batches: int = 4, **arguments: Any) -> Answer:
