@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.behaviour.small import Small, error_of
 from tests.parity.context import GLOBAL_BATCH, Context
-from tests.parity.oracle import TOPOLOGIES, Oracle, topology_name
+from tests.parity.oracle import Oracle, every_topology
 from tests.parity.scripts.data import samples
 
 SCOPES = ['global', 'local']
@@ -40,7 +40,7 @@ def _merge(ctx: Context, train: bool) -> None:
 
 
 @pytest.mark.parametrize('train', [True, False])
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_merged_values(oracle: Oracle, topology: Any, train: bool) -> None:
     workers, devices = topology
     answers = oracle.plan(topology, _merge, train=train)

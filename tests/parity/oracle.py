@@ -9,6 +9,7 @@ those of other processes, must hold the same variables as each other to the last
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
+import pytest
 
 from tests.parity import context
 from tests.parity.pool import Answer, Pool, ScriptFailed, Topology
@@ -16,8 +17,9 @@ from tests.parity.pool import Answer, Pool, ScriptFailed, Topology
 TOLERANCE = 1e-6
 NOISE = 3.
 NOISY_TOLERANCE = 5e-6
-# (workers, devices): one process with two devices, two processes, both, and four devices.
-TOPOLOGIES = [(1, 2), (2, 1), (2, 2), (1, 4)]
+# (workers, devices): one process with two devices, and two such processes; then, in the long tests, two processes with
+# one device, and four devices.
+TOPOLOGIES = [(1, 2), (2, 2), *(pytest.param(topology, marks=pytest.mark.long) for topology in [(2, 1), (1, 4)])]
 
 Script = Callable[..., None]
 
@@ -25,6 +27,9 @@ Script = Callable[..., None]
 def topology_name(topology: Sequence[int]) -> str:
     """Returns "2x1" for two workers with one device each."""
     return '%dx%d' % (topology[0], topology[1])
+
+
+every_topology = pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
 
 
 class Oracle:

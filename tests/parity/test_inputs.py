@@ -3,10 +3,9 @@ from typing import Any, Tuple
 
 import pytest
 
-from tests.parity.oracle import TOPOLOGIES, Oracle, topology_name
+from tests.parity.oracle import Oracle, every_topology, topology_name
 from tests.parity.scripts import inputs
 
-every_topology = pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
 # Where processes do not matter, one that has both devices and processes tells enough.
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 2)], ids=topology_name)
 

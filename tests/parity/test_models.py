@@ -4,7 +4,7 @@ from typing import Tuple
 import pytest
 
 from tests.parity.context import clone_name
-from tests.parity.oracle import TOPOLOGIES, Oracle, compare, replica_differences, topology_name
+from tests.parity.oracle import Oracle, compare, every_topology, replica_differences
 from tests.parity.scripts import models
 
 # Their gradients depend on which rows are normalised together.
@@ -29,25 +29,25 @@ def test_statistics_make_towers_differ_from_the_global_batch(oracle: Oracle, nam
 
 
 @pytest.mark.parametrize('optimizer', sorted(models.OPTIMIZERS))
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_optimizer(oracle: Oracle, topology: Tuple[int, int], optimizer: str) -> None:
     oracle.check(topology, models.train, name='layers', optimizer=optimizer)
 
 
 @pytest.mark.parametrize('name', [name for name in SEPARABLE if name != 'layers'])
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_model(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, models.train, name=name, optimizer='momentum')
 
 
 @pytest.mark.parametrize('name', ['embedding', 'resource', 'recurrent'])
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_model_with_adam(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, models.train, name=name, optimizer='adam')
 
 
 @pytest.mark.parametrize('name', WITH_STATISTICS)
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_each_replica_keeps_its_own_statistics(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     reference = oracle.by_hand(topology, models.train, name=name, optimizer='momentum')
     answers = oracle.plan(topology, models.train, name=name, optimizer='momentum')
@@ -61,7 +61,7 @@ def test_each_replica_keeps_its_own_statistics(oracle: Oracle, topology: Tuple[i
     assert not replica_differences(answers, ignore=['norm/moving'])
 
 
-@pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
+@every_topology
 def test_scope_instead_of_a_default_strategy(oracle: Oracle, topology: Tuple[int, int]) -> None:
     reference = oracle.plain(models.train, name='layers', optimizer='momentum')
     oracle.check(topology, models.train, reference, name='layers', optimizer='momentum', scoped=True)

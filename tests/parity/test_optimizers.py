@@ -4,10 +4,9 @@ from typing import Any, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import TOPOLOGIES, Oracle, compare, topology_name
+from tests.parity.oracle import Oracle, compare, every_topology, topology_name
 from tests.parity.scripts import models, optimizers
 
-every_topology = pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 2)], ids=topology_name)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parity.oracle import TOPOLOGIES, Oracle, compare, replica_differences, topology_name
+from tests.parity.oracle import Oracle, compare, every_topology, replica_differences, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import sessions
 
-every_topology = pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 2)], ids=topology_name)
 
 
