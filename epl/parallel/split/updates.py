@@ -210,20 +210,22 @@ class _Tracer(object):
     def _choice(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
         """What the rules say of parts in just these layouts.
 
-        An input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot that no part
-        was written into yet): whole, it would be larger.
+        If nothing, an input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot
+        that no part was written into yet): whole, it would be larger.
         """
         parts = [(tensor.shape, layout) for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
-        one_shape = all(
+        found = self._choice_of(op, layouts)
+        if found is None and all(
             tensor.shape.ndims == 0 or tensor.shape.is_compatible_with(parts[0][0])
             for tensor in list(op.inputs) + list(op.outputs)
-        )
-        wanted = tuple(
-            parts[0][1] if one_shape and layout == FULL and tensor.shape.ndims else layout
-            for tensor, layout in zip(op.inputs, layouts)
-        )
-        info = op_info(op, wanted, self._ranks)
-        return next((choice for choice in choices_of(info) if choice.inputs == wanted), None)
+        ):
+            slots = [parts[0][1] if tensor.shape.ndims else FULL for tensor in op.inputs]
+            found = self._choice_of(op, [slot if own == FULL else own for slot, own in zip(slots, layouts)])
+        return found
+
+    def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
+        info = op_info(op, layouts, self._ranks)
+        return next((choice for choice in choices_of(info) if choice.inputs == tuple(layouts)), None)
 
 
 def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
@@ -347,14 +349,15 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, 
     """The op on gathered tensors."""
     inputs = [exchange.gather(t, layouts[t]) if t in layouts else t for t in op.inputs]
     made = list(copy_op(op, inputs, {}).outputs)
+    cut = [str(layouts.get(tensor, FULL)) for tensor in op.inputs]
     for before, after in zip(op.outputs, made):
         if before.consumers() and not before.shape.is_compatible_with(after.shape):
             raise PlanError(
                 "{!r} ({}) computes with a part of a gradient or variable that is split. EPL has no rule for ops of "
-                "its type, and what it gives has another shape on whole tensors, {}, than on parts, {}. If a sparse "
-                "gradient was made dense there, set communication.sparse_as_dense; else compute it before "
-                "tf.gradients, or keep the variable out of epl.split.".format(
-                    op.name, op.type, after.shape, before.shape
+                "its type on what is cut so ({}), and what it gives has another shape on whole tensors, {}, than on "
+                "parts, {}. If a sparse gradient was made dense there, set communication.sparse_as_dense; else compute "
+                "it before tf.gradients, or keep the variable out of epl.split.".format(
+                    op.name, op.type, ", ".join(cut), after.shape, before.shape
                 )
             )
     return made

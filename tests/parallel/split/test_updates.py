@@ -20,7 +20,7 @@ COLUMNS, ROWS = RANDOM.randn(5, 8).astype("f"), RANDOM.randn(7, 3).astype("f")
 BIAS = RANDOM.randn(3).astype("f")
 GRADIENTS = [COLUMNS, ROWS, BIAS]
 EVEN = [shard(1, [4, 4]), shard(0, [4, 3]), FULL]
-UNEVEN = [shard(1, [3, 3, 2]), shard(0, [3, 2, 2]), FULL]
+UNEVEN = [shard(1, [5, 2, 1]), shard(0, [4, 2, 1]), FULL]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,6 +131,40 @@ def test_an_op_without_a_rule_is_computed_on_the_whole():
         GRADIENTS[:1],
         collectives=1,
     )
+
+
+def test_parts_that_are_cut_differently_meet_whole():
+    check(
+        lambda gradients: [tf.strings.format("{} {}", gradients, summarize=-1)],
+        UNEVEN[:2],
+        [FULL],
+        GRADIENTS[:2],
+        collectives=2,
+    )
+    squares = [RANDOM.randn(2, 2).astype("f") for _ in range(2)]
+    cut = [shard(0, [1, 1]), shard(1, [1, 1])]  # of one shape; as they stand they would be broadcast
+    check(lambda gradients: [tf.multiply(*gradients)], cut, [FULL], squares, collectives=2)
+
+
+@pytest.mark.parametrize("layout, from_left", [(shard(1, [4, 4]), True), (shard(0, [4, 4]), False)])
+def test_a_matrix_as_large_as_a_part_is_whole(layout, from_left):
+    """That of a preconditioner."""
+    matrix, gradient = [RANDOM.randn(*shape).astype("f") for shape in ((4, 4), (4, 8) if from_left else (8, 4))]
+
+    def build(gradients):
+        return [tf.matmul(matrix, gradients[0]) if from_left else tf.matmul(gradients[0], matrix)]
+
+    check(build, [layout], [layout], [gradient], collectives=0)
+
+
+def test_a_product_whose_shape_is_that_of_parts_is_refused():
+    with pytest.raises(PlanError, match=r"cut so \(shard\(1: 4\+4\), shard\(1: 2\+1\)\)"):
+        check(
+            lambda gradients: [tf.reduce_sum(tf.matmul(gradients[0], gradients[1], transpose_a=True))],
+            [shard(1, [4, 4]), shard(1, [2, 1])],
+            [FULL],
+            [RANDOM.randn(7, 8).astype("f"), ROWS],
+        )
 
 
 def test_rows_of_a_sparse_gradient_count_once():
@@ -247,5 +281,5 @@ def test_an_op_without_a_rule_that_keeps_the_shape_of_a_part_is_refused(graph):
 
     updates = traced(build)
     exchange = Exchange(Communicator("updates{}".format(next(_NUMBERS)), [0, 0]), 0, "test")
-    with pytest.raises(PlanError, match="EPL has no rule for ops of its type"):
+    with pytest.raises(PlanError, match=r"EPL has no rule for ops of its type on what is cut so \(shard\(1: 4\+4\)\)"):
         complete_updates(updates, exchange)
