@@ -190,7 +190,8 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
 def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List[Output]:
     outputs: List[Output] = []
     for key, scope, merge in _OUTPUT_KEYS:
-        for tensor in map(graph.shown, graph.get_collection(key)):
+        for tensor in graph.get_collection(key):
+            tensor = graph.shown(tensor if graph.split is None else graph.split.output(tensor))
             communicator = "{}/outputs{}".format(plan_name, len(outputs)) if scope == "global" else ""
             outputs.append(Output(tensor.name, stage_of_op(tensor.op, stages), scope, merge, communicator))
     collected = {output.tensor for output in outputs}

@@ -173,7 +173,6 @@ class Shards(object):
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
-        variable = tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
         written = self.meant(tensor.op)
         if written is not tensor.op and written.outputs:
             layout = self.held[written.inputs[0].op.name].layout
@@ -183,7 +182,7 @@ class Shards(object):
                 layout,
                 stage=self._stage_of(written.name),
             )
-        name = self.part_of(variable.name)
+        name = self.part_of(variable_of(tensor).name)
         if name not in self.held:
             return Shown(tensor, ())
         layout = self.held[name].layout
@@ -233,8 +232,7 @@ class Shards(object):
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""
-        read = tensor.op.inputs[0] if tensor.op.type in op_types.READS and tensor.op.inputs else tensor
-        if tensor in self._new or self.part_of(read.op.name) in self.held:
+        if tensor in self._new or self.part_of(variable_of(tensor).name) in self.held:
             raise FeedError(
                 "{!r} is fed, and each of {} devices has a part of it ({}): what takes it takes the parts. A variable "
                 "gets a value by `op = v.assign(value)`, built before the first Session.run and run with the full "
@@ -363,6 +361,11 @@ class Shards(object):
 
     def follow_late(self) -> None:
         """Sees to what was built behind the first run; differs by what has cut the variables."""
+
+
+def variable_of(tensor: tf.Tensor) -> tf.Operation:
+    """The op that a tensor is read from, if it is the value of a variable; else its own."""
+    return tensor.op.inputs[0].op if tensor.op.type in op_types.READS and tensor.op.inputs else tensor.op
 
 
 def _agreed_seed() -> int:

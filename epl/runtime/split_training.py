@@ -44,7 +44,7 @@ from epl.parallel.stages import plan_stages, stage_of_op, stage_of_taskgraph
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
-from epl.runtime.shards import Shards, Shown
+from epl.runtime.shards import Shards, Shown, variable_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -135,6 +135,8 @@ class SplitModel(Shards):
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
+        self._of_groups: Set[tf.Tensor] = set()
+        self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
@@ -252,6 +254,8 @@ class SplitModel(Shards):
         return value if value is not None and value.kind == RESULT else None
 
     def _found(self, tensor: tf.Tensor) -> Shown:
+        if tensor in self._outputs:
+            return Shown(self._graph.shown(self._outputs[tensor]), ())
         value = self._result(tensor)
         if value is None or tensor.op in self._region.kept:
             return super()._found(tensor)
@@ -366,7 +370,7 @@ class SplitModel(Shards):
           PlanError: scopes that were opened since then have changed what devices the stages have, or have variables.
         """
         self._refuse_other_stages()
-        self._refuse_outputs()
+        self._take_outputs()
         self.redirect()
         with self.exchange.once():
             super().finish()
@@ -394,16 +398,29 @@ class SplitModel(Shards):
                 "first tf.gradients or minimize.".format(len(self._stages), len(stages))
             )
 
-    def _refuse_outputs(self) -> None:
-        """In a pipeline, what micro batches have of a tensor of the split is not merged."""
-        for key in GraphKeys.ALL_COLLECTION_KEYS if len(self._stages) > 1 else ():
-            for tensor in self._graph.get_collection(key):
-                if self._result(tensor) is not None:
-                    raise NotAvailableError(
-                        "epl.add_to_collection of a tensor of epl.split in a pipeline",
-                        "{!r} is in {!r}. Build what is to be merged from it outside of epl.split, behind minimize: "
-                        "tf.identity does.".format(tensor.name, key),
-                    )
+    def _take_outputs(self) -> None:
+        """What is merged of the split and its variables is what replicate code takes of them."""
+        tensors = [tensor for key in GraphKeys.ALL_COLLECTION_KEYS for tensor in self._graph.get_collection(key)]
+        for tensor in tensors:
+            result, held = self._result(tensor), self.held.get(self.part_of(variable_of(tensor).name))
+            if result is not None:
+                output = self._exit(tensor)
+            elif held is not None:
+                with self.building(), self.exchange.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+                    output = self.exchange.gather(self._new.get(tensor, tensor), held.layout)
+            else:
+                continue
+            self._outputs[self._new.get(tensor, tensor)] = output
+            if result is None or result.info.batch is None:
+                self._of_groups.add(output)
+
+    def output(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What is merged in place of a tensor in an output collection."""
+        return self._outputs.get(self._new.get(tensor, tensor), tensor)
+
+    def is_of_group(self, output: str) -> bool:
+        """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
+        return any(self._graph.shown(tensor).name == output for tensor in self._of_groups)
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

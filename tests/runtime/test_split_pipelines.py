@@ -33,6 +33,7 @@ class Model:
                 logits = tf.layers.dense(hidden, WIDE, kernel_initializer=wide)
                 self.loss = tf.losses.sparse_softmax_cross_entropy(self.y, logits)
                 self.best = tf.reduce_max(tf.nn.softmax(logits))
+                self.total = tf.reduce_sum(self.y)
 
     def minimize(self):
         return tf.train.GradientDescentOptimizer(0.1).minimize(self.loss)
@@ -120,25 +121,23 @@ def test_a_pipeline_of_parts_in_several_processes_is_refused(init):  # noqa: F81
     assert Graph.get().failure is not None
 
 
-def test_an_output_in_the_split_is_refused_and_one_outside_of_it_is_merged(init):  # noqa: F811
-    init(4, annotate=False, pipeline__num_micro_batch=2)
-    model = Model()
-    epl.add_to_collection(model.best, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
-    model.minimize()
-    with pytest.raises(NotAvailableError, match="epl.add_to_collection of a tensor of epl.split in a pipeline"):
-        rewritten()
+def test_outputs_are_merged_over_micro_batches_and_devices(init):  # noqa: F811
+    """One in the split counts once for both devices, and one outside of it on each; a mean is the same."""
     init(4, annotate=False, pipeline__num_micro_batch=2)
     model = Model()
     train_op = model.minimize()
-    best = tf.identity(model.best)
-    epl.add_to_collection(best, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    alone, best = tf.identity(model.best), tf.identity(model.best)
+    epl.add_to_collection([model.best, best], epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    epl.add_to_collection(model.total, epl.GraphKeys.GLOBAL_SUM_OBJECTS)
     feed = model.feed(24)  # the first replica has the first half, of which micro batch 0 is the first half
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         rows_of = [list(range(at, at + 6)) + list(range(at + 12, at + 18)) for at in (0, 6)]
         own = [{tensor: values[rows] for tensor, values in feed.items()} for rows in rows_of]
-        expected = np.mean([sess.run(model.best, of_micro_batch) for of_micro_batch in own])
-        np.testing.assert_allclose(sess.run([best, train_op], feed)[0], expected, rtol=1e-6)
+        expected = np.mean([sess.run(alone, of_micro_batch) for of_micro_batch in own])
+        inside, outside, found, _ = sess.run([model.best, best, model.total, train_op], feed)
+    np.testing.assert_allclose([inside, outside], [expected] * 2, rtol=1e-6)
+    assert found == feed[model.y].sum()
 
 
 def test_groups_that_the_replicas_of_a_stage_do_not_make_are_refused(init):  # noqa: F811

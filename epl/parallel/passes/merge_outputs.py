@@ -3,9 +3,11 @@
 Global outputs are collectives, built on replica 0 before it is cloned, each on a communicator of its own so that any of
 them can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors,
 built after the clone. Means weigh each replica by its rows.
+
+What a split computes of the batches of all its ranks counts once for each group of ranks: a group is a replica of it.
 """
 
-from typing import Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,6 +25,9 @@ def run_global(rewrite: Rewrite) -> None:
     for output in rewrite.plan.outputs:
         if output.scope == "global" and rewrite.world_size > 1:
             tensor = rewrite.in_replica(output.tensor)
+            if _is_of_group(rewrite, output) and len(rewrite.plan.split_groups) == 1:
+                rewrite.merged[output.tensor] = Sibling(tensor, tensor.op.name)  # all ranks compute it together
+                continue
             with rewrite.building("outputs", output.stage):
                 merged, op = _merge_global(rewrite, output, tensor)
             rewrite.collectives.add(op.name)
@@ -33,22 +38,50 @@ def run_local(rewrite: Rewrite) -> None:
     """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
     for output in rewrite.plan.outputs:
         tensor = rewrite.in_replica(output.tensor)
-        if output.scope == "local" and rewrite.local_replicas > 1:
+        replicas = _local_replicas(rewrite, output)
+        if output.scope == "local" and len(replicas) > 1:
             tensors = [
-                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + tensor.name)
-                for replica in range(rewrite.local_replicas)
+                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + tensor.name) for replica in replicas
             ]
+            weights = [rewrite.weights[replica] for replica in replicas]
             with rewrite.building("outputs", output.stage):
-                rewrite.merged[output.tensor] = Sibling(merge(output.merge, tensors, rewrite.weights), "")
+                rewrite.merged[output.tensor] = Sibling(merge(output.merge, tensors, weights), "")
         elif tensor.name != output.tensor and output.tensor not in rewrite.merged:
             rewrite.merged[output.tensor] = Sibling(tensor, "")
     _update_summaries(rewrite)
+
+
+def _is_of_group(rewrite: Rewrite, output: Output) -> bool:
+    """Whether the ranks of a group have one value together."""
+    return rewrite.graph.split is not None and rewrite.graph.split.is_of_group(output.tensor)
+
+
+def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
+    """The replicas of this process that have values of their own; for a mean all of them, which have the weights."""
+    replicas = list(range(rewrite.local_replicas))
+    if not _is_of_group(rewrite, output):
+        return replicas
+    group_of = {rank: number for number, group in enumerate(rewrite.plan.split_groups) for rank in group}
+    first = {group_of[rewrite.base_rank + replica]: replica for replica in reversed(replicas)}
+    return replicas if output.merge == "mean" and len(first) > 1 else sorted(first.values())
+
+
+def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
+    """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
+    exchange = rewrite.graph.split.exchange
+    count = exchange.own([1] + [0] * (exchange.ranks - 1), tf.int32)
+    if merge == "sum":
+        return tf.reduce_sum(tensor[tf.newaxis][:count], axis=0)
+    rows = tf.reshape(tensor, [1]) if tensor.shape.ndims == 0 else tensor
+    return rows[: count * tf.shape(rows)[0]]
 
 
 def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
     communicator = rewrite.communicator(output.communicator, output.stage)
     rank = rewrite.base_rank
     key = "output {}".format(output.tensor)
+    if output.merge != "mean" and _is_of_group(rewrite, output):
+        tensor = _counted_once(rewrite, tensor, output.merge)
     if output.merge == "concat":
         merged = communicator.all_gather(tensor, rank, key)
         return merged, _collective_of(merged)

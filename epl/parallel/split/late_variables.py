@@ -1,4 +1,4 @@
-"""Variables of an `epl.split` that is opened behind the first tf.gradients: the splits are lowered, nothing cuts them."""
+"""Variables of an `epl.split` that is opened behind the first tf.gradients, which has cut those that were there."""
 
 from typing import Container
 

@@ -1,0 +1,108 @@
+"""Output collections of tensors of a split: merged values are those of one device with the rows of all."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.ir.graph import Graph
+from epl.runtime.step import StepFinder
+from tests.parallel.in_process import rewritten
+
+COLOCATED = {"cluster__colocate_split_and_replicate": True}
+KEYS = epl.GraphKeys
+ROWS = np.random.RandomState(0).rand(8, 16)
+
+
+class Model:
+    """A wide layer in a scope, and values of rows and of all of the batch."""
+
+    def __init__(self, scope):
+        self.x = tf.placeholder(tf.float32, [None, 16])
+        with scope:
+            initial = tf.random_normal_initializer(stddev=0.5, seed=1)
+            logits = tf.layers.dense(self.x, 1001, name="head", kernel_initializer=initial)
+            self.loss = tf.reduce_mean(tf.square(logits))
+            self.best = tf.argmax(logits, 1)
+            self.count = tf.reduce_sum(tf.cast(logits > 0, tf.int32))
+            self.mean = tf.reduce_mean(logits, 0)
+            self.kernel = tf.trainable_variables()[0].value()
+
+
+def plain(rows):
+    """What one device has for rows."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        model = Model(contextlib.ExitStack())
+        sess.run(tf.global_variables_initializer())
+        return sess.run([model.loss, model.best, model.count, model.mean, model.kernel], {model.x: rows})
+
+
+@pytest.mark.parametrize(
+    "devices, scope, scalars",
+    [
+        (2, "GLOBAL", "MEAN"),
+        *[
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in itertools.product((2, 4), ("GLOBAL", "LOCAL"), ("MEAN", "CONCAT"))
+            if case != (2, "GLOBAL", "MEAN")
+        ],
+    ],
+)
+def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
+    """Two devices are one group, four are two groups with half of the rows each."""
+    init(devices, annotate=False, **COLOCATED)
+    model = Model(epl.split(2))
+    for tensor, how in ((model.loss, scalars), (model.best, "CONCAT"), (model.count, "SUM"), (model.mean, "MEAN")):
+        epl.add_to_collection(tensor, getattr(KEYS, "{}_{}_OBJECTS".format(scope, how)))
+    epl.add_to_collection(model.kernel, getattr(KEYS, "{}_MEAN_OBJECTS".format(scope)))
+    fetches = [model.loss, model.best, model.count, model.mean, model.kernel]
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
+    assert Graph.get().split.held
+    expected = plain(ROWS)
+    if scalars == "CONCAT" and devices == 4:
+        expected[0] = [plain(rows)[0] for rows in np.split(ROWS, 2)]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        found = sess.run([fetches, train_op], {model.x: ROWS})[0]
+    for value, one in zip(found, expected):
+        assert np.shape(value) == np.shape(one)
+        np.testing.assert_allclose(value, one, rtol=1e-5, atol=1e-6)
+
+
+def test_values_without_a_step_are_those_of_one_device(init):
+    init(2, annotate=False, **COLOCATED)
+    model = Model(epl.split(2))
+    for tensor, how in ((model.loss, "MEAN"), (model.best, "CONCAT"), (model.count, "SUM")):
+        epl.add_to_collection(tensor, getattr(KEYS, "GLOBAL_{}_OBJECTS".format(how)))
+    tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for tensor, one in zip([model.loss, model.best, model.count], plain(ROWS)):
+            np.testing.assert_allclose(sess.run(tensor, {model.x: ROWS}), one, rtol=1e-5)
+
+
+def test_a_global_mean_is_merged_in_each_step_of_parts_alone(init):
+    init(2, annotate=False, **COLOCATED)
+    model = Model(epl.split(2))
+    outside = tf.reduce_sum(model.x)
+    epl.add_to_collection([model.loss, outside], KEYS.GLOBAL_MEAN_OBJECTS)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
+    rewrite = rewritten()
+    targets = {op.name for op in StepFinder(rewrite).find([], [train_op], [model.x]).targets}
+    assert len(rewrite.merged) >= 2 and {one.op for one in rewrite.merged.values() if one.op} <= targets
+
+
+@pytest.mark.long
+def test_a_summary_of_a_sum_shows_the_merged_value(init):
+    init(4, annotate=False, **COLOCATED)
+    model = Model(epl.split(2))
+    epl.add_to_collection(model.count, KEYS.LOCAL_SUM_OBJECTS)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
+    shown = tf.summary.scalar("count", model.count)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        summary = tf.Summary.FromString(sess.run([shown, train_op], {model.x: ROWS})[0])
+    assert summary.value[0].simple_value == plain(ROWS)[2]
