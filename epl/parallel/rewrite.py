@@ -16,7 +16,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.gradient_groups import BoundaryGroup, Training
-from epl.parallel.plan import Plan, host_of_device, ranks_of, worker_of, world_size
+from epl.parallel.plan import GradientGroup, Plan, host_of_device, ranks_of, worker_of, world_size
 from epl.parallel.stages import span_processes
 from epl.topology import session_device
 from epl.utils import tf_compat
@@ -26,6 +26,7 @@ PLAN_SCOPE = "EPL_PLAN"
 REPLICA_PREFIX = "EPL_REPLICA_{}/"
 MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
 PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
+PARTS = "/parts"  # and those of the ranks that hold the same part of what is split
 
 VariableSync = NamedTuple(
     "VariableSync", [("variable", str), ("is_initialized", str), ("copies", List[str]), ("is_global", bool)]
@@ -242,13 +243,12 @@ class Rewrite(object):
         """The communicator with one rank for each process that owns replicas."""
         return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
 
-    def holders_of_parts(self, name: str) -> SubCommunicators:
-        """Those of the `holders` with that name; blocks until every process has asked for them."""
+    def holders_of_parts(self, name: str, stage: int = 0) -> SubCommunicators:
+        """Those of the `holders` with that name, which a stage runs; blocks until every process has asked for them."""
         if name not in self.holders:
-            holders = SubCommunicators(
-                name, list(zip(*self.plan.split_groups)), self.plan.owners, transport_of(self.plan)
-            )
-            holders.open(self.cluster.worker_index)
+            holders = _part_holders(self.plan, name, stage)
+            if not holders.opened:
+                holders.open(self.cluster.worker_index)
             self.holders[name] = holders
             Env.get().communicators.append(holders)
         return self.holders[name]
@@ -333,16 +333,36 @@ def transport_between(device_type: str) -> str:
 
 def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     """Every communicator that the passes ask for, in the same order in every process."""
-    ranks = [
+    ranks = [(gate_communicator(plan, group), ranks_of_stage(plan, group.stage)) for group in plan.groups]
+    ranks += [
         (transfer.communicator, ranks_of_stage(plan, group.stage))
         for group in plan.groups
+        if not group.of_parts
         for transfer in group.transfers
     ]
     ranks += [
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
     ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
-    return [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
+    specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
+    of_parts = {
+        transfer.communicator: group.stage for group in plan.groups if group.of_parts for transfer in group.transfers
+    }
+    if len(plan.split_groups) > 1:
+        of_parts[plan.name + PARTS] = 0
+    return specs + [spec for name, stage in of_parts.items() for spec in _part_holders(plan, name, stage).specs()]
+
+
+def gate_communicator(plan: Plan, group: GradientGroup) -> str:
+    """The communicator of all replicas of a stage for the gate of a group of gradients; see aggregate_gradients.py."""
+    return group.transfers[0].communicator if group.transfers else "{}/{}".format(plan.name, group.name)
+
+
+def _part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
+    """Of the ranks of a stage that hold the same part, one in each group of a split."""
+    holders = list(zip(*plan.split_groups))
+    across = span_processes(plan.stages, plan.owners)
+    return SubCommunicators(name, holders, ranks_of_stage(plan, stage), transport_of(plan), across)
 
 
 def local_name(device: str) -> str:

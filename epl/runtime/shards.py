@@ -19,6 +19,7 @@ from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import Place, SubCommunicators
+from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
@@ -62,17 +63,25 @@ class Shards(object):
     setting = ""
 
     def __init__(
-        self, graph: Graph, communicators: SubCommunicators, rank: int, fp16_scale: Optional[int] = None
+        self,
+        graph: Graph,
+        communicators: SubCommunicators,
+        stages: Sequence[Stage],
+        process: int,
+        fp16_scale: Optional[int] = None,
     ) -> None:
-        """Knows of no part yet. Opens communicators: blocks until every process does.
+        """Knows of no part yet. Opens communicators: may block until every process does.
 
         Args:
           graph: the annotated model.
           communicators: of the groups; their name begins those of others.
-          rank: the first of this process.
+          stages: of the model.
+          process: this one. What it builds is of no use if it owns no rank.
           fp16_scale: as that of Exchange.
         """
         self._graph = graph
+        self._stages = tuple(stages)
+        rank = communicators.owners.index(process) if process in communicators.owners else 0
         self.groups = communicators.groups
         self.unopened: List[CommunicatorSpec] = []
         self._transport = communicators.transport
@@ -125,7 +134,7 @@ class Shards(object):
 
     def _processes(self, stage: int) -> Sequence[int]:
         """By rank of the job, the process that runs a stage; that of the first one builds its graph."""
-        return self._communicators.owners
+        return [worker_of(device) for device in self._stages[stage].devices]
 
     def _make_ready(self, communicators: SubCommunicators) -> None:
         """Opens communicators; may block until every process does the same.

@@ -40,7 +40,7 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
-from epl.parallel.stages import plan_stages, stage_of_op, stage_of_taskgraph
+from epl.parallel.stages import plan_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.transformation import start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
@@ -113,10 +113,10 @@ class SplitModel(Shards):
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
-        communicators = SubCommunicators(env.new_graph_name() + "/split", plan.groups, plan.owners, transport)
-        super().__init__(graph, communicators, plan.owners.index(cluster.worker_index), fp16_scale)
+        across = span_processes(plan.stages, plan.owners)
+        communicators = SubCommunicators(env.new_graph_name() + "/split", plan.groups, plan.owners, transport, across)
+        super().__init__(graph, communicators, plan.stages, cluster.worker_index, fp16_scale)
         self.ratios = plan.ratios
-        self._stages = plan.stages
         if len(plan.stages) > 1:
             own = communicators.place(self._rank).rank
             self.exchange = StageExchange(
@@ -147,11 +147,9 @@ class SplitModel(Shards):
 
     # ---- Stages of a pipeline.
 
-    def _open_lane(self, of_pass: StagePass) -> Communicator:
-        """Blocks until every process does."""
-        kind = "backward" if of_pass.backward else "forward"
-        name = "{}/stage{}/{}{}".format(self._name, of_pass.stage, kind, of_pass.call)
-        opened = self._communicators_of(name)
+    def _open_lane(self, stage: int, what: str) -> Communicator:
+        """May block until every process does."""
+        opened = self._communicators_of("{}/stage{}/{}".format(self._name, stage, what), stage)
         self._make_ready(opened)
         self.sub_communicators.append(opened)
         return opened.at(self._rank)
@@ -372,7 +370,8 @@ class SplitModel(Shards):
         self._refuse_other_stages()
         self._take_outputs()
         self.redirect()
-        with self.exchange.once():
+        first = self._stages[0].taskgraphs[0]
+        with self.exchange.once(), in_taskgraph(self._graph.tf_graph, first if len(self._stages) > 1 else None):
             super().finish()
         self._refuse_late_variables()
 

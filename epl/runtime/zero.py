@@ -23,7 +23,7 @@ from epl.ir.colocation import in_taskgraph
 from epl.ir.graph import Gradient, Graph
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.own_devices import has_own_devices
-from epl.parallel.plan import Stage, worker_of
+from epl.parallel.plan import Stage
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
@@ -155,13 +155,12 @@ class ZeroModel(Shards):
         """
         cluster = Env.get().cluster
         assert cluster is not None
-        self._stages = tuple(stages)
         ranks = tuple(range(len(owners)))
         of_devices = transport_between(cluster.device_type)
         # With offload.level weights are gathered in host memory, and copied to the devices from there.
         of_weights = "auto" if Env.get().config.offload.level else of_devices
         communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
-        super(ZeroModel, self).__init__(graph, communicators, owners.index(process) if process in owners else 0)
+        super(ZeroModel, self).__init__(graph, communicators, stages, process)
         self.level = level
         self._opened: Dict[str, Exchange] = {}  # by what they are for
         self._transport, self._of_weights = of_devices, of_weights
@@ -171,9 +170,6 @@ class ZeroModel(Shards):
         self.stand_ins: List[StandIn] = []
         self._lanes: List[Exchange] = []
         self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
-
-    def _processes(self, stage: int) -> Sequence[int]:
-        return [worker_of(device) for device in self._stages[stage].devices]
 
     def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
         """Moves data of a stage in an order of its own; opened when it is asked for first."""

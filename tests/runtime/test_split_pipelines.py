@@ -11,7 +11,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.utils.errors import PlanError
 from tests.parallel.in_process import init, rewritten  # noqa: F401
 
 WIDE = 2003
@@ -113,10 +113,12 @@ def test_a_scope_that_makes_other_stages_behind_the_gradients_is_refused(init): 
         sess.run([train_op, model.best], model.feed())
 
 
-def test_a_pipeline_of_parts_in_several_processes_is_refused(init):  # noqa: F811
-    init(2, annotate=False, cluster__device_place_prefer_intra_node=False)
-    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
-    with pytest.raises(NotAvailableError, match="stages of a pipeline that lie in several processes"):
+def test_a_worker_without_a_device_of_the_model_is_refused(init):  # noqa: F811
+    init(4, annotate=False)
+    own = Env.get().cluster.available_devices
+    layout = {"specific": [[[own[stage]], [own[stage + 2]]] for stage in range(2)]}
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout=layout))
+    with pytest.raises(PlanError, match=r"gives worker\(s\) 1 no device of it"):
         Model().minimize()
     assert Graph.get().failure is not None
 

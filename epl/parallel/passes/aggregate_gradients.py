@@ -21,7 +21,7 @@ from epl.parallel.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import micro_steps
 from epl.parallel.plan import GradientGroup
-from epl.parallel.rewrite import Gate, Rewrite
+from epl.parallel.rewrite import Gate, Rewrite, gate_communicator
 from epl.parallel.split.bundles import reduce_scatter
 from epl.utils import tf_compat
 
@@ -82,8 +82,7 @@ def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:
 
     Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
     """
-    own = "{}/{}".format(rewrite.plan.name, group.name)
-    return rewrite.communicator(group.transfers[0].communicator if group.transfers else own, group.stage)
+    return rewrite.communicator(gate_communicator(rewrite.plan, group), group.stage)
 
 
 def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
@@ -103,7 +102,7 @@ def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[C
     """The communicator of that name for the gradients of a group, and the rank of replica 0 in it."""
     if not group.of_parts:
         return rewrite.communicator(communicator, group.stage), rewrite.base_rank
-    holders = rewrite.holders_of_parts(communicator)
+    holders = rewrite.holders_of_parts(communicator, group.stage)
     return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
 
 

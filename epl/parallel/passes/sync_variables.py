@@ -16,7 +16,7 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.parallel.pass_manager import Pass
-from epl.parallel.rewrite import PLAN_SCOPE, Rewrite, VariableSync
+from epl.parallel.rewrite import PARTS, PLAN_SCOPE, Rewrite, VariableSync
 
 _SYNC_SCOPE = PLAN_SCOPE + "/variables/"
 # The key that ranks compare: it is what a message shows when one rank copies variables and another is in a step.
@@ -44,7 +44,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
 
 def _broadcast_parts(rewrite: Rewrite, view: GraphView, parts: List[int]) -> None:
     """Adds the broadcast of the parts of variables from the ranks of the first group of a split to all others."""
-    holders = rewrite.holders_of_parts(rewrite.plan.name + "/parts")
+    holders = rewrite.holders_of_parts(rewrite.plan.name + PARTS)
     for copy in range(rewrite.local_replicas):
         rank = rewrite.base_rank + copy
         with rewrite.building("variables/broadcast_parts"), tf.device(rewrite.device(0, copy)):

@@ -58,8 +58,11 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
     if len(stages) == 1:
         devices, slices = stages[0].devices, cluster.generate_virtual_devices([count])[0].slice_devices
     else:
-        if span_processes(stages, owners) or len(set(owners)) < cluster.worker_num:
-            _refuse_processes(count, has_own_devices(graph.taskgraphs, cluster))
+        across = span_processes(stages, owners)
+        if has_own_devices(graph.taskgraphs, cluster) and (across or len(set(owners)) < cluster.worker_num):
+            _refuse_processes(count)
+        if not across and len(set(owners)) < cluster.worker_num:
+            _refuse_idle(sorted(set(range(cluster.worker_num)).difference(owners)))
         devices, slices = stages[stage_of_taskgraph(stages)[splits[0].index]].devices, ()
     return SplitPlan(split_groups(count, slices, devices), _ratios(splits), stages, owners)
 
@@ -92,18 +95,21 @@ def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
     return ratios[0]
 
 
-def _refuse_processes(count: int, own_devices: bool) -> None:
-    if own_devices:
-        raise NotAvailableError(
-            "epl.split({}) on devices of its own in other processes than those of the code beside it".format(count),
-            "Give each process devices of both: all devices of a model replica; or, with as many of one as of the "
-            "other and a multiple of the processes, set cluster.device_place_prefer_intra_node to False. Or set "
-            "cluster.colocate_split_and_replicate to True.",
-        )
+def _refuse_processes(count: int) -> None:
     raise NotAvailableError(
-        "epl.split in the stages of a pipeline that lie in several processes",
-        "Let each process have all stages of its replicas: as many devices as stages, or a multiple of that, "
-        "and cluster.device_place_prefer_intra_node=True.",
+        "epl.split({}) on devices of its own in other processes than those of the code beside it".format(count),
+        "Give each process devices of both: all devices of a model replica; or, with as many of one as of the "
+        "other and a multiple of the processes, set cluster.device_place_prefer_intra_node to False. Or set "
+        "cluster.colocate_split_and_replicate to True.",
+    )
+
+
+def _refuse_idle(workers: Sequence[int]) -> None:
+    raise PlanError(
+        "The model has epl.split in the stages of a pipeline, and the layout of the cluster gives worker(s) {} no "
+        "device of it. Give every worker a device, or start a job without these workers.".format(
+            ", ".join(map(str, workers))
+        )
     )
 
 

@@ -6,8 +6,8 @@
 
 A pass is a lane: a communicator in which the collectives of one micro batch follow those of the one before, whatever
 other passes do meanwhile. So all ranks of a group run those of a communicator in the same order, under any schedule.
-What is done once per step (norms of gradients) has a lane, too. Between the micro batches order is made by the pass
-that clones them.
+What is done once per step (norms of gradients) has a lane in each stage, too. Between the micro batches order is made
+by the pass that clones them.
 """
 
 import contextlib
@@ -39,26 +39,28 @@ class StageExchange(Exchange):
         rank: int,
         key: str,
         fp16_scale: Optional[int],
-        open_lane: Callable[[StagePass], Communicator],
+        open_lane: Callable[[int, str], Communicator],
         current: Callable[[], StagePass],
     ) -> None:
         """Starts with no collective.
 
         Args:
-          communicator, rank, key, fp16_scale: as those of Exchange; the communicator is for what is done once a step.
-          open_lane: gives the communicator of a pass.
+          communicator, rank, key, fp16_scale: as those of Exchange; the communicator is for what stage 0 does once a
+            step.
+          open_lane: gives the communicator of a stage for what is named.
           current: the pass whose ops are being built.
         """
         super().__init__(communicator, rank, key, fp16_scale)
         self._open_lane = open_lane
         self._current = current
         self._once = False
+        self._once_a_step: Dict[int, Lane] = {}  # by stage
         self.of_passes: Dict[StagePass, Lane] = {}
 
     @property
     def lanes(self) -> List[Lane]:
         """All lanes."""
-        return super().lanes + list(self.of_passes.values())
+        return [*super().lanes, *self._once_a_step.values(), *self.of_passes.values()]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
@@ -70,9 +72,14 @@ class StageExchange(Exchange):
             self._once = False
 
     def _lane(self) -> Lane:
-        if self._once:
-            return super()._lane()
         current = self._current()
-        if current not in self.of_passes:
-            self.of_passes[current] = Lane(self._open_lane(current))
-        return self.of_passes[current]
+        if not self._once:
+            if current not in self.of_passes:
+                kind = "backward" if current.backward else "forward"
+                self.of_passes[current] = Lane(self._open_lane(current.stage, kind + str(current.call)))
+            return self.of_passes[current]
+        if current.stage == 0:
+            return super()._lane()
+        if current.stage not in self._once_a_step:
+            self._once_a_step[current.stage] = Lane(self._open_lane(current.stage, "once"))
+        return self._once_a_step[current.stage]
