@@ -16,6 +16,7 @@
 | BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
 | BaseSession.make_callable, _make_callable_from_options | the same |
 | Saver.save | worker 0 writes checkpoints |
+| SavedModelBuilder.add_meta_graph, add_meta_graph_and_variables | parts of variables are in no saved model |
 | Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
 | MonitoredTrainingSession | every worker initializes its own session, and worker 0 alone writes |
 | ChiefSessionCreator.create_session | the session begins with worker 0's values |
@@ -79,6 +80,9 @@ def install() -> None:
     _wrap(session, "_make_callable_from_options", _make_callable_from_options)
     _wrap(session, "partial_run_setup", _partial_run_setup)
     _wrap(tf.train.Saver, "save", saver.save)
+    for builder in tf_compat.SAVED_MODEL_BUILDERS:
+        _wrap(builder, "add_meta_graph", saver.add_meta_graph)
+        _wrap(builder, "add_meta_graph_and_variables", saver.add_meta_graph)
     _wrap(tf.Graph, "as_graph_def", saver.user_graph_def)
     for module in tf_compat.TRAIN_MODULES:
         _wrap(module, "MonitoredTrainingSession", _monitored_training_session)

@@ -8,6 +8,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
+from epl.utils.errors import PlanError
 
 
 def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwargs: Any) -> Optional[str]:
@@ -17,6 +18,25 @@ def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwar
     if graph is not None and graph.taskgraphs and cluster is not None and cluster.worker_index > 0:
         return None
     return original(saver, sess, *args, **kwargs)
+
+
+def add_meta_graph(original: Callable[..., None], builder: Any, *args: Any, **kwargs: Any) -> None:
+    """What gives a saved model a graph.
+
+    Raises:
+      PlanError: the graph computes with parts of variables, and with the collectives that exchange them.
+    """
+    session = kwargs.get("sess", args[0] if args else None)
+    graph = Graph.of(session.graph if isinstance(session, tf_compat.BaseSession) else tf.get_default_graph())
+    if graph is not None and graph.shards is not None:
+        setting = (graph.split or graph.zero).setting
+        raise PlanError(
+            "A saved model was asked for of the graph that is trained with {}: it has parts of variables and what "
+            "exchanges them, which plain TensorFlow cannot load. Write a checkpoint, build the model in a tf.Graph of "
+            "its own without tf.gradients or minimize, restore the checkpoint there and save that; "
+            "Estimator.export_saved_model does so.".format(setting)
+        )
+    original(builder, *args, **kwargs)
 
 
 def user_graph_def(

@@ -24,6 +24,7 @@ from tensorflow.python.ops import (
     resource_variable_ops,  # the classes of variables
     variables,
 )
+from tensorflow.python.saved_model import builder_impl
 from tensorflow.python.training import monitored_session, training
 from tensorflow.python.util import nest as tf_nest
 
@@ -34,6 +35,7 @@ GradLoopState = control_flow_state._GradLoopState
 KerasOptimizer = optimizer_v2.OptimizerV2
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
+SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
 # The modules under which users find tf.train.MonitoredTrainingSession.
 TRAIN_MODULES: Tuple[Any, ...] = (
     tf.train,
