@@ -51,7 +51,12 @@ Attributes:
 
 
 def plan_gathers(
-    tf_graph: tf.Graph, view: GraphView, variables: Mapping[int, int], gradients: Set[int], replaced: Set[int]
+    tf_graph: tf.Graph,
+    view: GraphView,
+    variables: Mapping[int, int],
+    gradients: Set[int],
+    replaced: Set[int],
+    merged: Set[int],
 ) -> Gathers:
     """Plans the gathers.
 
@@ -61,6 +66,7 @@ def plan_gathers(
       variables: whole -> the variable that holds the part of this rank.
       gradients: nodes that give gradients.
       replaced: ops that run no more, as others stand for them.
+      merged: ops that give outputs which each step merges.
     """
     region = WeightRegion(tf_graph, view, variables)
     updates, changing = _writes(tf_graph, view, region, variables, gradients)
@@ -78,7 +84,7 @@ def plan_gathers(
     lanes = _lanes(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
     fetched = {(use.consumer, use.position) for lane in lanes for fetch in lane for use in fetch.uses}
     values = {place: value for place, value in values.items() if place in fetched}
-    early, idle = _left(view, region, variables, fetched, replaced)
+    early, idle = _left(view, region, variables, fetched, replaced, merged)
     return Gathers(region, lanes, values, updates, early, idle)
 
 
@@ -128,6 +134,7 @@ def _left(
     wholes: Iterable[int],
     fetched: Set[Tuple[int, int]],
     replaced: Set[int],
+    merged: Set[int],
 ) -> Tuple[List[int], List[int]]:
     """The wholes that something takes beside the gathers of the lanes; and those that only idle ops take.
 
@@ -146,7 +153,7 @@ def _left(
     idle = set(replaced)
     sources = set(wholes)
     for node in reversed(region.order):
-        if node in region.weights and node not in sources and takers(node) <= idle:
+        if node in region.weights and node not in sources | merged and takers(node) <= idle:
             idle.add(node)
     left = {whole: takers(whole) - replaced for whole in sources}
     first = sorted((min(found), whole) for whole, found in left.items() if found)

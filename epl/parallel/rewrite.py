@@ -93,6 +93,8 @@ class Rewrite(object):
       apply_orders: the updates that run in groups.
       recomputations: what `plan.recomputed` says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
+      regathered: name of an op that is computed from a weight in parts alone -> its copies for a block of uses (v2).
+      idle_wholes: names of the tensors of gathered weights that no training step needs.
       gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
       view: the graph after everything was added to replica 0 and before it is cloned.
       cloned: indices in `view` of the ops that every local replica has a copy of.
@@ -139,6 +141,8 @@ class Rewrite(object):
         self.apply_orders: List[ApplyOrder] = []
         self.recomputations: List[Any] = []
         self.recomputed: Dict[str, List[str]] = {}
+        self.regathered: Dict[str, List[str]] = {}
+        self.idle_wholes: List[str] = []
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()

@@ -50,15 +50,23 @@ class FeedSharing(object):
             except (KeyError, TypeError, ValueError):
                 feeds[key] = value  # TensorFlow says what is wrong with it
                 continue
-            copies = self._copies(tensor)
+            again = self._computed_again(tensor)  # every replica may have these alone
+            self._warned.update(one.name for one in again)
+            copies = self.copies(again[-1] if again else tensor)
             parts = self._parts_ahead(tensor, value, len(copies))
             if parts == 1:
-                feeds[key] = value
+                feeds.update(dict.fromkeys([key, *again], value))
                 continue
-            feeds.update(zip(copies, np.split(np.asarray(value), parts)))
+            for one in [tensor, *again]:
+                feeds.update(zip(self.copies(one), np.split(np.asarray(value), parts)))
             if parts > len(copies):
                 self._of_thread.cut[tensor.name] = len(value)
         return feeds
+
+    def _computed_again(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        """What stands for a tensor, which is computed from a weight alone, where that is gathered for a few uses."""
+        names = self._rewrite.regathered.get(tensor.op.name, ())
+        return [self._rewrite.operation(name).outputs[tensor.value_index] for name in names]
 
     def share(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, their weights included.
@@ -77,7 +85,7 @@ class FeedSharing(object):
             if tensor.op.name not in self._cloned or tensor in shared:
                 shared.setdefault(tensor, value)
                 continue
-            copies = self._copies(tensor)
+            copies = self.copies(tensor)
             if tensor.name in self._sparse and len(copies) > 1:
                 key = self._sparse[tensor.name]
                 self._share_sparse(key, by_name, shared)
@@ -112,7 +120,7 @@ class FeedSharing(object):
 
     def repeat(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, where each gets all of what the user fed."""
-        return {copy: value for tensor, value in feeds.items() for copy in self._copies(tensor)}
+        return {copy: value for tensor, value in feeds.items() for copy in self.copies(tensor)}
 
     def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str], is_shared: bool) -> None:
         """Raises FeedError if a value was cut ahead for copies that take no part in the run, which needs the value.
@@ -125,7 +133,7 @@ class FeedSharing(object):
         fed = {tensor.name for tensor in feeds}
         cut = dict(getattr(self._of_thread, "cut", {}))
         if not is_shared:
-            copies = [(tensor, self._copies(tensor)) for tensor in feeds]
+            copies = [(tensor, self.copies(tensor)) for tensor in feeds]
             cut.update((t.name, len(of) * _first_dimension(t)) for t, of in copies if of[1:] and of[-1].name in fed)
         for tensor in feeds:
             if tensor.name in cut and tensor.name not in unneeded:
@@ -139,7 +147,7 @@ class FeedSharing(object):
         """Cuts a fed sparse tensor by its dense rows."""
         tensors = (key.indices, key.values, key.dense_shape)
         indices, values, shape = (np.asarray(fed[t.name]) for t in tensors)
-        copies = [self._copies(t) for t in tensors]
+        copies = [self.copies(t) for t in tensors]
         count = len(copies[0])
         rows, rest = divmod(int(shape[0]), count)
         if rest or not rows:
@@ -156,7 +164,7 @@ class FeedSharing(object):
             for tensor, value in zip(copies, (part, values[own], own_shape)):
                 shared[tensor[copy]] = value
 
-    def _copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+    def copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The tensor in every local replica, and there in every micro batch that has its own; itself first."""
         if tensor.op.name not in self._cloned:
             return [tensor]

@@ -54,16 +54,40 @@ class GraphRunner(object):
         metadata: Any,
     ) -> List[Any]:
         """What the user asked for, on all replicas that it concerns."""
-        step = self._steps.find(fetches, targets, feeds)
+        first = self._steps.find(fetches, targets, feeds).first
+        if not first:
+            return self._run(session, targets, fetches, feeds, {}, options, metadata)
+        reads = self._shards.reads
+        others = [op for tensor in first for op in reads.get(tensor, ())]
+        values = dict(zip(first, self._run(session, others, first, {}, {}, None, None)))
+        wholes = {copy: value for t, value in values.items() if t not in reads for copy in self.feeds.copies(t)}
+        targets = [op for op in targets if op not in others]
+        rest = [tensor for tensor in fetches if tensor not in values]
+        values.update(zip(rest, self._run(session, targets, rest, feeds, wholes, options, metadata)))
+        return [values[tensor] for tensor in fetches]
+
+    def _run(
+        self,
+        session: tf.Session,
+        targets: Sequence[tf.Operation],
+        fetches: Sequence[tf.Tensor],
+        feeds: Dict[tf.Tensor, Any],
+        wholes: Dict[tf.Tensor, Any],
+        options: Any,
+        metadata: Any,
+    ) -> List[Any]:
+        """As `run`, for what has a value at any time of the run; `wholes`: fed as they are."""
+        step = self._steps.find(fetches, targets, [*feeds, *wholes])
         state = self._state(session)
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
             feeds = self.feeds.share(feeds)
         elif step.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
-        if step.barriers:
+        if step.barriers or wholes:
             feeds = dict(feeds)
             feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
+            feeds.update(wholes)
 
         def run_step() -> List[Any]:
             if step.is_collective:

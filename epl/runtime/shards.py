@@ -55,6 +55,7 @@ class Shards(object):
       shapes: variable op -> its attribute `shape` by rank, where sizes differ.
       seeds: random op -> its second seed by rank.
       ranks: of a group.
+      reads: what a run gives for a variable -> collectives of the other ranks of this process that it needs.
       unopened: the communicators that are opened together with those of the plan: see `_make_ready`.
       setting: by which the user asks for parts.
       checkpoints: what Savers need to know.
@@ -99,6 +100,7 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
+        self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
         self.checkpoints = Checkpoints(graph, [self])
@@ -195,7 +197,10 @@ class Shards(object):
         if name not in self.held:
             return Shown(tensor, ())
         layout = self.held[name].layout
-        return self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), layout, stage=self._stage_of(name))
+        stage = self._stage_of(name)
+        shown = self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), layout, stage=stage)
+        self.reads[shown.tensor] = shown.others
+        return shown
 
     def _stage_of(self, op: str) -> int:
         """The stage in which an op of that name runs."""

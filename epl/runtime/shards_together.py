@@ -49,6 +49,11 @@ class ShardsTogether(object):
         """As that of Shards."""
         return [op for one in self._members for op in one.collectives]
 
+    @property
+    def reads(self) -> Dict[tf.Tensor, Tuple[tf.Operation, ...]]:
+        """As that of Shards."""
+        return {tensor: others for one in self._members for tensor, others in one.reads.items()}
+
     def shown(self, tensor: tf.Tensor) -> Shown:
         """As that of Shards."""
         for one in self._members:

@@ -32,6 +32,7 @@ Step = NamedTuple(
         ("repeats_feeds", bool),
         ("barriers", Tuple[tf.Tensor, ...]),
         ("unneeded", FrozenSet[str]),
+        ("first", Tuple[tf.Tensor, ...]),
     ],
 )
 Step.__doc__ = """A Session.run as it is really run.
@@ -47,6 +48,8 @@ Attributes:
   repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
+  first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
+    while others are updated would be of two steps. What is fetched, and what the run is to be fed.
 """
 
 
@@ -84,6 +87,8 @@ class StepFinder(object):
             for order in rewrite.apply_orders
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
+        self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
+        self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
@@ -167,7 +172,19 @@ class StepFinder(object):
             repeats_feeds=repeats_feeds,
             barriers=self._barrier_tensors(idle),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
+            first=self._first(fetches, needed) if needed & self._updates else (),
         )
+
+    def _initializers(self) -> Sequence[str]:
+        shards = self._rewrite.graph.shards
+        return () if shards is None else shards.initializers()
+
+    def _first(self, fetches: Sequence[tf.Tensor], needed: Set[int]) -> Tuple[tf.Tensor, ...]:
+        rewrite = self._rewrite
+        reads = () if rewrite.graph.shards is None else rewrite.graph.shards.reads
+        wholes = [self._idle_wholes[node] for node in sorted(needed & self._idle_wholes.keys())]
+        found = [t for t in fetches if t in reads] + [rewrite.tf_graph.get_tensor_by_name(name) for name in wholes]
+        return tuple(dict.fromkeys(found))
 
     def _idle_barriers(self, ops: Sequence[tf.Operation], fed: FrozenSet[str]) -> Set[int]:
         """The barriers of the trainings of which `ops` are no step, and of the updates that they do not all make."""
@@ -221,7 +238,7 @@ class StepFinder(object):
             stack.extend(t.op for t in op.inputs)
             stack.extend(op.control_inputs)
         stop = {view.index[_op_name(name)] for name in fed if _op_name(name) in view.index}
-        needed = view.ancestors(known, (stop | idle).__contains__)
+        needed = view.ancestors(known, (stop | idle).__contains__) - (stop & self._idle_wholes.keys())
         return needed, foreign or bool(needed & self._foreign)
 
     @staticmethod

@@ -90,6 +90,14 @@ def test_what_is_built_around_minimize(oracle: Oracle, topology: Topology, level
         np.testing.assert_allclose(answer.results['length'], reference.results['length'], rtol=1e-6)
 
 
+@pytest.mark.parametrize('topology,level', [
+    ((2, 1), 'v2'), pytest.param((2, 2), 'v2', marks=pytest.mark.long),
+    pytest.param((2, 2), 'v0', marks=pytest.mark.long)], ids=str)
+def test_what_is_fetched_beside_a_step_is_of_before_it(oracle: Oracle, topology: Topology, level: str) -> None:
+    for answer in oracle.check(topology, zero.beside, zero__level=level):
+        assert all(answer.results['same'])
+
+
 @pytest.mark.long
 @some_topologies
 @every_level

@@ -52,7 +52,8 @@ class _Regathering(object):
         variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._stand_ins.items()}
         gradients = boundary_nodes(view, graph.gradient_calls)
         replaced = {view.index[twin.original.op.name] for twin in graph.twins.values()}
-        return plan_gathers(graph.tf_graph, view, variables, gradients, replaced)
+        merged = {view.index[output.tensor.partition(":")[0]] for output in self._rewrite.plan.outputs}
+        return plan_gathers(graph.tf_graph, view, variables, gradients, replaced, merged)
 
     def run(self) -> None:
         """Adds them."""
@@ -65,7 +66,7 @@ class _Regathering(object):
         if self._plan.idle:
             exchange = self._zero.new_lane()
             for whole in self._plan.idle:
-                self._give_rest(whole, exchange, ())
+                self._rewrite.idle_wholes.append(self._give_rest(whole, exchange, ()).name)
         self._report()
 
     def _fetch(self, fetch: Fetch, exchange: Any, prefix: str) -> None:
@@ -89,9 +90,12 @@ class _Regathering(object):
         if chain:
             inputs = {view.nodes[fetch.source].name: whole.op.name}
             clone_nodes(self._rewrite.tf_graph, view, chain, [prefix], lambda copy, node: SAME, inputs=inputs)
+        for node in chain:
+            name = view.nodes[node].name
+            self._rewrite.regathered.setdefault(name, []).append(prefix + name)
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
-    def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> None:
+    def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> tf.Tensor:
         """Gathers a whole for all who still take the stand-in, before the `guarded` ops run."""
         stand_in = self._stand_ins[whole]
         tensor = self._zero.gather(stand_in.variable, exchange)
@@ -101,6 +105,7 @@ class _Regathering(object):
             for position, taken in enumerate(consumer.inputs):
                 if taken is stand_in.tensor:
                     self._rewrite.remember(consumer)._update_input(position, tensor)
+        return tensor
 
     def _operation(self, node: int) -> tf.Operation:
         return self._rewrite.operation(self._view.nodes[node].name)

@@ -133,6 +133,26 @@ def saved(ctx: Context, path: str = '', name: str = 'embedding', **config: Any) 
         ctx.results['path'] = path
 
 
+def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:
+    """Fetches variables in parts, and what is computed from them, beside steps; whether it is as before."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    loss = MODELS[name](*inputs.tensors())
+    copies = {variable.op.name: tf.identity(variable) for variable in tf.trainable_variables()}
+    train_op = ALL_OPTIMIZERS['adam']().minimize(loss)
+    in_parts = {op.name for op in tf.get_default_graph().get_operations()}
+    read = [variable for variable in tf.global_variables() if 'EPL_SPLIT/' + variable.op.name in in_parts]
+    read += [copies[variable.op.name] for variable in read if variable.op.name in copies]
+    assert read or not ctx.planned
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.tables_initializer()])
+        for number in range(STEPS):
+            before = sess.run(read)
+            value, found, _ = sess.run([loss, read, train_op], inputs.feed(ctx, data, number))
+            ctx.record(loss=value, same=all(np.array_equal(*pair) for pair in zip(before, found)))
+        ctx.record_variables(sess)
+
+
 def deep(ctx: Context, **config: Any) -> None:
     """Many layers, their weights no multiple of the ranks, one of them used again and again, and all penalized."""
     ctx.init(**config)
