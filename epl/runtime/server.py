@@ -32,6 +32,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
+from epl.parallel.split.groups import split_taskgraphs
 from epl.parallel.stages import stage_devices
 from epl.topology import OWN_JOB, Topology, of_virtual_devices
 from epl.utils.errors import PlanError
@@ -49,10 +50,15 @@ _RETRIED = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
 def topology_of(tf_graph: tf.Graph) -> Optional[Topology]:
-    """Who drives the model of a graph; None without a model, or if every process has all stages that it drives."""
+    """Who drives the model of a graph; None without a model, or if every process has all stages that it drives.
+
+    A split that nothing has differentiated is computed whole: each process has all of such a model.
+    """
     cluster = Env.get().cluster
     graph = Graph.of(tf_graph)
     if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
+        return None
+    if split_taskgraphs(graph) and not graph.gradient_calls and not graph.apply_calls:
         return None
     _, devices = stage_devices(graph.taskgraphs, cluster)
     topology = of_virtual_devices(devices, cluster.worker_num)
