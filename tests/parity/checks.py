@@ -55,8 +55,13 @@ def continue_from_each_other(oracle: Oracle, topology: Sequence[int], script: Sc
 
 def check_evaluation(oracle: Oracle, topology: Sequence[int], **plan: Any) -> None:
     """What is fetched in evaluation under a plan is what one device gives."""
-    expected = oracle.plain(splits.evaluated).results
-    for answer in oracle.plan(topology, splits.evaluated, **plan):
+    compare_evaluation(oracle.plain(splits.evaluated), oracle.plan(topology, splits.evaluated, **plan))
+
+
+def compare_evaluation(reference: Answer, answers: Sequence[Answer]) -> None:
+    """The same, of what has run already."""
+    expected = reference.results
+    for answer in answers:
         logits, found, best, *rest = answer.results['found'][0]
         wanted, wanted_found, wanted_best, *wanted_rest = expected['found'][0]
         np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)

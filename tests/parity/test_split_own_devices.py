@@ -1,4 +1,7 @@
-"""A split on devices of its own, beside the replicated code on others: it trains as one device does."""
+"""A split on devices of its own, beside the replicated code on others: it trains as one device does.
+
+Where the two lie in different processes: tests/runtime/test_spanning_own_devices.py.
+"""
 from typing import Any, Tuple
 
 import numpy as np
@@ -70,11 +73,3 @@ def test_ratios_and_micro_batches(oracle: Oracle) -> None:
     """Replicated code and split are stages: with micro batches they are a pipeline."""
     oracle.check((1, 3), splits.train, name='head', optimizer='momentum', apart=(1, 2), ratios=[3, 1],
                  pipeline__num_micro_batch=2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('topology,apart', [((2, 2), (2, 2)), ((3, 1), (1, 2))], ids=_name)
-def test_processes_without_devices_of_both_are_refused(
-        oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int]) -> None:
-    for answer in oracle.failing_plan(topology, splits.train, name='head', apart=apart):
-        assert 'on devices of its own in other processes than those of the code beside it' in answer.error

@@ -12,10 +12,9 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
-from epl.parallel.own_devices import has_own_devices
-from epl.parallel.plan import Stage
-from epl.parallel.stages import plan_stages, span_processes, stage_of_taskgraph
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.parallel.plan import Stage, worker_of
+from epl.parallel.stages import plan_stages, stage_of_taskgraph
+from epl.utils.errors import PlanError
 
 Groups = Tuple[Tuple[int, ...], ...]
 
@@ -42,8 +41,7 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
     """Finds what the splits of a model are over; None if that is one device, or there is no split.
 
     Raises:
-      NotAvailableError: the devices lie in processes as EPL cannot use them for a split yet.
-      PlanError: the scopes do not agree, or the devices of the job are no groups of that size.
+      PlanError: the scopes do not agree, the devices of the job are no groups of that size, or a worker has none.
     """
     splits = split_taskgraphs(graph)
     if not splits:
@@ -58,11 +56,9 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
     if len(stages) == 1:
         devices, slices = stages[0].devices, cluster.generate_virtual_devices([count])[0].slice_devices
     else:
-        across = span_processes(stages, owners)
-        if has_own_devices(graph.taskgraphs, cluster) and (across or len(set(owners)) < cluster.worker_num):
-            _refuse_processes(count)
-        if not across and len(set(owners)) < cluster.worker_num:
-            _refuse_idle(sorted(set(range(cluster.worker_num)).difference(owners)))
+        used = {worker_of(device) for stage in stages for device in stage.devices}
+        if len(used) < cluster.worker_num:
+            _refuse_idle(sorted(set(range(cluster.worker_num)).difference(used)))
         devices, slices = stages[stage_of_taskgraph(stages)[splits[0].index]].devices, ()
     return SplitPlan(split_groups(count, slices, devices), _ratios(splits), stages, owners)
 
@@ -93,15 +89,6 @@ def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
             "the same ratios.".format(" and ratios=".join(str(list(one) or None) for one in ratios))
         )
     return ratios[0]
-
-
-def _refuse_processes(count: int) -> None:
-    raise NotAvailableError(
-        "epl.split({}) on devices of its own in other processes than those of the code beside it".format(count),
-        "Give each process devices of both: all devices of a model replica; or, with as many of one as of the "
-        "other and a multiple of the processes, set cluster.device_place_prefer_intra_node to False. Or set "
-        "cluster.colocate_split_and_replicate to True.",
-    )
 
 
 def _refuse_idle(workers: Sequence[int]) -> None:

@@ -354,13 +354,13 @@ def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum'
         ctx.results['variables'] = [sess.run(variables)]
 
 
-def until_the_end(ctx: Context, groups: int, batches: Sequence[int]) -> None:
+def until_the_end(ctx: Context, groups: int, batches: Sequence[int], apart: Sequence[int] = ()) -> None:
     """Trains a head on as many batches as each process has, twice."""
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart)
     count = batches[ctx.worker] * 4
     dataset = tf.data.Dataset.from_tensor_slices(tuple(values[:count] for values in samples())).batch(4)
     iterator = dataset.make_initializable_iterator()
-    loss = SPLITS['head'](*iterator.get_next(), *annotations(ctx, groups))
+    loss = SPLITS['head'](*iterator.get_next(), *annotations(ctx, groups, apart=apart))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
