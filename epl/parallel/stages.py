@@ -67,6 +67,24 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
     return stages, owners
 
 
+def refuse_other_stages(graph: Graph, cluster: Cluster, stages: Sequence[Stage], setting: str) -> None:
+    """Raises PlanError if scopes that were opened since variables were cut have changed what devices the stages have.
+
+    Args:
+      graph: the annotated model.
+      cluster: the devices.
+      stages: those of then.
+      setting: by which the user asked for parts.
+    """
+    now, _ = plan_stages(graph, cluster)
+    if [stage.devices for stage in now] != [stage.devices for stage in stages]:
+        raise PlanError(
+            "The model had {} stage(s) when its variables were cut into parts ({}), and has {} with the scopes that "
+            "were opened since then, on other devices. Open all scopes of epl.replicate and epl.split before the first "
+            "tf.gradients, minimize or apply_gradients.".format(len(stages), setting, len(now))
+        )
+
+
 def stage_devices(
     taskgraphs: Sequence[TaskGraph], cluster: Cluster
 ) -> Tuple[List[List[TaskGraph]], List[VirtualDevice]]:

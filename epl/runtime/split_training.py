@@ -40,8 +40,8 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
-from epl.parallel.stages import plan_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.transformation import start_job
+from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
+from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
 from epl.runtime.shards import Shards, Shown, variable_of
@@ -367,7 +367,9 @@ class SplitModel(Shards):
         Raises:
           PlanError: scopes that were opened since then have changed what devices the stages have, or have variables.
         """
-        self._refuse_other_stages()
+        cluster = Env.get().cluster
+        assert cluster is not None
+        refuse_other_stages(self._graph, cluster, self._stages, self.setting)
         self._take_outputs()
         self.redirect()
         first = self._stages[0].taskgraphs[0]
@@ -385,17 +387,6 @@ class SplitModel(Shards):
 
     def _refuse_late_variables(self) -> None:
         refuse_late_variables(self._graph, self._lowered_through, self.held, self.ranks)
-
-    def _refuse_other_stages(self) -> None:
-        cluster = Env.get().cluster
-        assert cluster is not None
-        stages, _ = plan_stages(self._graph, cluster)
-        if [stage.devices for stage in stages] != [stage.devices for stage in self._stages]:
-            raise PlanError(
-                "The model had {} stage(s) when its split was differentiated first, and has {} with the scopes that "
-                "were opened since then, on other devices. Open all scopes of epl.replicate and epl.split before the "
-                "first tf.gradients or minimize.".format(len(self._stages), len(stages))
-            )
 
     def _take_outputs(self) -> None:
         """What is merged of the split and its variables is what replicate code takes of them."""

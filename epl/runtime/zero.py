@@ -17,6 +17,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.cluster import Cluster
 from epl.env import Env
 from epl.ir.boundary import variable_name
 from epl.ir.colocation import in_taskgraph
@@ -29,7 +30,7 @@ from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout, shard
 from epl.parallel.split.updates import Exchanges, complete_updates
-from epl.parallel.stages import plan_stages, span_processes, stage_of_op
+from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
 from epl.runtime.shard_variables import beside, is_shard
@@ -56,12 +57,15 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
 
     Raises:
       NotAvailableError: the model asks for what ZeRO does not go with yet.
+      PlanError: scopes that were opened since the last call have changed the stages.
     """
     env = Env.get()
     level = env.config.zero.level
     if not level or graph.plan is not None:
         return
     assert env.cluster is not None
+    if graph.zero is not None:
+        graph.zero.refuse_other_stages(env.cluster)
     stages, owners = plan_stages(graph, env.cluster)
     if len(owners) == 1:
         if "zero" not in graph.parallel_information:
@@ -184,6 +188,10 @@ class ZeroModel(Shards):
 
     # ---- apply_gradients.
 
+    def refuse_other_stages(self, cluster: Cluster) -> None:
+        """Raises PlanError if scopes that were opened since the first apply_gradients have changed the stages."""
+        refuse_other_stages(self._graph, cluster, self._stages, self.setting)
+
     def hold(self, pairs: Sequence[Pair]) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
         by_stage: Dict[int, List[Candidate]] = {}
@@ -284,7 +292,14 @@ class ZeroModel(Shards):
     # ---- When the graph is built.
 
     def finish(self) -> None:
-        """Lets all who take a variable take its part, or the whole."""
+        """Lets all who take a variable take its part, or the whole.
+
+        Raises:
+          PlanError: scopes that were opened since the first apply_gradients have changed the stages.
+        """
+        cluster = Env.get().cluster
+        assert cluster is not None
+        self.refuse_other_stages(cluster)
         with self._graph.tf_graph.as_default():
             self.adopt_updates()  # a moving average is built behind apply_gradients
             updates = self._updates()

@@ -109,7 +109,9 @@ def test_a_scope_that_makes_other_stages_behind_the_gradients_is_refused(init): 
     for _ in range(2):
         with epl.replicate(1):
             model.best = tf.identity(model.best)
-    with pytest.raises(PlanError, match="2 stage.s. when its split was differentiated"), tf.Session() as sess:
+    with pytest.raises(
+        PlanError, match=r"2 stage\(s\) when its variables were cut into parts \(epl.split\)"
+    ), tf.Session() as sess:
         sess.run([train_op, model.best], model.feed())
 
 

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.runtime.step import StepFinder
-from epl.utils.errors import NotAvailableError
+from epl.utils.errors import NotAvailableError, PlanError
 from tests.parallel.in_process import rewritten
 
 LEVELS = ["v1", "v2"]
@@ -49,6 +49,23 @@ def test_a_global_output_of_weights_alone_is_merged_in_each_step(init, level):
     rewrite = rewritten()
     step = StepFinder(rewrite).find([], [train_op], [x])
     assert rewrite.merged[norm.name].op in {op.name for op in step.targets}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_scope_that_makes_other_stages_behind_the_first_updates_is_refused(init, trained):
+    init(4, annotate=False, zero__level="v1")
+    with epl.replicate(1):
+        _, _, values, train_op = model()
+    with pytest.raises(
+        PlanError, match=r"1 stage\(s\) when its variables were cut into parts \(zero.level\), and has 2"
+    ):
+        with epl.replicate(1):
+            loss = tf.reduce_mean(tf.square(tf.layers.dense(values, 64)))
+        if trained:
+            tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        else:
+            with tf.Session() as sess:
+                sess.run(train_op)
 
 
 def test_a_split_behind_the_first_updates_is_refused(init):
