@@ -1,0 +1,148 @@
+"""Splits in stages that lie in several workers: the parts of a stage are exchanged by the workers that serve it.
+
+The models, and those that are split within one process, are those of tests/parity/test_split_pipelines.py.
+"""
+
+from typing import Any, Dict, Sequence
+
+import pytest
+
+from tests.parity import fixtures
+from tests.parity.checks import CONTINUED, of_worker_0
+from tests.parity.oracle import Oracle, compare
+from tests.parity.scripts import split_pipelines
+from tests.runtime.spanning import FOUR_WORKERS, Nursery, Ran, case, codes, once, outputs, write_cases
+
+pytestmark = pytest.mark.timeout(300)
+oracle = fixtures.oracle  # found here by pytest
+long = pytest.mark.long
+LIMIT = 240.0
+SAVED = {"name": "wide_layers", "stages": 2, "optimizer": "momentum"}
+
+
+def split(
+    name: str, script: str = "train", constructors: Sequence[int] = (0, 2), devices: int = 1, **others: Any
+) -> Any:
+    """A model of tests/parity in two stages, each split over two devices."""
+    arguments = dict({"name": name, "stages": 2, "split": 2, "micro_batches": 2, "optimizer": "momentum"}, **others)
+    return case("tests.parity.scripts.split_pipelines." + script, constructors, devices, **arguments)
+
+
+# Two workers drive a replica each, the stages after the first one are in the others.
+FOUR = {
+    "wide_layers": split("wide_layers", micro_batches=4),
+}
+MORE = {
+    "transformer": split("transformer", schedule="PreferForward"),
+    "tied_table": split("tied_table"),
+    "big_table": split("big_table"),
+    "clipped": split("wide_layers", clip=0.5),
+    "resource": split("wide_layers", micro_batches=1, resource=True),
+    "data_ends": split("wide_head", script="read", surplus=3),
+}
+DEALT_OUT = {"cluster__device_place_prefer_intra_node": False, "replicas": 2, "devices": 2}
+# Groups of two replicas, which are replicas of each other: each stage has four devices.
+GROUPS = {
+    "groups": split("wide_layers", **DEALT_OUT),
+    "clipped_groups": split("wide_layers", clip=0.5, **DEALT_OUT),
+}
+# Both devices of a stage are in one of two workers.
+TWO = {"one_drives": split("wide_layers", constructors=[0], **DEALT_OUT)}
+# A stage in each of four workers.
+CHAIN = {"chain": split("transformer", stages=4, constructors=[0], **DEALT_OUT)}
+
+
+def _run(directory: str, cases: Dict[str, Any], workers: int) -> Ran:
+    write_cases(cases, directory)
+    with Nursery() as nursery:
+        finished = nursery.run("spanning_training.py", [directory], directory, FOUR_WORKERS[:workers], LIMIT)
+    assert set(codes(finished)) == {0}, outputs(finished)
+    return Ran(directory, cases, finished)
+
+
+def _reference(oracle: Oracle, ran: Ran, name: str) -> Any:
+    arguments = ran.cases[name]["arguments"]
+    replicas = len(ran.cases[name]["constructors"]) * arguments.get("replicas", 1)
+    model = {key: arguments[key] for key in ("name", "optimizer")}
+    if "clip" in arguments:  # of the mean
+        return oracle.plain(split_pipelines.train, stages=2, clip=arguments["clip"], **model)
+    return oracle.plain(
+        split_pipelines.accumulated, micro_batches=arguments["micro_batches"], replicas=replicas, **model
+    )
+
+
+def _check(oracle: Oracle, ran: Ran, name: str) -> None:
+    answers = ran.answers(name)
+    compare(_reference(oracle, ran, name), answers)
+    assert all("EPL_SPLIT/net/" in held for answer in answers for held in answer.results.get("held", ()))
+
+
+def _check_checkpoints(oracle: Oracle, ran: Ran) -> None:
+    """One device continues from the checkpoint of the plan, and the plan from that of one device."""
+    reference = oracle.plain(split_pipelines.saved, **SAVED)
+    saved, continued = [of_worker_0(ran.answers(name)) for name in ("saved", "continued")]
+    compare(reference, saved)
+    assert sorted(saved[0].results["variables"][0]) == sorted(reference.results["variables"][0])
+    further = oracle.plain(split_pipelines.saved, path=reference.results["path"], **SAVED)
+    compare(further, [oracle.plain(split_pipelines.saved, path=saved[0].results["path"], **SAVED)], CONTINUED)
+    compare(further, continued, CONTINUED)
+
+
+def _saved(oracle: Oracle, **arguments: Any) -> Dict[str, Any]:
+    """A case that begins anew, and one that begins with the checkpoint of one device."""
+    path = oracle.plain(split_pipelines.saved, **SAVED).results["path"]
+    paths = {"saved": "", "continued": path}
+    return {name: split("wide_layers", script="saved", path=paths[name], **arguments) for name in paths}
+
+
+@pytest.fixture(scope="module")
+def four(oracle: Oracle, tmp_path_factory: Any) -> Ran:
+    """Four workers of one device."""
+    cases = dict(FOUR, **_saved(oracle))
+    return once(tmp_path_factory, "splits_in_four", lambda path: _run(path, cases, 4))
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: Any) -> Ran:
+    """Four workers of one device, with further models."""
+    return once(tmp_path_factory, "more_splits_in_four", lambda path: _run(path, MORE, 4))
+
+
+@pytest.fixture(scope="module")
+def groups(oracle: Oracle, tmp_path_factory: Any) -> Ran:
+    """Four workers of two devices."""
+    cases = dict(GROUPS, **_saved(oracle, **DEALT_OUT))
+    return once(tmp_path_factory, "groups_of_splits", lambda path: _run(path, cases, 4))
+
+
+def test_two_stages_in_four_workers(oracle: Oracle, four: Ran) -> None:
+    _check(oracle, four, "wide_layers")
+
+
+def test_checkpoints_are_those_of_one_device(oracle: Oracle, four: Ran) -> None:
+    _check_checkpoints(oracle, four)
+
+
+@long
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_models(oracle: Oracle, more: Ran, name: str) -> None:
+    _check(oracle, more, name)
+
+
+@long
+@pytest.mark.parametrize("name", ["groups", "clipped_groups"])
+def test_groups_are_replicas(oracle: Oracle, groups: Ran, name: str) -> None:
+    _check(oracle, groups, name)
+
+
+@long
+def test_checkpoints_of_groups(oracle: Oracle, groups: Ran) -> None:
+    _check_checkpoints(oracle, groups)
+
+
+@long
+@pytest.mark.parametrize("cases,workers", [(TWO, 2), (CHAIN, 4)], ids=["two", "chain"])
+def test_one_worker_drives_all_replicas(oracle: Oracle, tmp_path: Any, cases: Any, workers: int) -> None:
+    ran = _run(str(tmp_path), cases, workers)
+    for name in cases:
+        _check(oracle, ran, name)
