@@ -95,6 +95,8 @@ class GraphRunner(object):
             if step.uses_replicas:
                 self._copy_to_replicas(session, state)
             result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
+            if step.repeats_feeds:
+                result = [self._shards.of_fed_rows(tensor, value) for tensor, value in zip(fetches, result)]
             if step.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
             return result

@@ -7,7 +7,7 @@ No variable is of both. Each follows its own parts through updates, and takes th
 computed from both, such as a norm of all gradients, takes sums that either has completed.
 """
 
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -61,6 +61,12 @@ class ShardsTogether(object):
             if shown.tensor is not tensor:
                 return shown
         return Shown(tensor, ())
+
+    def of_fed_rows(self, tensor: tf.Tensor, value: Any) -> Any:
+        """As that of Shards."""
+        for one in self._members:
+            value = one.of_fed_rows(tensor, value)
+        return value
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """As that of Shards."""

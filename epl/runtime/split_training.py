@@ -15,6 +15,7 @@ import contextlib
 import logging
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
@@ -38,6 +39,7 @@ from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
+from epl.parallel.split.repeated_rows import growth_of_values
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
 from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
@@ -136,6 +138,8 @@ class SplitModel(Shards):
         self.whole: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
         self._of_groups: Set[tf.Tensor] = set()
+        self._growth = growth_of_values(self._program)
+        self._grown: Dict[tf.Tensor, int] = {}
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
@@ -250,6 +254,21 @@ class SplitModel(Shards):
         number = self._program.number.get(tensor)
         value = None if number is None else self._program.values[number]
         return value if value is not None and value.kind == RESULT else None
+
+    def shown(self, tensor: tf.Tensor) -> Shown:
+        """As that of Shards."""
+        found = super().shown(tensor)
+        if self._result(tensor) is not None:
+            self._grown[found.tensor] = self._growth.get(self._program.number[tensor], 0)
+        return found
+
+    def of_fed_rows(self, tensor: tf.Tensor, value: Any) -> Any:
+        """As that of Shards: a sum over the batch is as many times too large as there are ranks."""
+        growth = self._grown.get(tensor, 0)
+        for _ in range(abs(growth)):
+            how = np.multiply if growth < 0 else np.divide if tensor.dtype.is_floating else np.floor_divide
+            value = how(value, self.ranks, dtype=value.dtype)
+        return value
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         if tensor in self._outputs:

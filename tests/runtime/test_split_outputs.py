@@ -72,11 +72,13 @@ def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
         np.testing.assert_allclose(value, one, rtol=1e-5, atol=1e-6)
 
 
-def test_values_without_a_step_are_those_of_one_device(init):
+@pytest.mark.parametrize("is_global", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_values_without_a_step_are_those_of_one_device(init, is_global):
     init(2, annotate=False, **COLOCATED)
     model = Model(epl.split(2))
+    scope = "GLOBAL" if is_global else "LOCAL"
     for tensor, how in ((model.loss, "MEAN"), (model.best, "CONCAT"), (model.count, "SUM")):
-        epl.add_to_collection(tensor, getattr(KEYS, "GLOBAL_{}_OBJECTS".format(how)))
+        epl.add_to_collection(tensor, getattr(KEYS, "{}_{}_OBJECTS".format(scope, how)))
     tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -106,3 +108,45 @@ def test_a_summary_of_a_sum_shows_the_merged_value(init):
         sess.run(tf.global_variables_initializer())
         summary = tf.Summary.FromString(sess.run([shown, train_op], {model.x: ROWS})[0])
     assert summary.value[0].simple_value == plain(ROWS)[2]
+
+
+def sums(x, scope):
+    """What is computed of a batch in several ways; the last one is of a size that is told by the shape."""
+    with scope:
+        initial = tf.random_normal_initializer(stddev=0.5, seed=1)
+        logits = tf.layers.dense(x, 1001, name="head", kernel_initializer=initial)
+        total, count = tf.reduce_sum(logits), tf.reduce_sum(tf.cast(logits > 0, tf.int32))
+        labels = tf.argmax(tf.abs(logits), 1)
+        rows = tf.cast(tf.shape(logits)[0], tf.float32)
+        loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+        return loss, [
+            total,
+            count,
+            tf.nn.l2_loss(logits),
+            tf.reduce_sum(logits, 0),
+            tf.reduce_mean(tf.reduce_sum(logits, 0)),
+            tf.matmul(logits[:, :3], logits[:, :2], transpose_a=True),
+            total / tf.cast(count, tf.float32),
+            tf.losses.sparse_softmax_cross_entropy(labels, logits, tf.cast(labels > 500, tf.float32)),
+            tf.reduce_max(logits),
+            total / rows,
+        ]
+
+
+def test_sums_over_fed_rows_are_those_of_one_device(init):
+    """Where nothing is trained both devices have all rows."""
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 16])
+    loss, found = sums(x, epl.split(2))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        values = sess.run([loss, *found], {x: ROWS})
+    with tf.Graph().as_default(), tf.Session() as sess:
+        x = tf.placeholder(tf.float32, [None, 16])
+        loss, found = sums(x, contextlib.ExitStack())
+        sess.run(tf.global_variables_initializer())
+        expected = sess.run([loss, *found], {x: ROWS})
+    for value, one in zip(values, expected):
+        assert value.dtype == one.dtype
+        np.testing.assert_allclose(value, one, rtol=1e-4, atol=1e-3)
