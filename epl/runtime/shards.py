@@ -157,8 +157,8 @@ class Shards(object):
         opened = [communicators]
         if len(self.groups) > 1:
             holders = list(zip(*self.groups))
-            name = communicators.name + "/between_groups"
-            opened.append(SubCommunicators(name, holders, communicators.owners, communicators.transport))
+            name, owners, transport = communicators.name, communicators.owners, communicators.transport
+            opened.append(SubCommunicators(name + "/between_groups", holders, owners, transport, communicators.opened))
         exchanges = []
         for one in opened:
             self._make_ready(one)
