@@ -112,11 +112,13 @@ class SplitModel(Shards):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
+        name = env.new_graph_name() + "/split"
+        refuse_missing_workers(name, plan.owners)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
         across = span_processes(plan.stages, plan.owners)
-        communicators = SubCommunicators(env.new_graph_name() + "/split", plan.groups, plan.owners, transport, across)
+        communicators = SubCommunicators(name, plan.groups, plan.owners, transport, across)
         super().__init__(graph, communicators, plan.stages, cluster.worker_index, fp16_scale)
         self.ratios = plan.ratios
         if len(plan.stages) > 1:
@@ -124,6 +126,7 @@ class SplitModel(Shards):
             self.exchange = StageExchange(
                 communicators.at(self._rank), own, "split", fp16_scale, self._open_lane, self._current_pass
             )
+        self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
@@ -230,8 +233,7 @@ class SplitModel(Shards):
         if value.info.batch is not None:
             return self._exit(y)
         if y not in self._new:
-            with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
-                self._new[y] = self._lowering.whole(y)
+            self._new[y] = self._whole(y)
         return self._new[y]
 
     def source(self, x: Any) -> Any:
@@ -320,14 +322,18 @@ class SplitModel(Shards):
         new = [op for op in tf_compat.ops_since(self._graph.tf_graph, self._seen_through) if op not in self._own]
         for op in new:
             for tensor in set(op.inputs):
-                if self._result(tensor) is not None and not self._differentiates(op, tensor):
-                    self._give(tensor, [op])
+                if self._result(tensor) is not None:
+                    self._give(tensor, [op], whole=self._differentiates(op, tensor))
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
         self._redirect_controls()
 
     def _differentiates(self, op: tf.Operation, tensor: tf.Tensor) -> bool:
-        """Whether an op is of the gradient of a loop or branch, which takes what its ops give as it is."""
-        return tensor.op in self._region.kept and phase_of(op) == Phase.BACKWARD
+        """Whether an op is of a gradient inside of the split that takes a tensor of the user, and not a rank's part.
+
+        That of a loop or branch does, and that of a user's own (tf.custom_gradient): all of them compute whole.
+        """
+        inside = tensor.op in self._region.kept or taskgraph_index(op) in self._indices
+        return inside and phase_of(op) == Phase.BACKWARD
 
     def _redirect_controls(self) -> None:
         """Whoever waits for an op of the split waits for what computes in its place."""
@@ -339,13 +345,19 @@ class SplitModel(Shards):
                     waiting._remove_all_control_inputs()
                     waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
 
-    def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation]) -> None:
+    def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation], whole: bool = False) -> None:
         for consumer in consumers:
             if consumer in self._inside or consumer in self._own:
                 continue
+            instead = self._whole(tensor) if whole else self._exit(tensor)
             for position, taken in enumerate(consumer.inputs):
-                if taken is tensor:
-                    consumer._update_input(position, self._exit(tensor))
+                if taken is tensor and taken is not instead:
+                    consumer._update_input(position, instead)
+
+    def _whole(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor with the rows of all ranks."""
+        with self.building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+            return self._lowering.whole(tensor)
 
     def _exit(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""

@@ -27,6 +27,7 @@ from epl.utils.errors import PlanError
 ENTRY, VARIABLE, RESULT = "entry", "variable", "result"
 
 _CONSTANT_ELEMENTS = 1024
+_OWN_GRADIENT = "_gradient_op_type"  # an attribute: see tf.Graph.gradient_override_map
 _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "Ceil", "Round", "Rint", "ZerosLike",
                           "OnesLike"])  # fmt: skip
 _BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
@@ -275,7 +276,9 @@ class Program(object):
             leads = differentiable and floating, trained and floating
             added.append(self._add(Value(output, RESULT, info, batch, rows, closed, *leads, self._in_half(info))))
         full = bare._replace(outputs=infos)
-        choices = () if kept else tuple(choices_of(full))
+        # A gradient of the user's own is told of whole tensors: it may be a norm.
+        whole = kept or _OWN_GRADIENT in op.node_def.attr
+        choices = () if whole else tuple(choices_of(full))
         draws = draws_numbers(op)
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))

@@ -197,6 +197,34 @@ def branched(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split
         return tf.cond(tf.reduce_mean(first) > 0, lambda: loss, lambda: 2 * loss + tf.reduce_mean(tf.square(logits)))
 
 
+@tf.RegisterGradient('Clipped')
+def _clipped_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    return tf.clip_by_norm(gradient, 0.05)
+
+
+def _steep(hidden: tf.Tensor) -> tf.Tensor:
+    """A function whose gradient is written with what it took and what a loop gave."""
+
+    @tf.custom_gradient
+    def twice(value: tf.Tensor) -> Tuple[tf.Tensor, Callable]:
+        _, found = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), (tf.constant(0), value))
+        return tf.identity(found), lambda gradient: gradient * (1. + tf.abs(found)) * tf.cos(value)
+
+    return twice(hidden)
+
+
+@split_model
+def own_gradients(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Gradients of the script's own, in the split and of what leaves it; one of them is clipped by the norm of all."""
+    with split():
+        hidden = _steep(_wide(x, 768, 'wide'))
+        with tf.get_default_graph().gradient_override_map({'Identity': 'Clipped'}):
+            hidden = tf.identity(hidden)
+        hidden = _wide(hidden, 16, 'narrow')
+    with replicate():
+        return cross_entropy(y, dense(_steep(hidden), CLASSES, 'out'))
+
+
 @split_model
 def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """The loss of replicated code goes into the split, where more than a sum is made of it."""
