@@ -1,10 +1,13 @@
 """How epl.split is decided and what it becomes, on devices of one process."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.split.routes import LINKS, Link
@@ -149,3 +152,13 @@ def test_what_has_no_variables_to_split_may_follow_the_gradients(init):
         sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         sess.run([averaged, update], {x: np.ones([2, 8])})
         assert sess.run([mean, outside], {x: np.ones([2, 8])})[0] == 1
+
+
+def test_a_split_over_a_worker_that_serves_another_model_is_refused(init, monkeypatch):
+    """It would be waited for in vain."""
+    init(1, annotate=False, **COLOCATED)
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
+    server = SimpleNamespace(serving={1}, service=SimpleNamespace(over=False))
+    monkeypatch.setattr(Env.get(), "process_server", server)
+    with pytest.raises(PlanError, match=r"worker\(s\) 1 that serve it have left the script"):
+        train_parts(tf.placeholder(tf.float32, [None, 8]))
