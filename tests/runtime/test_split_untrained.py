@@ -25,9 +25,16 @@ def inside():
     return epl.replicate(1), stage()
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("scopes", [beside, inside])
-def test_each_process_computes_it_by_itself(init, workers, scopes):
+@pytest.mark.parametrize(
+    "scopes, workers",
+    [
+        (beside, 2),
+        (beside, 3),
+        (inside, 2),
+        *[pytest.param(*case, marks=pytest.mark.long) for case in ((beside, 4), (inside, 3), (inside, 4))],
+    ],
+)
+def test_each_process_computes_it_by_itself(init, scopes, workers):
     """Workers of one device each: fewer than one model replica has, as many, or more."""
     init(1, annotate=False)
     hosts = ["localhost:{}".format(port) for port in range(1, workers + 1)]
