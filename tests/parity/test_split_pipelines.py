@@ -142,10 +142,10 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle) -> None:
 
 
 def test_sum_instead_of_mean(oracle: Oracle) -> None:
-    reference = _reference(oracle, "wide_head", 2, 2, "sgd", summed=True)
+    reference = _reference(oracle, "wide_layers", 2, 2, "sgd", summed=True)
     shape = {"stages": 2, "split": 2, "micro_batches": 2, "replicas": 2, "optimizer": "sgd"}
     oracle.check(
-        ONE, split_pipelines.train, reference, name="wide_head", communication__gradients_reduce_method="sum", **shape
+        ONE, split_pipelines.train, reference, name="wide_layers", communication__gradients_reduce_method="sum", **shape
     )
 
 

@@ -40,6 +40,13 @@ MORE = {
     "resource": split("wide_layers", micro_batches=1, resource=True),
     "data_ends": split("wide_head", script="read", surplus=3),
 }
+FEATURES = {
+    "mixed_precision": {"amp__level": "O1", "amp__loss_scale": "dynamic"},
+    "updates_in_groups": {"optimizer__num_apply_group": 2},
+    "recomputed": {"gradient_checkpoint__type": "auto"},
+    "offloaded": {"offload__level": "v0"},
+    "summed": {"communication__gradients_reduce_method": "sum"},
+}
 DEALT_OUT = {"cluster__device_place_prefer_intra_node": False, "replicas": 2, "devices": 2}
 # Groups of two replicas, which are replicas of each other: each stage has four devices.
 GROUPS = {
@@ -109,6 +116,13 @@ def more(tmp_path_factory: Any) -> Ran:
 
 
 @pytest.fixture(scope="module")
+def features(tmp_path_factory: Any) -> Ran:
+    """Four workers of one device, with features that compute what they compute in one process."""
+    cases = {name: split("wide_layers", **config) for name, config in FEATURES.items()}
+    return once(tmp_path_factory, "splits_with_features", lambda path: _run(path, cases, 4))
+
+
+@pytest.fixture(scope="module")
 def groups(oracle: Oracle, tmp_path_factory: Any) -> Ran:
     """Four workers of two devices."""
     cases = dict(GROUPS, **_saved(oracle, **DEALT_OUT))
@@ -127,6 +141,14 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle, four: Ran) -> None:
 @pytest.mark.parametrize("name", sorted(MORE))
 def test_models(oracle: Oracle, more: Ran, name: str) -> None:
     _check(oracle, more, name)
+
+
+@long
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_features_as_in_one_process(oracle: Oracle, features: Ran, name: str) -> None:
+    arguments = dict(features.cases[name]["arguments"], replicas=2)
+    (expected,) = oracle.plan((1, 4), split_pipelines.train, **arguments)
+    compare(expected, features.answers(name), 2e-6)
 
 
 @long
