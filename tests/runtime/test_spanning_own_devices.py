@@ -25,6 +25,7 @@ def split(constructors: Sequence[int], apart: Sequence[int], script: str = "trai
 
 
 Job = NamedTuple("Job", [("workers", int), ("cases", Dict[str, Any])])
+FEATURES = {"offload__level": "v0", "gradient_checkpoint__type": "auto", "optimizer__num_apply_group": 2}
 JOBS = {
     "three": Job(
         3,
@@ -52,11 +53,12 @@ JOBS = {
             "micro_batches": split(
                 [0], (2, 2), devices=2, name="head", optimizer="momentum", ratios=[3, 1], pipeline__num_micro_batch=2
             ),
+            "other_features": split([0], (2, 2), devices=2, name="blocks", optimizer="momentum", **FEATURES),
         },
     ),
     "six": Job(6, {"two_groups": split([0, 3], (1, 2), name="head", optimizer="adam")}),
 }
-OF_PLAN = ("apart", "ratios", "pipeline__num_micro_batch")
+OF_PLAN = {"apart", "ratios", "pipeline__num_micro_batch"}.union(FEATURES)
 TRAINED = [
     (name, key) for name, job in JOBS.items() for key, one in job.cases.items() if one["script"].endswith("train")
 ]
