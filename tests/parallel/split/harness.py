@@ -107,6 +107,7 @@ class Split(object):
         decision: Any = None,
         prepare: Callable[[Program], None] = lambda program: None,
         half: bool = False,
+        ratios: Sequence[int] = (),
     ) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
@@ -115,7 +116,7 @@ class Split(object):
             outside = set(model.outside)
             user_variables = tf.global_variables() + tf.local_variables()
             user_ops = [op for op in self.graph.get_operations() if op not in outside]
-            self.program = Program(find_region(user_ops), ranks, half=half)
+            self.program = Program(find_region(user_ops), ranks, half=half, ratios=ratios)
             self.program.train([model.loss])
             prepare(self.program)
             self.decision = decision or search(self.program, **(DEAR if costs is None else costs))
@@ -186,7 +187,12 @@ def part(value, layout, rank):
 
 
 def run_split(
-    build: Callable[[], Model], feeds: Feeds, plain: Plain, prepare: Any = None, costs: Any = None
+    build: Callable[[], Model],
+    feeds: Feeds,
+    plain: Plain,
+    prepare: Any = None,
+    costs: Any = None,
+    ratios: Sequence[int] = (),
 ) -> List[Any]:
     """Runs all ranks: per rank (loss, outputs, gradients); and the Splits."""
     ranks = len(feeds)
@@ -195,7 +201,7 @@ def run_split(
     splits = []  # type: List[Split]
     for rank in range(ranks):
         decision = splits[0].decision if splits else None
-        splits.append(Split(build, ranks, rank, wire, plain.initial, costs, decision, prepare))
+        splits.append(Split(build, ranks, rank, wire, plain.initial, costs, decision, prepare, ratios=ratios))
     results = [None] * ranks  # type: List[Any]
     errors = []
 
@@ -221,11 +227,16 @@ def run_split(
 
 
 def check(
-    build: Callable[[], Model], feeds: Feeds, tolerance: float = 1e-9, prepare: Any = None, costs: Any = None
+    build: Callable[[], Model],
+    feeds: Feeds,
+    tolerance: float = 1e-9,
+    prepare: Any = None,
+    costs: Any = None,
+    ratios: Sequence[int] = (),
 ) -> List[Split]:
     """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
     plain = Plain(build, feeds)
-    results, splits = run_split(build, feeds, plain, prepare, costs)
+    results, splits = run_split(build, feeds, plain, prepare, costs, ratios)
     for rank, (loss, outputs, gradients) in enumerate(results):
         close(loss, plain.loss, tolerance)
         for output, wanted in zip(outputs, plain.outputs):

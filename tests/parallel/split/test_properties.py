@@ -9,92 +9,40 @@ import hypothesis.strategies as st
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.split.rules import RULES
 from tests.parallel.split.harness import Model, check, few_choices, rows
-from tests.parallel.split.models import FLOAT, one_hot, weights
+from tests.parallel.split.models import FLOAT, weights
+from tests.parallel.split.random_steps import COMMON, RARE, VARIANTS
 
-# Each takes a tensor [batch, m, n], a number that is used in no other step, and the variant; and gives one like it.
-FUNCTIONS = [tf.nn.relu, tf.tanh, tf.square, tf.nn.softmax, tf.nn.log_softmax, tf.negative, tf.abs, tf.nn.softplus]
-REDUCTIONS = [tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min]
-
-
-def dense(x, number, variant):
-    size, width = 3 + variant % 4, x.shape[-1].value
-    flat = tf.matmul(tf.reshape(x, [-1, width]), weights("w%d" % number, width, size))
-    return tf.reshape(flat, [-1, x.shape[1].value, size])
+SHAPE = (4, 6)  # of a row
+# Rules of ops that compute in float32 alone, or draw random numbers, and of such as no function of TensorFlow makes.
+NOT_DRAWN = frozenset(["_batch_norm", "_local_response", "_random", "_pool_v2", "_einsum"])
+COUNTS = [(2, 2), (1, 3), (2, 1, 2)]  # rows of each rank
+RATIOS = {2: (1, 3), 3: (3, 1, 2), 4: (2, 1, 1, 4)}
 
 
-def affine(x, number, variant):
-    return x * weights("s%d" % number, x.shape[-1].value) + weights("b%d" % number, x.shape[1].value, 1)
-
-
-def function(x, number, variant):
-    return FUNCTIONS[variant](x)
-
-
-def transposed(x, number, variant):
-    return tf.transpose(x, [0, 2, 1])
-
-
-def reduced(x, number, variant):
-    return x - REDUCTIONS[variant % 4](x, 1 + variant // 4, keepdims=True)
-
-
-def over_batch(x, number, variant):
-    return x + REDUCTIONS[variant % 4](x, 0, keepdims=True)
-
-
-def joined(x, number, variant):
-    return tf.concat([x, x if variant % 2 else tf.sin(x)], 1 + variant // 4)
-
-
-def halved(x, number, variant):
-    axis = 1 + variant % 2
-    return x if x.shape[axis].value % 2 else tf.multiply(*tf.split(x, 2, axis))
-
-
-def attended(x, number, variant):
-    return tf.matmul(tf.matmul(x, x, transpose_b=True), x)
-
-
-def reshaped(x, number, variant):
-    m, n = x.shape[1].value, x.shape[2].value
-    return tf.reshape(x, [-1, n, m] if variant % 2 else [-1, 1, m * n])
-
-
-def contracted(x, number, variant):
-    m, n = x.shape[1].value, x.shape[2].value
-    if variant % 2:
-        return tf.einsum("bmn,mk->bkn", x, weights("e%d" % number, m, 4))
-    return tf.einsum("bmn,mnk->bmk", x, weights("f%d" % number, m, n, 3))
-
-
-def picked(x, number, variant):
-    n = x.shape[-1].value
-    best = one_hot(tf.argmax(x, -1, output_type=tf.int32), n)
-    return tf.where(best > 0, x, x * 0.5) + tf.cumsum(best, 1 + variant % 2)
-
-
-STEPS = [dense, affine, function, transposed, reduced, over_batch, joined, halved, attended, reshaped, contracted]
-STEPS.append(picked)
-
-
-def equal_unsplit(steps, counts, seed):
+def equal_unsplit(steps, counts, seed, in_ratios=False):
     def build():
-        x = tf.placeholder(FLOAT, [None, 4, 6], "x")
-        h = x * weights("first", 6)
+        x = tf.placeholder(FLOAT, (None,) + SHAPE, "x")
+        h = x * weights("first", SHAPE[1])
         for number, (step, variant) in enumerate(steps):
             h = step(h, number, variant)
             h = h / (1 + tf.reduce_max(tf.abs(tf.stop_gradient(h)), [1, 2], keepdims=True))
         return Model(tf.reduce_mean(tf.reduce_sum(tf.square(h), [1, 2])) + tf.nn.l2_loss(h), [h])
 
-    check(build, rows(counts, seed, x=(4, 6)), prepare=few_choices(seed))
+    ratios = RATIOS[len(counts)] if in_ratios else ()
+    check(build, rows(counts, seed, x=SHAPE), prepare=few_choices(seed), ratios=ratios)
 
 
-GRAPHS = hypothesis.given(
-    steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7)), min_size=3, max_size=6),
-    counts=st.sampled_from([(2, 2), (1, 3), (2, 1, 2)]),
-    seed=st.integers(0, 1000),
-)
+def graphs(steps, most, counts):
+    """Draws the arguments of `equal_unsplit`, with so many steps at most."""
+    return hypothesis.given(
+        steps=st.lists(st.tuples(st.sampled_from(steps), st.integers(0, VARIANTS - 1)), min_size=2, max_size=most),
+        counts=st.sampled_from(counts),
+        seed=st.integers(0, 100000),
+        in_ratios=st.booleans(),
+    )
 
 
 def settings(examples):
@@ -105,14 +53,35 @@ def settings(examples):
 
 
 @settings(3)
-@GRAPHS
-def test_random_graphs(steps, counts, seed):
-    equal_unsplit(steps, counts, seed)
+@graphs(COMMON, 5, COUNTS)
+def test_random_graphs(steps, counts, seed, in_ratios):
+    equal_unsplit(steps, counts, seed, in_ratios)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(150)
-@GRAPHS
-def test_more_random_graphs(steps, counts, seed):
-    equal_unsplit(steps, counts, seed)
+@settings(60)
+@graphs(COMMON + RARE, 4, COUNTS + [(2, 1), (1, 2, 1, 1)])
+def test_more_random_graphs(steps, counts, seed, in_ratios):
+    equal_unsplit(steps, counts, seed, in_ratios)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", COMMON + RARE, ids=lambda step: step.__name__)
+def test_each_step(step):
+    """Twice in a graph."""
+    number = (COMMON + RARE).index(step)
+    drawn = [(step, 7 * number % VARIANTS), (step, (7 * number + 25) % VARIANTS)]
+    equal_unsplit(drawn, COUNTS[number % 2], number, in_ratios=number % 3 == 0)
+
+
+@pytest.mark.long
+def test_steps_take_ops_of_every_rule():
+    with tf.Graph().as_default() as graph:
+        for step in COMMON + RARE:
+            for variant in range(VARIANTS // 2):
+                with tf.variable_scope("{}{}".format(step.__name__, variant)):
+                    tf.nn.l2_loss(step(tf.placeholder(FLOAT, (None,) + SHAPE), 0, variant))
+        types = {op.type for op in graph.get_operations()}
+    drawn = {RULES[op_type].__name__ for op_type in types & set(RULES)}
+    assert {rule.__name__ for rule in RULES.values()} - drawn <= NOT_DRAWN
