@@ -76,6 +76,16 @@ ScaleUpdate = NamedTuple("ScaleUpdate", [("reads", Tuple[str, ...]), ("writes", 
 ScaleUpdate.__doc__ = """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
 
 
+Beginning = NamedTuple("Beginning", [("strategy", Any), ("amid_ops", bool), ("is_inherited", bool)])
+Beginning.__doc__ = """The first default strategy of a graph.
+
+Attributes:
+  strategy: a `Replicate`.
+  amid_ops: whether it was set where ops had been made, so amid the building of a model rather than ahead of it.
+  is_inherited: whether it was set in an earlier graph, and none in this one.
+"""
+
+
 class Graph(object):
     """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
 
@@ -84,6 +94,8 @@ class Graph(object):
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
         self._taskgraphs: List[TaskGraph] = []
+        self.default_strategy: Any = None  # of ops outside an explicit scope
+        self.beginning: Optional[Beginning] = None
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
         self.accumulations: List[Accumulation] = []
@@ -111,6 +123,11 @@ class Graph(object):
         if graph is None:
             raise RuntimeError("The tf.Graph of this epl.Graph no longer exists.")
         return graph
+
+    @property
+    def exists(self) -> bool:
+        """Whether the graph of the user is still there."""
+        return self._tf_graph() is not None
 
     @classmethod
     def get(cls, may_create: bool = False) -> Optional["Graph"]:
@@ -155,6 +172,27 @@ class Graph(object):
     def taskgraphs(self) -> List[TaskGraph]:
         """The TaskGraphs, in the order of annotation. One that was opened behind others and got no op is none yet."""
         return self._taskgraphs[: -1 if len(self._taskgraphs) > 1 and self._is_last_empty() else None]
+
+    def begin(self, beginning: Beginning) -> None:
+        """The graph is new, and begins with the default strategy of an earlier one."""
+        self.beginning = beginning._replace(is_inherited=True)
+        self.default_strategy = beginning.strategy
+        self.open_taskgraph(beginning.strategy)
+
+    def set_default_strategy(self, strategy: Any) -> None:
+        """Ops outside an explicit scope belong to `strategy` from now on; see `StrategyContext.set_default`."""
+        self._drop_empty_taskgraph()
+        first = self.beginning
+        position = next((t.index for t in self._taskgraphs if first is not None and t.strategy is first.strategy), None)
+        if first is None or position is None:
+            self.beginning = Beginning(strategy, tf_compat.last_op_id(self.tf_graph) > 0, False)
+        elif first.is_inherited:
+            if first.amid_ops:
+                self._taskgraphs[position] = self._taskgraphs[position]._replace(strategy=strategy)
+                first = first._replace(strategy=strategy)
+            self.beginning = first._replace(is_inherited=False)
+        self.default_strategy = strategy
+        self.open_taskgraph(strategy)
 
     def replace_taskgraphs(self, strategies: Sequence[Any]) -> None:
         """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, List, Optional
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.graph import Graph
+from epl.ir.graph import Beginning, Graph
 from epl.utils.errors import NestingError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class StrategyContext(object):
     """Which strategy new ops belong to, in whichever graph they are created."""
 
     def __init__(self) -> None:
-        self._default: Optional[ParallelStrategy] = None
+        self._beginning: Optional[Beginning] = None  # of a graph that is made now
         self._scopes: List[ParallelStrategy] = []
         self._graphs: List[Graph] = []  # in which the open scope is in effect
         self._count = 0
@@ -28,23 +28,25 @@ class StrategyContext(object):
     @property
     def state(self) -> List["ParallelStrategy"]:
         """The strategies in effect, outermost first."""
-        return [self._default, *self._scopes] if self._default is not None else list(self._scopes)
-
-    @property
-    def current(self) -> Optional["ParallelStrategy"]:
-        """The strategy that new ops belong to."""
-        return self._scopes[-1] if self._scopes else self._default
+        graph = Graph.get()
+        default = graph.default_strategy if graph is not None else None
+        return [default, *self._scopes] if default is not None else list(self._scopes)
 
     def set_default(self, strategy: "ParallelStrategy") -> None:
-        """Makes `strategy` that of every op outside an explicit scope; see `epl.set_default_strategy`."""
+        """Makes `strategy` that of every op outside an explicit scope; see `epl.set_default_strategy`.
+
+        A graph that is made later begins with the first default strategy of this one. If that was set amid the building
+        of a model, the graph made later is likely built by the same function: its own first call is that strategy then,
+        and begins no second TaskGraph.
+        """
         if self._scopes:
             raise NestingError(
                 "set_default_strategy was called inside {}. Call it outside of any scope.".format(self._scopes[-1])
             )
-        self._default = strategy
         graph = Graph.get(may_create=True)
         assert graph is not None
-        graph.open_taskgraph(strategy)
+        graph.set_default_strategy(strategy)
+        self._beginning = graph.beginning
 
     def enter(self, strategy: "ParallelStrategy") -> None:
         """Opens an explicit scope in the default graph."""
@@ -73,23 +75,24 @@ class StrategyContext(object):
         With neither they belong to the last TaskGraph.
         """
         self._scopes.pop()
+        self._graphs = [graph for graph in self._graphs if graph.exists]  # others were made and left in the scope
         if self._scopes:
             for graph in self._graphs:
                 graph.open_taskgraph(self._scopes[-1])
             return
         graphs, self._graphs = self._graphs, []
         for graph in graphs:
-            if self._default is None:
+            if graph.default_strategy is None:
                 graph.close_taskgraph()
             else:
-                graph.open_taskgraph(self._default)
+                graph.open_taskgraph(graph.default_strategy)
 
     def annotate(self, tf_graph: tf.Graph) -> None:
         """A new tf.Graph begins with the strategies in effect (an Estimator builds in a graph of its own)."""
-        if self._default is not None:
+        if self._beginning is not None:
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
-            graph.open_taskgraph(self._default)
+            graph.begin(self._beginning)
         if self._scopes:
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None

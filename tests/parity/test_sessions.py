@@ -56,8 +56,10 @@ def test_estimator(oracle: Oracle, topology: Tuple[int, int], default_strategy: 
 
 
 @some_topologies
-def test_estimator_continues_from_its_checkpoint(oracle: Oracle, topology: Tuple[int, int]) -> None:
-    oracle.check(topology, sessions.estimator_twice)
+@pytest.mark.parametrize('default_strategy', [False, True])
+def test_estimator_continues_from_its_checkpoint(
+        oracle: Oracle, topology: Tuple[int, int], default_strategy: bool) -> None:
+    oracle.check(topology, sessions.estimator_twice, default_strategy=default_strategy)
 
 
 @some_topologies

@@ -97,6 +97,42 @@ def test_a_new_graph_begins_with_the_default_strategy(init):
     assert taskgraph(tensor) == [0]
 
 
+def two_stages(graph):
+    """What a model function does whose stages begin with a default strategy each; returns the TaskGraph of each op."""
+    with graph.as_default():
+        data = tf.constant(1)
+        epl.set_default_strategy(epl.replicate(1))
+        first = tf.constant(1)
+        epl.set_default_strategy(epl.replicate(1))
+        return taskgraph(data, first, tf.constant(1))
+
+
+def test_a_function_that_sets_the_default_strategy_builds_the_same_in_every_graph(init):
+    init(annotate=False)
+    assert two_stages(tf.Graph()) == [None, 0, 1]
+    for _ in range(2):
+        assert two_stages(tf.Graph()) == [0, 0, 1]  # a graph begins with a strategy, data belongs to the model
+
+
+def test_a_default_strategy_set_ahead_of_all_graphs_begins_each_of_them(init):
+    init()
+    for _ in range(2):
+        assert two_stages(tf.Graph()) == [0, 1, 2]
+
+
+def test_a_default_strategy_holds_in_its_own_graph(init):
+    init()
+    with tf.Graph().as_default():
+        tf.constant(1)
+        epl.set_default_strategy(epl.replicate(1))
+        inner = tf.constant(1)
+    with epl.replicate(1):
+        tf.constant(1)
+    after = tf.constant(1)
+    assert taskgraph(inner, after) == [1, 1]
+    assert Graph.get().taskgraphs[1].strategy is Graph.get().default_strategy
+
+
 def test_a_graph_made_inside_a_scope_belongs_to_it(init):
     init(annotate=False)
     with epl.replicate(1):

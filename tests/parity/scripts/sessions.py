@@ -98,15 +98,20 @@ def stopped(ctx: Context, last_step: int) -> None:
     ctx.record(files=sorted(os.listdir(directory)))
 
 
+def _annotated(ctx: Context, default_strategy: bool) -> Any:
+    """Annotates what is built inside, by a scope or by a call of `epl.set_default_strategy` amid the model function."""
+    if default_strategy and ctx.planned:
+        import epl
+        epl.set_default_strategy(epl.replicate(1))
+    return tf.name_scope(None) if default_strategy else ctx.scope()
+
+
 def estimator(ctx: Context, default_strategy: bool) -> None:
     """tf.estimator.Estimator: train, with the model function annotated."""
     ctx.init(annotate=False)
 
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
-        if default_strategy and ctx.planned:
-            import epl
-            epl.set_default_strategy(epl.replicate(1))
-        with tf.name_scope(None) if default_strategy else ctx.scope():
+        with _annotated(ctx, default_strategy):
             loss = MODELS['layers'](features, None, labels)
         train_op = OPTIMIZERS['momentum']().minimize(loss, tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[_Seen(ctx, loss)])
@@ -120,12 +125,12 @@ def estimator(ctx: Context, default_strategy: bool) -> None:
         ctx.record(saved=sorted(tf.train.list_variables(checkpoint)))
 
 
-def estimator_twice(ctx: Context) -> None:
+def estimator_twice(ctx: Context, default_strategy: bool) -> None:
     """Estimator: training continued from its own checkpoint in a second call, a new graph and session."""
     ctx.init(annotate=False)
 
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
-        with ctx.scope():
+        with _annotated(ctx, default_strategy):
             loss = MODELS['layers'](features, None, labels)
         train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[_Seen(ctx, loss)])
