@@ -65,8 +65,7 @@ class StepFinder(object):
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
-        weights = {view.index.get(weight.op.name, -1) for weight in rewrite.weights}  # have values in all steps
-        self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders()) - weights
+        self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
         self._global_writes = {
             node
             for node in rewrite.writes
