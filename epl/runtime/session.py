@@ -28,6 +28,7 @@ class SessionState(object):
     def __init__(self) -> None:
         self.replicas_current = False  # the other local replicas hold replica 0's values
         self.processes_current = False  # this process holds rank 0's values
+        self.number = 0  # for the checkpoints of parts in several processes
 
 
 class GraphRunner(object):
@@ -84,10 +85,11 @@ class GraphRunner(object):
             feeds = self.feeds.share(feeds)
         elif step.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
-        if step.barriers or wholes:
-            feeds = dict(feeds)
-            feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
-            feeds.update(wholes)
+        feeds = dict(feeds)
+        feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
+        feeds.update(wholes)
+        if self._shards is not None:
+            feeds.update(self._shards.checkpoints.feeds(state.number))
 
         def run_step() -> List[Any]:
             if step.is_collective:
@@ -114,9 +116,9 @@ class GraphRunner(object):
     def closing(self, session: tf.Session) -> None:
         """The session is about to close."""
         with self._lock:
-            is_known = self._states.pop(session, None) is not None
-        if is_known and self._shards is not None:
-            self._shards.checkpoints.session_closes()
+            state = self._states.pop(session, None)
+        if state is not None and self._shards is not None:
+            self._shards.checkpoints.session_closes(state.number)
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
@@ -157,9 +159,9 @@ class GraphRunner(object):
         with self._lock:
             if session not in self._states:
                 self._check_devices(session)
-                self._states[session] = SessionState()
+                state = self._states[session] = SessionState()
                 if self._shards is not None:
-                    self._shards.checkpoints.session_begins(
+                    state.number = self._shards.checkpoints.session_begins(
                         lambda tensors: self._raw(session, None, [], list(tensors), {}, None, None)
                     )
             return self._states[session]

@@ -58,20 +58,25 @@ class Checkpoints(object):
                         holder.follow_late()
                     self.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
-    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> None:
-        """A session has the variables; `read` gives values without a step of the plan."""
-        if self._parts is not None:
-            self._parts.attach(lambda names: read([self._values[name] for name in names]))
+    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> int:
+        """A session has the variables; `read` gives values without a step of the plan. Returns the session's number."""
+        if self._parts is None:
+            return 0
+        return self._parts.attach(lambda names: read([self._values[name] for name in names]))
+
+    def feeds(self, session: int) -> Dict[tf.Tensor, Any]:
+        """What a run of a session is to be fed besides, in case it saves."""
+        return {} if self._parts is None else self._parts.feeds(session)
 
     def step_done(self) -> None:
         """A step of all processes has ended here."""
         if self._parts is not None:
             self._parts.step_done()
 
-    def session_closes(self) -> None:
-        """The session is about to close; the variables of its parts go with it."""
+    def session_closes(self, session: int) -> None:
+        """A session is about to close; the variables of its parts go with it."""
         if self._parts is not None:
-            self._parts.close()
+            self._parts.close(session)
 
 
 def _companion(job: Job, processes: Sequence[int]) -> Job:

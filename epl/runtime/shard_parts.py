@@ -10,6 +10,9 @@ saves it takes part in no step, so another worker has at most begun the next one
 and writes nothing before them: what the thread reads belongs to the step that worker 0 has finished. The variables live
 as long as the session, so a session of another worker closes when worker 0 has closed its own.
 
+Of several sessions of a graph, that of another worker is meant which began as the same, first, second and so on: the
+save op is fed the number.
+
 All processes see one file system, as with every TensorFlow checkpoint of several processes.
 """
 
@@ -18,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -58,10 +61,11 @@ class CheckpointParts(object):
         self._slices = dict(slices)
         self._companion = companion
         self._changed = threading.Condition()
-        self._read: Optional[Read] = None
+        self._reads: Dict[int, Read] = {}  # by the number of a session
+        self._begun = 0
         self._steps = 0
-        self._closed_first = 0  # sessions that worker 0 has closed
-        self._closed = 0
+        self._closed_first: Set[int] = set()  # sessions that worker 0 has closed
+        self._session: Optional[tf.Tensor] = None  # the number of the session that saves
         self._over = False
         self._thread: Optional[threading.Thread] = None
         ScriptEnd.watch()
@@ -71,11 +75,21 @@ class CheckpointParts(object):
 
     # ---- What sessions tell.
 
-    def attach(self, read: Read) -> None:
-        """A session has begun; `read` gives values of its variables, in any thread, without a step of the plan."""
+    def attach(self, read: Read) -> int:
+        """A session has begun; `read` gives values of its variables, in any thread, without a step of the plan.
+
+        Returns:
+          The number of the session.
+        """
         with self._changed:
-            self._read = read
+            number, self._begun = self._begun, self._begun + 1
+            self._reads[number] = read
             self._changed.notify_all()
+            return number
+
+    def feeds(self, session: int) -> Dict[tf.Tensor, np.ndarray]:
+        """What a run of a session is to be fed besides."""
+        return {} if self._session is None or not session else {self._session: np.asarray(session, np.int32)}
 
     def step_done(self) -> None:
         """A step that all processes take part in has ended here."""
@@ -83,19 +97,18 @@ class CheckpointParts(object):
             self._steps += 1
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """The session that was attached is about to close: worker 0 says so, the others wait until it has."""
+    def close(self, session: int = 0) -> None:
+        """A session that was attached is about to close: worker 0 says so, the others wait until it has."""
         failed = sys.exc_info()[0] not in (None, tf.errors.OutOfRangeError, StopIteration)
         with self._changed:
-            if self._read is None or self._over:
+            if session not in self._reads or self._over:
                 return
-            self._closed += 1
             if self._process:
-                while not (failed or self._over or self._closed_first >= self._closed):
+                while not (failed or self._over or session in self._closed_first):
                     self._changed.wait(_POLL_S)
-            self._read = None
+            del self._reads[session]
         if not self._process and not failed:
-            self._tell({"do": "close"})
+            self._tell({"do": "close", "session": session})
 
     def leave(self) -> None:
         """The script ends: worker 0 leaves, the others when it has left, unless this one has failed."""
@@ -109,11 +122,12 @@ class CheckpointParts(object):
 
     # ---- Worker 0.
 
-    def ask(self, filename: str, entries: Sequence[Tuple[str, str]]) -> List[str]:
+    def ask(self, filename: str, session: int, entries: Sequence[Tuple[str, str]]) -> List[str]:
         """Lets the others write their slices.
 
         Args:
           filename: of the checkpoint.
+          session: number of the session that saves.
           entries: (key in the checkpoint, name of the full variable) of all that are wanted.
 
         Returns:
@@ -122,7 +136,8 @@ class CheckpointParts(object):
         Raises:
           CheckpointPartsError: a process has failed, or left, or could not write.
         """
-        self._tell({"do": "write", "file": filename, "entries": list(entries), "steps": self._steps})
+        request = {"do": "write", "file": filename, "entries": list(entries), "steps": self._steps}
+        self._tell(dict(request, session=session))
         answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""})[1:]]
         for worker, answer in enumerate(answers, 1):
             if answer.get("error"):
@@ -153,14 +168,18 @@ class CheckpointParts(object):
           entries: as in `ask`.
         """
         with tf.device("/cpu:0"), tf.control_dependencies([write]):
-            others = tf.py_func(lambda name: self._asked(name, entries), [filename], tf.string)
+            if self._session is None:
+                with tf.control_dependencies(None):
+                    self._session = tf.placeholder_with_default(0, [])
+            given = [filename, self._session]
+            others = tf.py_func(lambda name, session: self._asked(name, session, entries), given, tf.string)
             prefixes = tf.concat([[self.own_prefix(filename)], tf.reshape(others, [-1])], axis=0)
             return tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=prefixes, destination_prefix=filename, delete_old_dirs=True
             )
 
-    def _asked(self, filename: bytes, entries: Sequence[Tuple[str, str]]) -> np.ndarray:
-        return np.asarray([name.encode() for name in self.ask(filename.decode(), entries)], object)
+    def _asked(self, filename: bytes, session: int, entries: Sequence[Tuple[str, str]]) -> np.ndarray:
+        return np.asarray([name.encode() for name in self.ask(filename.decode(), int(session), entries)], object)
 
     def _tell(self, request: Dict[str, Any]) -> None:
         try:
@@ -193,7 +212,7 @@ class CheckpointParts(object):
                 return
             if request["do"] == "close":
                 with self._changed:
-                    self._closed_first += 1
+                    self._closed_first.add(request["session"])
                     self._changed.notify_all()
 
     def _answer(self, request: Dict[str, Any]) -> Dict[str, str]:
@@ -214,19 +233,19 @@ class CheckpointParts(object):
         ]
         if not wanted:
             return ""
-        values = self._values([variable for variable, _, _ in wanted], request["steps"])
+        values = self._values([variable for variable, _, _ in wanted], request["session"], request["steps"])
         prefix = PART.format(request["file"], self._process, self._processes)
         write_slices(prefix, [(key, spec, value) for (_, key, spec), value in zip(wanted, values)])
         return prefix
 
-    def _values(self, variables: Sequence[str], steps: int) -> List[Any]:
-        """The values after so many steps; waits until this process is as far."""
+    def _values(self, variables: Sequence[str], session: int, steps: int) -> List[Any]:
+        """The values that a session has after so many steps; waits until this process is as far."""
         end = time.monotonic() + _LIMIT_S
         while True:
             with self._changed:
-                while not self._over and (self._read is None or self._steps < steps) and time.monotonic() < end:
+                while not self._over and (session not in self._reads or self._steps < steps) and time.monotonic() < end:
                     self._changed.wait(_POLL_S)
-                read = self._read
+                read = self._reads.get(session)
             if read is None:
                 raise CheckpointPartsError("it has no session that holds the variables.")
             try:

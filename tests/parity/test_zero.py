@@ -149,6 +149,11 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Topology,
     compare(further, of_worker_0(planned), CONTINUED)
 
 
+@pytest.mark.parametrize('topology', [(2, 1), pytest.param((2, 2), marks=pytest.mark.long)], ids=topology_name)
+def test_each_of_two_sessions_is_saved(oracle: Oracle, topology: Topology) -> None:
+    assert oracle.plan(topology, zero.two_sessions, zero__level='v1')[0].results['same'] == [True] * 3
+
+
 @pytest.mark.parametrize('config,words', [
     ({'zero__level': 'v2', 'offload__level': 'v0'}, 'offload.level')], ids=str)
 def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:

@@ -153,6 +153,28 @@ def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:
         ctx.record_variables(sess)
 
 
+def two_sessions(ctx: Context, **config: Any) -> None:
+    """Trains two sessions of one graph, and saves each; whether the checkpoints hold what the sessions do."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    loss = MODELS['layers'](*inputs.tensors())
+    train_op = ALL_OPTIMIZERS['momentum']().minimize(loss)
+    saver, variables = tf.train.Saver(), {v.op.name: v for v in tf.trainable_variables()}
+    directory = ctx.temporary_directory()
+    with tf.Session() as one, tf.Session() as other:
+        sessions = {'one': one, 'other': other}
+        for number, sess in enumerate((one, other)):
+            sess.run(tf.global_variables_initializer())
+            for step in range(2 + number):
+                sess.run(train_op, inputs.feed(ctx, data, step))
+        for name in ('one', 'other', 'one'):
+            values = sessions[name].run(variables)
+            if ctx.worker == 0:
+                reader = tf.train.load_checkpoint(saver.save(sessions[name], directory + '/' + name))
+                ctx.record(same=all(np.array_equal(reader.get_tensor(key), value) for key, value in values.items()))
+            sessions[name].run(train_op, inputs.feed(ctx, data, 0))
+
+
 def deep(ctx: Context, **config: Any) -> None:
     """Many layers, their weights no multiple of the ranks, one of them used again and again, and all penalized."""
     ctx.init(**config)
