@@ -96,7 +96,7 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
                 level,
                 "on devices of its own: set cluster.colocate_split_and_replicate to True"
                 if on_own_devices
-                else "in the stages of a pipeline",
+                else "in the stages of a pipeline: leave the key out",
             ),
         )
     if level == "v2" and Env.get().config.offload.level:
