@@ -60,7 +60,7 @@ def test_random_graphs(steps, counts, seed, in_ratios):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(60)
+@settings(40)
 @graphs(COMMON + RARE, 4, COUNTS + [(2, 1), (1, 2, 1, 1)])
 def test_more_random_graphs(steps, counts, seed, in_ratios):
     equal_unsplit(steps, counts, seed, in_ratios)
