@@ -202,7 +202,7 @@ def late_uses(
       view: the graph.
       fetches: the copies.
       region: what runs on the host.
-      gradients: variable -> the nodes that give its gradient.
+      gradients: variable -> the nodes that give its gradient; of those that change under who has read them before.
 
     Returns:
       Node that gives a gradient -> the ops that it is to wait for; all that these need, it needs anyway.

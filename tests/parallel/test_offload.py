@@ -280,6 +280,39 @@ def test_an_embedding_is_looked_up_on_the_host(offload):
     assert op("lookup").device == op(REPLICA + "lookup").device == HOST
 
 
+def test_a_gradient_that_leaves_a_loop_waits_behind_it(offload):
+    """What is read again takes the memory of the variable late; an Exit cannot wait for it, as it is in the loop."""
+    offload(1)
+    x = tf.placeholder(tf.float32, [None, 3, 4], "x")
+    cell = tf.nn.rnn_cell.BasicRNNCell(4)
+    state = tf.nn.dynamic_rnn(cell, x, dtype=tf.float32)[0][:, -1]
+    kernel = cell.trainable_variables[0]
+    joined = tf.concat([x[:, 0], state], 1)
+    again = tf.reduce_mean(tf.matmul(joined, kernel, name="again"))
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(joined, 4))) + tf.stop_gradient(again)
+    (gradient,) = tf.gradients(loss, [kernel])
+    assert gradient.op.inputs[0].op.type == "Exit"
+    train_op = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, kernel)])
+    rewritten()
+    late = gradient.op.inputs[0].op
+    assert late.name.startswith(SCOPE) and late.inputs[0].op.type == "Exit" and "again" in waits(late)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {x: np.ones([2, 3, 4], "f")})
+
+
+def test_who_reads_a_resource_late_does_not_hold_its_update_back(offload):
+    """A training step does not run the step of a recurrent layer that Keras computes before its loop."""
+    offload(1)
+    x = tf.placeholder(tf.float32, [None, 3, 4], "x")
+    state = tf.keras.layers.GRU(4, name="gru")(x)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(state)))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {x: np.ones([2, 3, 4], "f")})
+    assert not any(node.name.startswith(SCOPE + "late") for node in nodes())
+
+
 def test_a_weight_of_a_loop_is_there_from_the_start_and_that_is_said(offload, caplog):
     offload(1)
     x = tf.placeholder(tf.float32, [None, 4, 4], "x")

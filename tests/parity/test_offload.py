@@ -50,6 +50,8 @@ def _moved(answers: List[Answer]) -> None:
         (ONE, "mlp", False),
         (LOCAL, "encoder", True),
         (WORKERS, "embedding", False),
+        pytest.param(ONE, "keras_recurrent", True, marks=long),
+        pytest.param(LOCAL, "keras_recurrent", True, marks=long),
         pytest.param(LOCAL, "cnn", False, marks=long),
         pytest.param(BOTH, "encoder", True, marks=long),
         pytest.param(LOCAL, "lstm", True, marks=long),
@@ -72,6 +74,7 @@ def test_equals_plain_tensorflow(oracle: Oracle) -> None:
     "topology, name, micro_batches, replicas, schedule",
     [
         (LOCAL, "cnn", 2, 1, "PreferBackward"),
+        pytest.param(LOCAL, "keras_recurrent", 2, 1, "PreferBackward", marks=long),
         pytest.param(FOUR, "encoder", 2, 2, "PreferForward", marks=long),
         pytest.param(LOCAL, "lstm", 2, 1, "PreferBackwardOptimizer", marks=long),
         pytest.param(BOTH, "encoder", 2, 1, "PreferForward", marks=long),

@@ -26,6 +26,7 @@ from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.offload import HostRegion
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.compare_gradients import variables_by_gradient
+from epl.parallel.passes.delay_gradients import delay_gradients
 from epl.parallel.plan import Offloaded
 from epl.parallel.prefetch import (
     Fetch,
@@ -91,9 +92,8 @@ def run(rewrite: Rewrite) -> None:
     late = late_uses(view, fetches, region, _gradients(rewrite, view))
     names = _add(rewrite, view, fetches)
     _report(view, region, uses, fetches, stages)
-    for gradient, consumers in sorted(late.items()):
-        op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
-        op._add_control_inputs([rewrite.operation(view.nodes[node].name) for node in consumers])
+    delayed = {gradient: [view.nodes[node].name for node in takers] for gradient, takers in late.items()}
+    delay_gradients(rewrite, view, delayed, SCOPE)
     if rewrite.is_plain:  # no pass places anything
         hosted = [view.nodes[node].name for node in sorted(region.nodes)]
         tf_compat.set_devices(rewrite.tf_graph, [(name, rewrite.host) for name in hosted + names])
@@ -118,10 +118,12 @@ def _sections(rewrite: Rewrite, view: GraphView, uses: Sequence[Use], stages: Se
 
 
 def _gradients(rewrite: Rewrite, view: GraphView) -> Dict[int, List[int]]:
-    """By variable, the nodes that give its gradient."""
+    """By variable, the nodes that give its gradient. Not of resources: what was read of one stays what it was."""
+    references = set(view.of_types(op_types.REF_VARIABLES))
     found: Dict[int, List[int]] = {}
     for name, variable in variables_by_gradient(rewrite.graph).items():
-        found.setdefault(view.index[variable], []).append(view.index[name.partition(":")[0]])
+        if view.index[variable] in references:
+            found.setdefault(view.index[variable], []).append(view.index[name.partition(":")[0]])
     return found
 
 

@@ -30,6 +30,7 @@ from epl.parallel.gradient_groups import find_trainings
 from epl.parallel.micro_batches import boundary_nodes, tensors_of
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import compare_gradients
+from epl.parallel.passes.delay_gradients import delay_gradients
 from epl.parallel.plan import Recomputed
 from epl.parallel.recompute import Segment, Sweep
 from epl.parallel.recompute_chain import choose
@@ -159,9 +160,8 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
         rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
     gradients = _gradients(rewrite, view, sweep, ends, depths)
     late = late_reads(view, sweep, segments, waits, gradients, recompute.shown_variables(view))
-    for gradient, readers in sorted(late.items()):
-        op = rewrite.remember(rewrite.operation(view.nodes[gradient].name))
-        op._add_control_inputs([rewrite.operation(copies[node]) for node in readers])
+    delayed = {gradient: [copies[node] for node in readers] for gradient, readers in late.items() if readers}
+    delay_gradients(rewrite, view, delayed, scope)
 
 
 def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:

@@ -104,6 +104,21 @@ def lstm(inputs: Inputs) -> List[Block]:
 
 
 @model
+def keras_recurrent(inputs: Inputs) -> List[Block]:
+    """Recurrent layers of Keras: variables are read in their loops, and once before, for a shape."""
+
+    def layer(cell: Any, name: str, **arguments: Any) -> Block:
+        return cell(6, kernel_initializer=initializer(), recurrent_initializer=initializer(4), name=name, **arguments)
+
+    return [
+        lambda _: dense(tf.reshape(inputs.x, [-1, 4, FEATURES // 4]), WIDTH, "project", tf.nn.tanh),
+        layer(tf.keras.layers.GRU, "gru", return_sequences=True),
+        layer(tf.keras.layers.LSTM, "lstm"),
+        lambda state: cross_entropy(inputs.y, dense(state, CLASSES, "out")),
+    ]
+
+
+@model
 def encoder(inputs: Inputs) -> List[Block]:
     """A small BERT: the matrix of token embeddings of the first block makes the logits of the last one."""
     table = weights("table", [VOCABULARY, WIDTH])

@@ -18,7 +18,10 @@ from tests.parity.scripts.pipeline_models import STATISTICS, Inputs, build, plac
 
 STEPS = 6
 # Adam divides gradients near zero by themselves, which makes much of the rounding of a deep model.
-OPTIMIZER_OF = {"mlp": "adam", "cnn": "momentum", "lstm": "momentum", "encoder": "momentum", "embedding": "momentum"}
+OPTIMIZER_OF = {
+    "mlp": "adam", "cnn": "momentum", "lstm": "momentum", "keras_recurrent": "momentum",
+    "encoder": "momentum", "embedding": "momentum",
+}  # fmt: skip
 STEP_ROWS = 32  # of all micro batches of all replicas of all processes
 ALL_ROWS = samples(STEPS * STEP_ROWS // 16)
 
