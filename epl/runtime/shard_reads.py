@@ -4,11 +4,12 @@ They get the whole value, gathered from all ranks. What they are differentiated 
 its own batch, whose mean is the gradient of the variable, as everywhere outside of a split.
 """
 
-from typing import Any, Collection, Dict
+from typing import Collection, Dict
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.conversions import Exchange, with_gradient
+from epl.parallel.split.bridges import out_of_split
+from epl.parallel.split.conversions import Exchange
 from epl.runtime.shard_variables import Shard, beside
 
 
@@ -31,15 +32,10 @@ def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]
         with beside(old.op), tf.device(new.device):
             part = exchange.hide_size(new, made.layout)
             whole = exchange.gather_entered(part, made.layout)
-            whole = with_gradient(whole, whole, lambda gradient: _mean(gradient, exchange.ranks))
+            whole = out_of_split(whole, exchange.ranks)
         for consumer in consumers:
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is old:
                     consumer._update_input(index, whole)
         given[old] = whole
     return given
-
-
-def _mean(gradient: Any, ranks: int) -> tf.Tensor:
-    """This rank's addend of the mean over the ranks."""
-    return tf.convert_to_tensor(gradient) / ranks

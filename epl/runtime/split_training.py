@@ -5,7 +5,7 @@
 
 Replicate code around a split is trained on the mean of what the ranks compute, each on its own batch; the split itself
 on the batch of all, once. So gradients grow by the number of ranks on their way from the split into replicate code,
-and shrink on their way back: the *bridges*.
+and shrink on their way back: the *bridges* (epl/parallel/split/bridges.py).
 
 Here: when it is done, and what the user's program sees of it. The program itself is made by epl/parallel/split;
 variables, slots and checkpoints are the `shard_*` modules'.
@@ -30,7 +30,8 @@ from epl.parallel.gradient_groups import is_complete
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
-from epl.parallel.split.conversions import Exchange, with_gradient
+from epl.parallel.split.bridges import common_into_split, into_split, mean_into_split, out_of_split
+from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
 from epl.parallel.split.lanes import StageExchange, StagePass
 from epl.parallel.split.late_variables import refuse_late_variables
@@ -190,12 +191,13 @@ class SplitModel(Shards):
     def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
         """A tensor of replicate code as the split takes it."""
         if self._program.values[self._program.number[tensor]].info.batch is not None:
-            return _scaled(tensor, float(self.ranks))
-        if tensor.dtype.is_floating and tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
-            # Of a batch without rows, such as a loss: the mean of those of the ranks, whose gradient each of them gets.
-            mean = self.exchange.sum_partial(tf.stop_gradient(tensor)) / float(self.ranks)
-            return with_gradient(tensor, mean, lambda gradient: gradient)
-        return tensor  # the same on all ranks, and so is its gradient: its mean is it
+            return into_split(tensor, self.ranks)
+        number = self._program.number[tensor]
+        if not tensor.dtype.is_floating or number in self._program.fixed:
+            return tensor
+        if tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
+            return mean_into_split(tensor, self.exchange)
+        return common_into_split(tensor, self.exchange)
 
     def _variable(self, op: tf.Operation, layout: Layout) -> tf.Tensor:
         """The value of this rank's part of a variable."""
@@ -367,7 +369,7 @@ class SplitModel(Shards):
                 own = self._lowering.own_rows(tensor)
                 if value.info.batch is None:
                     own = self.exchange.enter(own)
-                self._exits[tensor] = _scaled(own, 1.0 / self.ranks)
+                self._exits[tensor] = out_of_split(own, self.ranks)
         return self._exits[tensor]
 
     def results(self) -> Set[str]:
@@ -452,8 +454,3 @@ def _marked(graph: Graph) -> List[tf.Operation]:
     """The ops of the split TaskGraphs, of the forward phase."""
     indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
     return [op for op in graph.tf_graph.get_operations() if taskgraph_index(op) in indices and not phase_of(op)]
-
-
-def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """The tensor, whose gradient is `factor` times as large."""
-    return with_gradient(tensor, tensor, lambda gradient: times(gradient, factor))

@@ -1,4 +1,6 @@
 """Strategy scopes: which TaskGraph an op belongs to, and what may not be nested."""
+import gc
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -266,3 +268,14 @@ def test_init_again_forgets_annotations(init):
 
 def test_strategies_are_printable(init):
     assert repr(epl.replicate(2, name="encoder")) == "epl.replicate(device_count=2, name='encoder')"
+
+
+def test_a_graph_that_is_made_and_dropped_in_a_scope_does_not_outlive_it(init):
+    init(annotate=False)
+    with epl.split(1):
+        with tf.Graph().as_default() as other:
+            tf.constant(1)
+        inside = tf.constant(1)
+        del other
+        gc.collect()
+    assert taskgraph(inside) == [0]

@@ -28,7 +28,7 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.split.layouts import Layout, balanced_sizes, offsets
+from epl.parallel.split.layouts import Layout, balanced_sizes, offsets, shard
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
@@ -134,7 +134,9 @@ class Exchange(object):
     def sum_partial(self, tensor: Any) -> Any:
         """PARTIAL -> FULL; IndexedSlices stay so."""
         if isinstance(tensor, tf.IndexedSlices):
-            return self.all_reduce(tensor, "sum")
+            summed, own = self.all_reduce(tensor, "sum"), tensor.values
+            rows = with_gradient(own, summed.values, lambda grad: self.cut(grad, shard(0), self.row_counts(own, 0)))
+            return tf.IndexedSlices(rows, summed.indices, summed.dense_shape)
         return with_gradient(tensor, self.all_reduce(tensor, "sum"), self.enter)
 
     def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Op
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.split.conversions import with_gradient
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout, offsets, shard
 from epl.parallel.split.rules import Choice, Emission, Emit, OpInfo, TensorInfo, shard_choices
 
@@ -20,8 +21,6 @@ Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is nev
 Emitter = Callable[[Tuple[Layout, ...]], Emit]  # from the layouts of the outputs
 
 ASSUMED_SIZE = 32  # what an unknown dimension counts as in costs
-
-_WEIGHTED = "EplSplitWeighted"
 
 
 def labelled(
@@ -206,20 +205,15 @@ def own_shape(emission: Emission, info: TensorInfo, given: tf.Tensor, layout: La
     return replaced(shape, layout.dim, own_size(emission, layout, shape[layout.dim])) if layout.is_shard else shape
 
 
-def weighted(value: tf.Tensor, tensor: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+def weighted(emission: Emission, value: tf.Tensor, tensor: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """`value`, with the gradient `weights` (of the shape of `tensor`) with respect to `tensor`.
 
     Args:
-      value: of the rank of `tensor`; dimensions of one element stand for all.
-      tensor: what `value` is a function of, by a way that gradients do not take.
+      emission: of the op.
+      value: FULL, of the rank of `tensor`; dimensions of one element stand for all.
+      tensor: the part that `value` is a function of, by a way that gradients do not take.
       weights: d value / d tensor, element by element.
     """
     if not tensor.dtype.is_floating:
         return value
-    with tf.get_default_graph().gradient_override_map({"IdentityN": _WEIGHTED}):
-        return tf.identity_n([value, tensor, weights])[0]
-
-
-@tf.RegisterGradient(_WEIGHTED)
-def _weighted_grad(op: tf.Operation, grad: tf.Tensor, *unused: Any) -> List[Optional[tf.Tensor]]:
-    return [grad, grad * op.inputs[2], None]
+    return value + with_gradient(tensor, tf.zeros_like(value), lambda grad: emission.enter(grad) * weights)

@@ -88,16 +88,16 @@ def _emit_sparse_cross_entropy(layout: Layout) -> Emit:
         valid = tf.expand_dims((labels >= 0) & (labels < sum(layout.sizes or ())), 1)
         total = tf.where_v2(valid, total, tf.constant(float("nan"), total.dtype))
         gradient = exponentials / total - own.one_hot(total.dtype)
-        return _cross_entropy(scores, tf.stop_gradient(tf.log(total) - target), gradient)
+        return _cross_entropy(emission, scores, tf.stop_gradient(tf.log(total) - target), gradient)
 
     return emit
 
 
-def _cross_entropy(scores: tf.Tensor, loss: tf.Tensor, gradient: tf.Tensor) -> List[tf.Tensor]:
+def _cross_entropy(emission: Emission, scores: tf.Tensor, loss: tf.Tensor, gradient: tf.Tensor) -> List[tf.Tensor]:
     """The outputs, where the gradient is told; `loss` has a second dimension of size 1."""
     refused = "The gradient of a softmax cross entropy whose classes are split cannot be differentiated again."
     gradient = tf.raw_ops.PreventGradient(input=tf.cast(gradient, scores.dtype), message=refused)
-    return [tf.squeeze(weighted(tf.cast(loss, scores.dtype), scores, gradient), 1), gradient]
+    return [tf.squeeze(weighted(emission, tf.cast(loss, scores.dtype), scores, gradient), 1), gradient]
 
 
 class _OwnClasses(object):
@@ -138,7 +138,7 @@ def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor])
     total, weight, target = tf.unstack(emission.sum_partial(tf.stack(addends)))
     total = tf.stop_gradient(total)
     gradient = exponentials / total - targets
-    return _cross_entropy(scores, tf.log(total) * weight - target, gradient)
+    return _cross_entropy(emission, scores, tf.log(total) * weight - target, gradient)
 
 
 # ---- In the top k

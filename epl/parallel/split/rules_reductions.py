@@ -128,7 +128,7 @@ def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
     if part.dtype.is_floating:
         ties = tf.cast(tf.equal(part, best), part.dtype)
         count = emission.sum_partial(tf.stop_gradient(tf.reduce_sum(ties, axes, keepdims=True)))
-        best = weighted(best, part, tf.stop_gradient(ties / count))
+        best = weighted(emission, best, part, tf.stop_gradient(ties / count))
     return [best if op.attrs.get("keep_dims") else tf.squeeze(best, _static_axes(op))]
 
 

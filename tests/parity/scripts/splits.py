@@ -236,6 +236,23 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
         return second * tf.sqrt(first) + first
 
 
+@split_model
+def penalised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A penalty on gradients: through both borders of the split, parts, maxima over them and means over the batch."""
+    with replicate():
+        hidden = dense(x, 16, 'features', tf.nn.tanh)
+        scale = tf.reduce_mean(tf.square(hidden))
+    with split():
+        wide = _wide(hidden, WIDE, 'wide', tf.nn.tanh)
+        found = tf.reduce_max(wide, 1) * scale + tf.reduce_sum(tf.nn.softmax(3. * wide) * wide, 1)
+        scores = _wide(wide, CLASSES, 'narrow') + found[:, None]
+        loss = tf.reduce_mean(scores)
+        slopes, = tf.gradients(scores, hidden)
+        loss += tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.))
+    with replicate():
+        return loss + tf.reduce_mean(tf.square(tf.gradients(found, [x])[0] + x))
+
+
 # Besides those of the table what only some tests train.
 MODELS = dict(SPLITS, seven_experts=functools.partial(experts, count=7))
 
