@@ -25,10 +25,11 @@ from tensorflow.python.ops import (
     variables,
 )
 from tensorflow.python.saved_model import builder_impl
-from tensorflow.python.training import monitored_session, training
+from tensorflow.python.training import monitored_session, saver, training
 from tensorflow.python.util import nest as tf_nest
 
 BaseSession = session_module.BaseSession
+SaverBuilder = saver.BaseSaverBuilder
 gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState

@@ -26,8 +26,10 @@ def run(rewrite: Rewrite) -> None:
     writes = find_training_writes(
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
     )
+    initializers: Set[int] = set()
     if rewrite.graph.shards is not None:  # every rank initializes its own parts
-        writes.update(view.index[name] for name in rewrite.graph.shards.initializers())
+        initializers.update(view.index[name] for name in rewrite.graph.shards.initializers())
+        writes.update(initializers)
         writes.difference_update(view.index[name] for name in rewrite.graph.shards.replaced())
     roots = set(writes)
     if rewrite.graph.shards is not None:  # what is fetched of it is computed by all ranks
@@ -39,6 +41,8 @@ def run(rewrite: Rewrite) -> None:
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     rewrite.cloned = _with_staging(view, roots, shared)
     restored = rewrite.cloned & reads
+    if restored and initializers:  # which may begin with what a checkpoint has
+        restored &= _with_staging(view, roots - initializers, shared)
     if restored:
         raise PlanError(
             "{!r} reads a checkpoint within the training step. Restore before training (tf.train.Saver.restore, or "
