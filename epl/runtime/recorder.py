@@ -21,6 +21,7 @@ from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
 from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
 from epl.runtime.dependencies import behind_one_op
+from epl.runtime.shard_slots import watched_slots
 from epl.utils import tf_compat
 from epl.utils.containers import map_items
 from epl.utils.errors import PlanError
@@ -137,9 +138,11 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                 rest, named = args, kwargs
                 if graph.zero is not None:
                     rest, named = map_items(zero.known_to_optimizers, (args, kwargs))
-                applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
-                if graph.shards is not None:
-                    graph.shards.adopt_updates()
+                if graph.shards is None:
+                    return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
+                with watched_slots() as made:
+                    applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
+                graph.shards.adopt_updates(made)
                 return applied
 
             pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)

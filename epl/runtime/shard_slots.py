@@ -1,11 +1,12 @@
 """Slots of shards: what an optimizer keeps per element of a variable is a shard of the same kind.
 
-TensorFlow's slot creator takes the shape of the variable object, which is the shard's, and copies its SaveSliceInfo.
-Left to this module are slots that are created in other ways (Keras' optimizers, users with tf.get_variable), names, and
-parts whose sizes differ between ranks: the shape of a slot is then another on each rank, and so is its initial value.
+What an optimizer makes while it applies gradients is watched: a variable for a part gets the name that it would have
+for the whole, and is a part itself if it has the shape of one. What else is a part shows in what is written into it.
+Where the sizes of parts differ, the shape of a slot is another on each rank, and so is its initial value.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -14,7 +15,7 @@ from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.layouts import Layout
 from epl.runtime.shard_initial import Redraw, local_shape
 from epl.runtime.shard_savers import Held
-from epl.runtime.shard_variables import SCOPE, beside, is_shard, mark_shard, objects_of
+from epl.runtime.shard_variables import SCOPE, Shard, beside, is_shard, mark_shard, objects_of
 from epl.utils.errors import PlanError
 
 Slots = NamedTuple(
@@ -31,6 +32,61 @@ Attributes:
   held: what they are parts of; shards are among them.
   shapes, seeds: what differs between ranks, as in `Shard`; shards are not among them.
 """
+
+Made = NamedTuple("Made", [("variable", Any), ("name", str)])
+Made.__doc__ = """A variable that was made while gradients were applied.
+
+Attributes:
+  variable: the object.
+  name: begins with the name of the whole variable, if it was made for a part.
+"""
+
+SlotLayouts = NamedTuple("SlotLayouts", [("parts", Dict[str, Layout]), ("of_rows", Dict[str, Layout])])
+SlotLayouts.__doc__ = """How variables are cut that were made for parts, by the names of their ops.
+
+Attributes:
+  parts: of those that have the shape of the part.
+  of_rows: of others, if rows of a sparse gradient are written into them.
+"""
+
+
+@contextlib.contextmanager
+def watched_slots() -> Iterator[List[Made]]:
+    """Gives variables that are made inside the names that they have on one device; gives a list of them."""
+    made: List[Made] = []
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        asked = kwargs.get("name") or ""
+        outer, scope, name = asked.rpartition(SCOPE + "/")
+        variable = next_creator(**dict(kwargs, name=outer + name if scope else kwargs.get("name")))
+        made.append(Made(variable, name if scope else variable.op.name))
+        return variable
+
+    with tf.variable_creator_scope(create):
+        yield made
+
+
+def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:
+    """Tells slots of parts; those of another shape lose what TensorFlow's slot creator took over from the part."""
+    found = SlotLayouts({}, {})
+    for variable, name in made:
+        primary = _primary(name, shards)
+        if primary is None:
+            continue
+        shape, part = variable.shape.as_list(), primary.variable.shape.as_list()
+        if shape == part:
+            found.parts[variable.op.name] = primary.layout
+            continue
+        variable._set_save_slice_info(None)
+        if shape and primary.layout.dim == 0 and shape[0] == part[0]:
+            found.of_rows[variable.op.name] = primary.layout
+    return found
+
+
+def _primary(name: str, shards: Sequence[Shard]) -> Optional[Shard]:
+    """The part that a variable of this name was made for."""
+    of_name = [one for one in shards if name.startswith(one.name + "/")]
+    return max(of_name, key=lambda one: len(one.name)) if of_name else None
 
 
 def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
@@ -62,7 +118,6 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
             if is_uneven(layout):
                 slots.shapes[name] = _shapes(full_shape, layout)
             continue
-        # TensorFlow has named the slot behind the shard.
         held = slots.held[name] = Held(name.replace(SCOPE + "/", "", 1), full_shape, layout)
         if any(is_shard(variable) for variable in objects):
             continue

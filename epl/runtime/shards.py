@@ -22,11 +22,12 @@ from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import PARTIAL, Layout
+from epl.parallel.split.own_rows import OwnRows
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
 from epl.parallel.transformation import process_server
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
-from epl.runtime.shard_slots import adopt_slots
+from epl.runtime.shard_slots import Made, adopt_slots, slot_layouts
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
@@ -99,6 +100,9 @@ class Shards(object):
         self._instead: Dict[str, str] = {}  # op of a full variable -> op of its part
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
+        self._row_shapes: Dict[tf.Tensor, Layout] = {}  # the shapes of sparse gradients
+        self._slots: Dict[str, Layout] = {}
+        self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
@@ -324,8 +328,11 @@ class Shards(object):
 
     # ---- Updates, checkpoints.
 
-    def adopt_updates(self) -> None:
-        """Makes the slots that an apply_gradients has made known as parts."""
+    def adopt_updates(self, made: Sequence[Made] = ()) -> None:
+        """Makes the slots that an apply_gradients has made known as parts; `made` are the variables it has made."""
+        likely = slot_layouts(made, self._shards)
+        self._slots.update(likely.parts)
+        self._slots_of_rows.update(likely.of_rows)
         slots = adopt_slots(self._updates().variables, self.exchange)
         self.held.update(slots.held)
         self.shapes.update(slots.shapes)
@@ -339,7 +346,7 @@ class Shards(object):
             self._new.update(complete_updates(updates, self.exchange, self._between_groups, self._in_branch))
 
     def _updates(self) -> Updates:
-        variables = {name: held.layout for name, held in self.held.items()}
+        variables = {**self._slots, **{name: held.layout for name, held in self.held.items()}}
         return trace_updates(
             self._graph.tf_graph,
             self._parts,
@@ -348,6 +355,7 @@ class Shards(object):
             self._traced_after,
             self._own,
             self._graph.common_branches,
+            OwnRows(self._row_shapes, self._slots_of_rows),
         )
 
     def slices(self, prefixes: Sequence[str]) -> Dict[str, List[Slice]]:

@@ -16,6 +16,7 @@ from epl.ir.view import GraphView
 from epl.ops.service import CommunicatorSpec
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held
+from epl.runtime.shard_slots import Made
 from epl.runtime.shards import Shards, Shown
 
 _Attrs = Dict[int, List[List[Tuple[str, tf.AttrValue]]]]
@@ -107,10 +108,10 @@ class ShardsTogether(object):
                     found[node] = by_rank
         return found
 
-    def adopt_updates(self) -> None:
+    def adopt_updates(self, made: Sequence[Made] = ()) -> None:
         """As that of Shards."""
         for one in self._members:
-            one.adopt_updates()
+            one.adopt_updates(made)
 
     def finish(self) -> None:
         """As that of Shards."""

@@ -395,6 +395,8 @@ class SplitModel(Shards):
             return
         if isinstance(gradient, tf.IndexedSlices):
             self._parts.update({gradient.values: _ROWS, gradient.indices: _ROWS})
+            if gradient.dense_shape is not None:
+                self._row_shapes[gradient.dense_shape] = held.layout
         else:
             self._parts[gradient] = held.layout
 

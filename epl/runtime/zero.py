@@ -33,6 +33,7 @@ from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
+from epl.runtime.shard_initial import local_shape
 from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
@@ -235,6 +236,7 @@ class ZeroModel(Shards):
             if isinstance(gradient, tf.IndexedSlices):
                 part: Gradient = self._own_rows(gradient, whole)
                 self._parts.update({part.values: _ROWS, part.indices: _ROWS})
+                self._row_shapes[part.dense_shape] = layout
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
                 self._parts[part] = layout
@@ -266,7 +268,9 @@ class ZeroModel(Shards):
         begin, size = self.exchange.own_range(whole.made.layout, None)
         own = gradient.indices - tf.cast(begin, gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < tf.cast(size, own.dtype))
-        shape = tf.shape(whole.made.variable, out_type=own.dtype)
+        made = whole.made
+        shapes = [local_shape(made.full_shape, made.layout, rank) for rank in range(self.ranks)]
+        shape = self.exchange.own(shapes, own.dtype)
         return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
 
     def report(self) -> str:

@@ -160,7 +160,7 @@ class Context:
             for variable in variables:
                 name = variable.op.name
                 value = _replica_value(sess.graph, clone_name(name, replica))
-                if value is not None and variable.name == name + ':0':  # not a part, which each rank has its own of
+                if value is not None and not hasattr(variable, '_epl_full'):  # not a part: each rank has its own of it
                     values[name] = value
             replicas.append(sess.run(values))
         self.results['replicas'] = replicas

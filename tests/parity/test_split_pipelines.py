@@ -59,7 +59,7 @@ def _check(
 )
 def test_wide_layers(oracle: Oracle, micro_batches: int, schedule: str) -> None:
     answers = _check(oracle, ONE, "wide_layers", micro_batches, schedule=schedule)
-    held = [name.replace("EPL_SPLIT/net/", "") for name in answers[0].results["held"]]
+    held = [name.replace("net/", "") for name in answers[0].results["held"]]
     assert [name for name in held if not name.endswith("Momentum")] == [
         "head/bias", "head/kernel", "middle/narrow/kernel", "middle/wide/bias", "middle/wide/kernel",
     ]  # fmt: skip

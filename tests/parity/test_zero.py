@@ -53,8 +53,7 @@ def test_optimizers(oracle: Oracle, level: str, optimizer: str) -> None:
 
 
 def test_an_update_rule_that_makes_sparse_gradients_dense(oracle: Oracle) -> None:
-    oracle.check((1, 2), zero.train, name='embedding', optimizer='decayed_adam', zero__level='v1',
-                 communication__sparse_as_dense=True)
+    oracle.check((1, 2), zero.train, name='embedding', optimizer='decayed_adam', zero__level='v1')
 
 
 @pytest.mark.long

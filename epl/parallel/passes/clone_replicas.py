@@ -76,7 +76,16 @@ def run(rewrite: Rewrite) -> None:
 
     prefixes = [rewrite.prefix(replica) for replica in replicas]
     nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
-    clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes, seeds.take_library())
+    try:
+        clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes, seeds.take_library())
+    except ValueError as error:
+        if shards is None or all(len(set(shapes)) == 1 for shapes in shards.shapes.values()):
+            raise
+        raise PlanError(
+            "Parts of a variable differ in size between the devices, and an update has the size of one of them as a "
+            "constant (tf.zeros_like and tf.shape of a variable write one): {} Compute it from the gradient instead, as "
+            "gradient * 0.0 is; or choose a size that the number of devices divides.".format(error)
+        ) from error
     rewrite.added_functions |= seeds.functions
     weight = rewrite.weights[0].name
     rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]

@@ -21,7 +21,8 @@ from epl.ir.taskgraph import Phase
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.emission import RankEmission, copy_op
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
+from epl.parallel.split.own_rows import NO_ROWS, OwnRows, layout_of_rows, refuse_rows
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -30,6 +31,7 @@ _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXIT
 _PASSES = op_types.READS | _HAND_ON
 # What these do with a variable or its value is seen to elsewhere.
 _STAY = op_types.OF_SCRIPT | frozenset(["IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
+_OWN_ROWS = shard(0)
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
 Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
@@ -64,6 +66,7 @@ def trace_updates(
     after: int,
     built: Collection[tf.Operation] = (),
     branches: Sequence[Any] = (),
+    own_rows: OwnRows = NO_ROWS,
 ) -> Updates:
     """Follows parts through the ops of the user behind the backward pass. Changes nothing.
 
@@ -77,15 +80,17 @@ def trace_updates(
         looked at.
       built: what it built later.
       branches: control-flow contexts in which parts may meet: all ranks take them together, or none does.
+      own_rows: what is known of sparse gradients besides `parts`.
 
     Raises:
-      PlanError: parts meet in another branch, or in a loop.
+      PlanError: parts meet in another branch, or in a loop; or rows of a rank are written, or computed with, in a way
+        that EPL has no rule for.
     """
     known = dict(variables)
     new = tf_compat.ops_since(tf_graph, after)
     ordered = _ordered([op for op in new if op not in built and phase_of(op) != Phase.BACKWARD])
     while True:
-        tracer = _Tracer(parts, known, ranks, branches)
+        tracer = _Tracer(parts, known, ranks, branches, own_rows)
         for op in ordered:
             tracer.visit(op)
         if tracer.written.keys() <= known.keys():
@@ -117,8 +122,11 @@ class _Tracer(object):
         variables: Mapping[str, Layout],
         ranks: int,
         branches: Sequence[Any],
+        own_rows: OwnRows,
     ) -> None:
         self._layouts = dict(parts)
+        self._own_rows = own_rows
+        self._astray: List[Tuple[tf.Operation, str]] = []  # writes of own rows into a variable that is no part
         self._branches = branches
         self._variables = variables
         self._ranks = ranks
@@ -127,6 +135,8 @@ class _Tracer(object):
         self.written: Dict[str, Layout] = dict(variables)
 
     def result(self) -> Updates:
+        for op, variable in self._astray:
+            refuse_rows(op, "the variable {!r}, which is no part".format(variable))
         return Updates(self._layouts, self.written, self._rounds)
 
     def visit(self, op: tf.Operation) -> None:
@@ -167,8 +177,8 @@ class _Tracer(object):
     def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
         """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
         found = next((layout for layout in layouts if layout.sizes is not None), None)
-        if found is None:  # rows go into a variable that is not known yet
-            return [FULL] * len(op.outputs)
+        if found is None:
+            return self._write_rows(op)
         shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
         for tensor in op.inputs:
             variable = _variable_of(tensor)
@@ -177,6 +187,16 @@ class _Tracer(object):
             elif self._layout(tensor) == FULL:
                 self._look_back(tensor, shapes[0], found)
         return [found] * len(op.outputs)
+
+    def _write_rows(self, op: tf.Operation) -> List[Layout]:
+        """Rows of a rank go into a variable that is not known yet."""
+        for variable in [variable for variable in map(_variable_of, op.inputs) if variable is not None]:
+            layout = self._own_rows.slots.get(variable.name)
+            if layout is None:
+                self._astray.append((op, variable.name))
+            else:
+                self._note(variable, layout)
+        return [FULL] * len(op.outputs)
 
     def _note(self, variable: tf.Operation, layout: Layout) -> None:
         self.written.setdefault(variable.name, layout)
@@ -197,7 +217,13 @@ class _Tracer(object):
                 stack.extend(op.inputs)
 
     def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
+        if _OWN_ROWS in layouts:
+            of_rows = layout_of_rows(op, layouts, self._own_rows.shapes, self._variables.values())
+            if of_rows is not None:
+                return [of_rows] * len(op.outputs)
         choice = self._choice(op, layouts)
+        if _OWN_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
+            refuse_rows(op, "a part of another size")
         rows = next((layout for layout in layouts if layout.is_shard), FULL)
         if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
             # Rows that a rank has for itself, and what says where they go, mean nothing to others.
@@ -355,8 +381,7 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, 
             raise PlanError(
                 "{!r} ({}) computes with a part of a gradient or variable that is split. EPL has no rule for ops of "
                 "its type on what is cut so ({}), and what it gives has another shape on whole tensors, {}, than on "
-                "parts, {}. If a sparse gradient was made dense there, set communication.sparse_as_dense; else compute "
-                "it before tf.gradients, or keep the variable out of epl.split.".format(
+                "parts, {}. Compute it before tf.gradients, or keep the variable out of epl.split.".format(
                     op.name, op.type, ", ".join(cut), after.shape, before.shape
                 )
             )

@@ -37,7 +37,8 @@ def parts(sess: tf.Session) -> Tuple[int, int]:
     users = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in tf.trainable_variables())
     held = [op for op in graph.get_operations()
             if op.type in ('VariableV2', 'VarHandleOp') and op.name.startswith('EPL_SPLIT/')]
-    return sum(_bytes(op) for op in held), users
+    slots = [variable.op for variable in tf.global_variables() if variable not in tf.trainable_variables()]
+    return sum(_bytes(op) for op in held + slots), users
 
 
 def _bytes(op: tf.Operation) -> int:
@@ -141,7 +142,9 @@ def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:
     copies = {variable.op.name: tf.identity(variable) for variable in tf.trainable_variables()}
     train_op = ALL_OPTIMIZERS['adam']().minimize(loss)
     in_parts = {op.name for op in tf.get_default_graph().get_operations()}
-    read = [variable for variable in tf.global_variables() if 'EPL_SPLIT/' + variable.op.name in in_parts]
+    read = [variable for variable in tf.trainable_variables() if 'EPL_SPLIT/' + variable.op.name in in_parts]
+    read += [slot for slot in tf.global_variables() for variable in tuple(read) if slot is not variable
+             and slot.op.name.startswith(variable.op.name + '/')]
     read += [copies[variable.op.name] for variable in read if variable.op.name in copies]
     assert read or not ctx.planned
     with tf.Session() as sess:
