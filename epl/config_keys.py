@@ -168,6 +168,14 @@ KEYS: Tuple[Key, ...] = (
         'With gradient_checkpoint.type "auto": the last TaskGraph in which activations are recomputed; -1 for all.',
     ),
     Key(
+        "gradient_checkpoint.memory_budget",
+        Int(minimum=0),
+        0,
+        "bytes",
+        'With gradient_checkpoint.type "auto": what the activations of one micro batch in one stage may take. As few '
+        "FLOPs as that allows are recomputed. 0: as few activations as possible.",
+    ),
+    Key(
         "gradient_checkpoint.check_gradients",
         Bool(),
         False,
@@ -195,7 +203,7 @@ KEYS: Tuple[Key, ...] = (
         Bool(),
         False,
         "",
-        "Log which types of operations stay in float32, and with amp.loss_scale \"dynamic\", for each step that is "
+        'Log which types of operations stay in float32, and with amp.loss_scale "dynamic", for each step that is '
         "skipped, which gradient was the first that was not finite.",
     ),
     Key(
@@ -203,7 +211,7 @@ KEYS: Tuple[Key, ...] = (
         Choice("float16", "bfloat16"),
         "float16",
         "",
-        'With amp.level: the type to compute in. Operations for which TensorFlow has no kernel of that type stay in '
+        "With amp.level: the type to compute in. Operations for which TensorFlow has no kernel of that type stay in "
         "float32.",
     ),
     Key(

@@ -48,6 +48,7 @@ NEW_DEFAULTS = {
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.start_timeout": 300.0,
+    "gradient_checkpoint.memory_budget": 0,
     "communication.stall_warning": 60.0,
     "communication.timeout": 1800.0,
 }

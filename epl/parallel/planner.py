@@ -42,6 +42,13 @@ def refuse_contradictions(config: Config) -> None:
             "pipeline.num_stages is {} and auto.auto_parallel is off: the number of stages is that of the annotations "
             "then. Set auto.auto_parallel to True, or leave pipeline.num_stages out.".format(config.pipeline.num_stages)
         )
+    recomputation = config.gradient_checkpoint
+    if recomputation.memory_budget and recomputation.type != "auto":
+        raise PlanError(
+            "gradient_checkpoint.memory_budget is {} and gradient_checkpoint.type is {!r}: a budget decides what is "
+            'recomputed where it is chosen automatically. Set gradient_checkpoint.type to "auto", or leave the budget '
+            "out.".format(recomputation.memory_budget, recomputation.type)
+        )
 
 
 def refuse_taskgraphs(graph: Graph, cluster: Cluster) -> None:

@@ -1,6 +1,6 @@
 """The automatic choice for a model: its ops as a chain per stage, where it may be cut, and what that gives."""
 
-from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Collection, Dict, List, NamedTuple, Sequence, Set
 
 from epl.ir.view import GraphView
 from epl.parallel.costs import Costs
@@ -8,6 +8,7 @@ from epl.parallel.costs_shapes import num_bytes
 from epl.parallel.recompute import ALIASES, Place, Sweep, data_inputs
 from epl.parallel.recompute_auto import Chain, Division, fewest_flops, least_peak
 from epl.parallel.repeated_blocks import find_blocks
+from epl.utils.errors import PlanError
 
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
 
@@ -27,7 +28,7 @@ def choose(
     recomputable: Set[int],
     stages: Sequence[int],
     costs: Costs,
-    budget: Optional[int] = None,
+    budget: int = 0,
 ) -> Choice:
     """Divides the forward pass of each stage into segments.
 
@@ -37,8 +38,11 @@ def choose(
       recomputable: the nodes that may be recomputed.
       stages: of each node.
       costs: of the forward pass.
-      budget: bytes of activations that a stage may have at once, of those that could be recomputed; None: as few as
-        possible. A stage for which the budget is too small gets as few as possible.
+      budget: bytes of activations that a stage may have at once, of those that could be recomputed; 0: as few as
+        possible.
+
+    Raises:
+      PlanError: a stage needs more than the budget.
     """
     prepared = min(sweep.seeds)  # nodes created later were made for the backward pass, such as masks
     blocks = find_blocks(view, [node for node in sweep.forward if node < prepared], costs)
@@ -53,14 +57,26 @@ def choose(
         chain = chain_of(view, sweep, recomputable, order, costs)
         candidates = cut_candidates(chain, _ends_of(blocks, order))
         last = stage == max(by_stage)
-        division = None if budget is None else fewest_flops(chain, candidates, budget, last)
-        divisions[stage] = division = division or least_peak(chain, candidates, last)
+        divisions[stage] = division = _divide(chain, candidates, last, budget, stage)
         whole.update((stage, number) for number in division.whole)
         starts = [0] + list(division.cuts) + [len(order)]
         for number, (start, end) in enumerate(zip(starts, starts[1:])):
             places.update((node, (stage, number)) for node in order[start:end])
     _place_prepared(view, sweep, recomputable, stages, places)
     return Choice(places, whole, divisions)
+
+
+def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget: int, stage: int) -> Division:
+    division = fewest_flops(chain, candidates, budget, last_is_whole) if budget else None
+    if division is None:
+        division = least_peak(chain, candidates, last_is_whole)
+    if 0 < budget < division.peak:
+        raise PlanError(
+            "gradient_checkpoint.memory_budget is {} bytes, and the activations of one micro batch in stage {} take at "
+            "least {} bytes, whatever is recomputed. Allow for that much, make the batch or the micro batches smaller, "
+            "or set the budget to 0 for as few as possible.".format(budget, stage, division.peak)
+        )
+    return division
 
 
 def chain_of(view: GraphView, sweep: Sweep, recomputable: Collection[int], order: Sequence[int], costs: Costs) -> Chain:

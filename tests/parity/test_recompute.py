@@ -25,8 +25,7 @@ def _check(oracle: Oracle, name: str, processes: int, micro_batches: int, replic
         name=name,
         micro_batches=micro_batches,
         replicas=replicas,
-        rows_known=name == "lstm",
-        **dict(GC, **arguments),
+        **{"rows_known": name == "lstm", **GC, **arguments},
     )
     assert all(answer.results["recomputed"][0] > 0 for answer in answers)
 
@@ -73,6 +72,15 @@ def test_pipelines(oracle: Oracle, name: str, micro_batches: int, replicas: int)
 @pytest.mark.parametrize("schedule", ["PreferForward", "PreferBackwardOptimizer"])
 def test_schedules(oracle: Oracle, schedule: str) -> None:
     _check(oracle, "encoder", 1, 4, 1, stages=2, schedule=schedule)
+
+
+@long
+@pytest.mark.parametrize("budget, stages", [(48000, 1), (20000, 2)])
+def test_with_a_budget(oracle: Oracle, budget: int, stages: int) -> None:
+    """Some of what `auto` alone recomputes, and the rest is kept."""
+    _check(
+        oracle, "encoder", 1, stages, 1, stages=stages, rows_known=True, gradient_checkpoint__memory_budget=budget
+    )  # fmt: skip
 
 
 def test_with_the_check_of_gradients(oracle: Oracle) -> None:

@@ -102,7 +102,7 @@ def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: Gradie
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
     segments = _segments(rewrite, view, sweep, stages, ends)
-    if not segments:
+    if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
             rewrite.config.gradient_checkpoint.type,
@@ -184,7 +184,10 @@ def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[
         recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, costs.types)
         if config.end_taskgraph >= 0:
             recomputable = {node for node in recomputable if _taskgraph(view, node) <= config.end_taskgraph}
-        choice = choose(view, sweep, recomputable, stages, costs)
+        if config.memory_budget:
+            for note in costs.notes:
+                logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
+        choice = choose(view, sweep, recomputable, stages, costs, config.memory_budget)
         return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
     types, _ = output_types(tf_graph, view, sweep.forward)
     recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
