@@ -83,8 +83,8 @@ def run(rewrite: Rewrite) -> None:
             raise
         raise PlanError(
             "Parts of a variable differ in size between the devices, and an update has the size of one of them as a "
-            "constant (tf.zeros_like and tf.shape of a variable write one): {} Compute it from the gradient instead, as "
-            "gradient * 0.0 is; or choose a size that the number of devices divides.".format(error)
+            "constant (tf.zeros_like and tf.shape of a variable write one): {} Compute it from the gradient instead, "
+            "as gradient * 0.0 is; or choose a size that the number of devices divides.".format(error)
         ) from error
     rewrite.added_functions |= seeds.functions
     weight = rewrite.weights[0].name
