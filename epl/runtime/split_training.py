@@ -43,6 +43,7 @@ from epl.parallel.split.region import Dependence, find_region
 from epl.parallel.split.repeated_rows import growth_of_values
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
+from epl.parallel.split.second_gradients import refuse_gradients_of_parts
 from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.runtime.shard_reads import give_whole
@@ -83,6 +84,7 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
                         "apply_gradients.",
                     )
                 graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
+        refuse_gradients_of_parts(graph, ys, graph.split.held, graph.split.ranks)
         graph.split.redirect()
         return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
 
@@ -290,6 +292,7 @@ class SplitModel(Shards):
             """The rows of the batch of a rank."""
             assert value is not None and value.info.batch is not None
             entry = self._program.values[value.rows_of]
+            whole.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
             rows = exchange.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
             size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
             rows *= size // tf.maximum(tf.reduce_sum(rows), 1)

@@ -130,6 +130,9 @@ def _misused_split(ctx: Context) -> None:
         hidden = tf.layers.dense(x, 4)
         loss = tf.reduce_mean(tf.square(hidden))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    slopes = tf.norm(tf.gradients(loss, tf.trainable_variables())[0])
+    ctx.record(again=error_of(tf.gradients, loss + slopes, tf.trainable_variables()))
+    tf.gradients(loss + tf.stop_gradient(slopes), tf.trainable_variables())
     ctx.record(by_a_result=error_of(tf.gradients, loss, [hidden]))
     ctx.record(stopped=error_of(tf.gradients, loss, tf.trainable_variables(), stop_gradients=[hidden]))
     with tf.Session() as sess:
@@ -145,6 +148,7 @@ def _misused_split(ctx: Context) -> None:
 def test_what_a_split_cannot_do_is_refused(oracle: Oracle) -> None:
     answer, = oracle.plan((1, 2), _misused_split)
     results = answer.results
+    assert "computed with the gradient of 'EPL_SPLIT/dense/kernel': each of the 2 devices" in results['again'][0]
     assert 'which is computed inside of epl.split and lies on 2 devices' in results['by_a_result'][0]
     assert 'in stop_gradients, which is computed inside of epl.split' in results['stopped'][0]
     assert 'is fed, and computed inside of epl.split on 2 devices' in results['fed'][0]

@@ -12,12 +12,14 @@ from typing import Callable, ContextManager, Dict, List, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.parallel.split.conversions import Exchange, is_uneven
+from epl.parallel.split.conversions import Exchange, is_uneven, with_gradient
 from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, Layout
 from epl.parallel.split.origin import user_line
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
+from epl.parallel.split.region import calls_python
 from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
+from epl.parallel.split.rules import TensorInfo
 from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -214,9 +216,17 @@ class Lowering(object):
             self._controls[step.op] = [copied]
             outputs = list(copied.outputs)
         if step.draws:
-            outputs = [self._exchange.broadcast(output) for output in outputs]
+            outputs = [self._drawn(step, *one) for one in zip(outputs, step.info.outputs)]
         self._controls.setdefault(step.op, [output.op for output in outputs])
         return outputs
+
+    def _drawn(self, step: Step, output: tf.Tensor, info: TensorInfo) -> tf.Tensor:
+        """What rank 0 has drawn. A Python function may have a gradient: each rank takes that of its own call."""
+        drawn = self._exchange.broadcast(output)
+        if not calls_python(step.op):
+            return drawn
+        drawn = with_gradient(output, drawn, lambda gradient: gradient)
+        return drawn if info.shape is None else tf.ensure_shape(drawn, [None] * len(info.shape))
 
     def _target(self, step: Step) -> List[Optional[int]]:
         """The shape that a reshape makes of the batches of all ranks; [None] if it does not matter or is not known."""

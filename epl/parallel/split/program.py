@@ -20,7 +20,15 @@ from epl.parallel.split.equal_ops import EqualOps
 from epl.parallel.split.granularities import granularities
 from epl.parallel.split.open_shapes import closed_shape, open_shapes, shape_of
 from epl.parallel.split.origin import user_line
-from epl.parallel.split.region import Dependence, Region, batch_dimension, draws_data, draws_numbers, holds_variable
+from epl.parallel.split.region import (
+    Dependence,
+    Region,
+    batch_dimension,
+    calls_python,
+    draws_data,
+    draws_numbers,
+    holds_variable,
+)
 from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
 from epl.utils.errors import PlanError
 
@@ -81,7 +89,7 @@ Attributes:
   info: for its rule.
   choices: how it can be computed on parts.
   kept: whether it stays as it is and takes FULL tensors.
-  draws: whether it draws random numbers.
+  draws: whether it draws random numbers, or is a Python function that may.
   seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
 """
 
@@ -279,7 +287,7 @@ class Program(object):
         # A gradient of the user's own is told of whole tensors: it may be a norm.
         whole = kept or _OWN_GRADIENT in op.node_def.attr
         choices = () if whole else tuple(choices_of(full))
-        draws = draws_numbers(op)
+        draws = draws_numbers(op) or (calls_python(op) and not kept)
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
 

@@ -42,7 +42,8 @@ _SHAPE_ARITHMETIC = frozenset(
     StridedSlice Slice Pack Unpack ConcatV2 Concat Mul Add AddV2 Sub FloorDiv FloorMod TruncateDiv Maximum Minimum
     Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
 )
-_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | {"PyFunc", "EagerPyFunc"}
+_PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
+_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | _PYTHON
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
@@ -61,7 +62,7 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
     variables = _variable_tensors(op for op in ordered if op.type in op_types.VARIABLES)
     initial = _initialization(ordered)
     reads = {tensor.op for tensor in variables}
-    inside = [op for op in ordered if op.type not in _STAYS and op not in initial and op not in reads]
+    inside = [op for op in ordered if not _stays(op) and op not in initial and op not in reads]
     lowered = _depending(inside, variables, members)
     lowered |= _drawn_for(inside, lowered)
     kept = frozenset(
@@ -84,6 +85,11 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
 def draws_data(op: tf.Operation) -> bool:
     """Whether an op is where data comes into the graph: what is read, and what is drawn at random."""
     return op.type in _SOURCES or draws_numbers(op)
+
+
+def calls_python(op: tf.Operation) -> bool:
+    """Whether an op is a Python function of the script, which may give something else each time."""
+    return op.type in _PYTHON
 
 
 def draws_numbers(op: tf.Operation) -> bool:
@@ -127,6 +133,21 @@ def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[
     if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:
         return None
     return 0 if depends_on_data(tensor) else None
+
+
+def _stays(op: tf.Operation) -> bool:
+    """Whether an op stays as it is: a Python function, if it reads data and is not given what the model computes."""
+    if op.type not in _PYTHON:
+        return op.type in _STAYS
+    tensors = list(op.inputs) + list(op.outputs)
+    if any(tensor.dtype.base_dtype in (tf.string, tf.resource, tf.variant) for tensor in tensors):
+        return True
+    given = Dependence(lambda source: draws_data(source) or holds_variable(source) and _is_floating(source))
+    return not any(given(tensor) for tensor in op.inputs)
+
+
+def _is_floating(variable: tf.Operation) -> bool:
+    return tf.as_dtype(variable.get_attr("dtype")).is_floating
 
 
 def _takes_handle(op: tf.Operation, variables: Dict[tf.Tensor, tf.Operation]) -> bool:

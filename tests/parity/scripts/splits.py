@@ -3,6 +3,7 @@ import contextlib
 import functools
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.utils import tf_compat
@@ -251,6 +252,26 @@ def penalised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spli
         loss += tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.))
     with replicate():
         return loss + tf.reduce_mean(tf.square(tf.gradients(found, [x])[0] + x))
+
+
+@tf.RegisterGradient('Halved')
+def _halved_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    return gradient * 0.5 * (1. + tf.reduce_mean(op.inputs[0], 0))
+
+
+@split_model
+def python_functions(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Functions of the script that compute with all rows; one of them has a gradient."""
+    with split():
+        hidden = _wide(x, WIDE, 'wide', tf.nn.tanh)
+        with tf.get_default_graph().gradient_override_map({'PyFunc': 'Halved'}):
+            centred = tf.py_func(lambda rows: rows - rows.mean(0), [hidden], tf.float32)
+        centred.set_shape([None, WIDE])
+        above = tf.py_func(lambda rows: (rows > np.median(rows)).astype(rows.dtype), [hidden], tf.float32)
+        above.set_shape([None, WIDE])
+        classes = tf.py_func(lambda wanted: wanted % CLASSES, [y], tf.int32)  # row by row
+        classes.set_shape([None])
+        return cross_entropy(classes, dense(centred + hidden * above, CLASSES, 'out'))
 
 
 # Besides those of the table what only some tests train.
