@@ -11,7 +11,7 @@ them alone), shapes, random numbers, ops with state, loops and branches. Where t
 is changed by `passes/recompute.py`.
 """
 
-from typing import AbstractSet, Collection, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -29,6 +29,10 @@ SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
 # Their first output is the memory of their first input, in its shape.
 _SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
+# What they give may be memory of what they take: all of it or a part, in another shape.
+_VIEWS = ALIASES | _SHOWING | op_types.SWITCHES | op_types.MERGES
+_VIEWS |= frozenset("AddN Bitcast Cast CheckNumerics EnsureShape Pack Slice Split SplitV StridedSlice".split())
+_VIEWS |= frozenset(["Transpose", "Unpack"])
 
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
 Place = Tuple[int, int]
@@ -171,15 +175,32 @@ def shown_variables(view: GraphView) -> Dict[int, int]:
     return shown
 
 
+def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
+    """The nodes that may give memory of variables (`_VIEWS` of them), with these. Not of resources."""
+    consumers = view.consumers()
+    references = view.of_types(op_types.REF_VARIABLES)
+    viewed = {variable: frozenset([variable]) for variable in references}
+    stack = list(references)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if view.types[consumer] in _VIEWS and view.takes_data(consumer, node):
+                known = viewed.get(consumer, frozenset())
+                if not viewed[node] <= known:
+                    viewed[consumer] = known | viewed[node]
+                    stack.append(consumer)
+    return viewed
+
+
 def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[int]) -> Set[int]:
     """What takes the memory of a variable that may be written before it is computed again.
 
     Gradients are not there by then, so an optimizer does not count.
     """
     variables = {variable for write in writes if write not in backward for variable in view.variable_inputs(write)}
-    shown = shown_variables(view)
     consumers = view.consumers()
-    return {consumer for node, variable in shown.items() if variable in variables for consumer in consumers[node]}
+    written = [node for node, viewed in viewed_variables(view).items() if not viewed.isdisjoint(variables)]
+    return {consumer for node in written for consumer in consumers[node]}
 
 
 def _kept_random(view: GraphView, sweep: Sweep, recomputable: Set[int], types: Types) -> Set[int]:

@@ -61,7 +61,7 @@ def late_reads(
     segments: Sequence[Segment],
     waits: Sequence[Sequence[int]],
     gradients: Mapping[int, Collection[int]],
-    shown: Mapping[int, int],
+    viewed: Mapping[int, Collection[int]],
 ) -> Dict[int, List[int]]:
     """What an optimizer must not overtake: the copies that read a variable which it writes.
 
@@ -71,7 +71,7 @@ def late_reads(
       segments: in the order of the forward pass.
       waits: what they wait for.
       gradients: variable -> the nodes that give its gradient.
-      shown: node that shows the memory of a variable -> the variable.
+      viewed: node that may give memory of variables -> the variables.
 
     Returns:
       Node that gives a gradient -> nodes whose copies it is to wait for.
@@ -85,7 +85,7 @@ def late_reads(
     for number, segment in enumerate(segments):
         for node in segment.nodes:
             for producer in view.producers[node]:
-                for gradient in gradients.get(shown.get(producer, -1), ()):
+                for gradient in {g for variable in viewed.get(producer, ()) for g in gradients.get(variable, ())}:
                     readers.setdefault(gradient, {})[node] = number
     found: Dict[int, List[int]] = {}
     for gradient, copies in readers.items():

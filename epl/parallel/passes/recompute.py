@@ -159,7 +159,7 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
     for node, copy in copies.items():
         rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
     gradients = _gradients(rewrite, view, sweep, ends, depths)
-    late = late_reads(view, sweep, segments, waits, gradients, recompute.shown_variables(view))
+    late = late_reads(view, sweep, segments, waits, gradients, recompute.viewed_variables(view))
     delayed = {gradient: [copies[node] for node in readers] for gradient, readers in late.items() if readers}
     delay_gradients(rewrite, view, delayed, scope)
 
