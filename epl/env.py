@@ -24,6 +24,7 @@ class Env(object):
         self.strategy_context = StrategyContext()
         self.is_ready = False
         self.transformed_graphs = 0
+        self.cut_graphs = 0
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
@@ -84,6 +85,14 @@ class Env(object):
         """A name for the communicators of the next planned graph: the same in every process, used once."""
         self.transformed_graphs += 1
         return "graph{}".format(self.transformed_graphs)
+
+    def new_parts_name(self) -> str:
+        """A name for the communicators of the next graph whose variables are cut into parts: as `new_graph_name`.
+
+        Parts are made where a graph is built, which a process does that will serve, too; plans where it runs.
+        """
+        self.cut_graphs += 1
+        return "parts{}".format(self.cut_graphs)
 
     @property
     def epl_graphs(self) -> List[Graph]:

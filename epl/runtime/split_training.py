@@ -115,7 +115,7 @@ class SplitModel(Shards):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
-        name = env.new_graph_name() + "/split"
+        name = env.new_parts_name() + "/split"
         refuse_missing_workers(name, plan.owners)
         start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None

@@ -76,7 +76,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     _refuse_combinations(graph, level, len(stages))
     with graph.changing():
         if graph.zero is None:
-            name = env.new_graph_name() + "/zero"
+            name = env.new_parts_name() + "/zero"
             refuse_missing_workers(name, owners)
             start_job(env.config)
             graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
