@@ -8,7 +8,7 @@ their rows are a multiple of K. Rows for all are no matter to a run that does no
 
 import logging
 import threading
-from typing import Any, Container, Dict, Iterable, List, Set, Tuple
+from typing import Any, Container, Dict, Iterable, List, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -121,6 +121,13 @@ class FeedSharing(object):
     def repeat(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, where each gets all of what the user fed."""
         return {copy: value for tensor, value in feeds.items() for copy in self.copies(tensor)}
+
+    def by_replica(self, tensor: tf.Tensor, values: Sequence[Any]) -> Dict[tf.Tensor, Any]:
+        """The feeds of all local replicas, given a value for each rank of the job."""
+        copies = self.copies(tensor)
+        replicas = self._rewrite.local_replicas if len(copies) > 1 else 1
+        of_replica = len(copies) // replicas
+        return {copy: np.asarray(values[self._rewrite.base_rank + at // of_replica]) for at, copy in enumerate(copies)}
 
     def refuse_unused_parts(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str], is_shared: bool) -> None:
         """Raises FeedError if a value was cut ahead for copies that take no part in the run, which needs the value.

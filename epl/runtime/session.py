@@ -84,7 +84,11 @@ class GraphRunner(object):
         if step.shares_feeds:
             feeds = self.feeds.share(feeds)
         elif step.repeats_feeds:
+            self._shards.refuse_copied_rows(fetches, step.differentiates)
             feeds = self.feeds.repeat(feeds)
+            if not step.differentiates:
+                for tensor, by_rank in self._shards.leads().items():
+                    feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
         feeds.update(wholes)
@@ -97,8 +101,6 @@ class GraphRunner(object):
             if step.uses_replicas:
                 self._copy_to_replicas(session, state)
             result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
-            if step.repeats_feeds:
-                result = [self._shards.of_fed_rows(tensor, value) for tensor, value in zip(fetches, result)]
             if step.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
             return result

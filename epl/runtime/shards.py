@@ -240,6 +240,7 @@ class Shards(object):
                 prefix = rewrite.prefix(copy)
                 rank = self._rank + copy
                 exchange = Exchange(communicators.at(rank), communicators.place(rank).rank, name)
+                self._note_copied_rows(exchange, prefix)
                 with tf.device(rewrite.device(stage, copy)), tf.name_scope(SCOPE + "/shown/"):
                     tensor = tf.identity(local(prefix))  # not the reference of a variable
                     whole = exchange.gather(tensor, layout) if layout.is_shard else tensor
@@ -248,9 +249,20 @@ class Shards(object):
                 others += exchange.collectives if copy else []
         return Shown(made[0], tuple(others))
 
-    def of_fed_rows(self, tensor: tf.Tensor, value: Any) -> Any:
-        """What the user means by a value of a run in which each rank is fed all rows, given what `shown` has said."""
-        return value
+    def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
+        """Tells an exchange who has which rows of the batch, of the rank whose ops have a prefix."""
+
+    def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
+        """What is to be fed in a run that trains nothing: tensor -> value, by rank of the job."""
+        return {}
+
+    def refuse_copied_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
+        """Raises FeedError for what is not as of one device in a run that trains nothing.
+
+        Args:
+          fetches: as `shown` gave them.
+          differentiates: whether the run needs gradients; it is not fed `leads` then.
+        """
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""

@@ -7,7 +7,7 @@ No variable is of both. Each follows its own parts through updates, and takes th
 computed from both, such as a norm of all gradients, takes sums that either has completed.
 """
 
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -63,11 +63,14 @@ class ShardsTogether(object):
                 return shown
         return Shown(tensor, ())
 
-    def of_fed_rows(self, tensor: tf.Tensor, value: Any) -> Any:
+    def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
+        """As that of Shards."""
+        return {tensor: by_rank for one in self._members for tensor, by_rank in one.leads().items()}
+
+    def refuse_copied_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
         """As that of Shards."""
         for one in self._members:
-            value = one.of_fed_rows(tensor, value)
-        return value
+            one.refuse_copied_rows(fetches, differentiates)
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """As that of Shards."""

@@ -15,7 +15,6 @@ import contextlib
 import logging
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
@@ -32,15 +31,16 @@ from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.bridges import common_into_split, into_split, mean_into_split, out_of_split
 from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.copied_rows import CopiedRows, GivenCopies, leads_of
 from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
 from epl.parallel.split.lanes import StageExchange, StagePass
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
-from epl.parallel.split.program import RESULT, Program, Value
+from epl.parallel.split.program import ENTRY, RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
-from epl.parallel.split.repeated_rows import growth_of_values
+from epl.parallel.split.repeated_rows import first_changed
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
@@ -56,6 +56,11 @@ logger = logging.getLogger("epl")
 
 _NO_COMPUTATION = op_types.WRITES | frozenset(
     ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
+)
+_FETCH_TOGETHER = "Fetch it, or the gradients, in a run of the train op."
+_OPEN = (
+    "Leave the batch dimension of what is fed open (None), or build the model again in a tf.Graph that does not train "
+    "it and restore a checkpoint there, as an Estimator does."
 )
 _ROWS = shard(0)  # of a sparse gradient: each rank has its own
 
@@ -144,8 +149,10 @@ class SplitModel(Shards):
         self.whole: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
         self._of_groups: Set[tf.Tensor] = set()
-        self._growth = growth_of_values(self._program)
-        self._grown: Dict[tf.Tensor, int] = {}
+        self._objective = list(objective)
+        self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
+        if self._has_copies() and self._has_open_batch():
+            self.exchange.copied_rows = CopiedRows(self.ranks, all(set(leads) == {0} for leads in self._leads))
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
         for tensor in self._region.exits:
@@ -261,20 +268,48 @@ class SplitModel(Shards):
         value = None if number is None else self._program.values[number]
         return value if value is not None and value.kind == RESULT else None
 
-    def shown(self, tensor: tf.Tensor) -> Shown:
-        """As that of Shards."""
-        found = super().shown(tensor)
-        if self._result(tensor) is not None:
-            self._grown[found.tensor] = self._growth.get(self._program.number[tensor], 0)
-        return found
+    # ---- Runs that train nothing, in which several ranks have the same rows.
 
-    def of_fed_rows(self, tensor: tf.Tensor, value: Any) -> Any:
-        """As that of Shards: a sum over the batch is as many times too large as there are ranks."""
-        growth = self._grown.get(tensor, 0)
-        for _ in range(abs(growth)):
-            how = np.multiply if growth < 0 else np.divide if tensor.dtype.is_floating else np.floor_divide
-            value = how(value, self.ranks, dtype=value.dtype)
-        return value
+    def _has_copies(self) -> bool:
+        """Whether one process has several ranks of a group."""
+        return any(len(set(leads)) < self.ranks for leads in self._leads)
+
+    def _has_open_batch(self) -> bool:
+        """Whether the size of no batch is written into the model."""
+        infos = [value.info for value in self._program.values if value.kind == ENTRY]
+        return all(info.batch is None or (info.shape or ())[info.batch] is None for info in infos)
+
+    def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
+        """As that of Shards."""
+        copied = self.exchange.copied_rows
+        if copied is not None and copied.switches:
+            leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
+            exchange.copied_rows = GivenCopies(self.ranks, copied.in_one_process, leads)
+
+    def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
+        """As that of Shards."""
+        copied = self.exchange.copied_rows
+        by_rank = tuple(self._leads[self.place(rank).group] for rank in range(len(self._communicators.owners)))
+        return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
+
+    def refuse_copied_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
+        """As that of Shards."""
+        if not self._has_copies() or self.exchange.copied_rows is not None and not differentiates:
+            return
+        number = self._program.number
+        numbers = {tensor: number[tensor] for tensor in number if self._result(tensor) is not None}
+        for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits):
+            numbers.update((self._graph.shown(one), number[tensor]) for tensor, one in standing.items())
+        numbers.update((shown.tensor, number[t]) for t, shown in self._shown.items() if self._result(t) is not None)
+        found = first_changed(self._program, [*fetches, *(self._objective if differentiates else ())], numbers)
+        if found is not None:
+            raise FeedError(
+                "{!r} is computed inside of epl.split from the rows of the batch, in a run that trains nothing: each "
+                "of the {} devices has all rows that are fed, and what is not of one row, or a mean over them, would "
+                "be of as many copies. {}".format(found.name, self.ranks, _FETCH_TOGETHER if differentiates else _OPEN)
+            )
+
+    # ---- Fetches.
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         if tensor in self._outputs:
@@ -295,7 +330,7 @@ class SplitModel(Shards):
             whole.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
             rows = exchange.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
             size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
-            rows *= size // tf.maximum(tf.reduce_sum(rows), 1)
+            rows *= size // tf.maximum(exchange.whole_rows(rows), 1)
             return exchange.cut(whole, shard(value.info.batch), rows)
 
         return self._gathered(
@@ -351,6 +386,8 @@ class SplitModel(Shards):
                     waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
 
     def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation], whole: bool = False) -> None:
+        if tensor.dtype._is_ref_dtype:
+            return  # to a variable, which a branch writes
         for consumer in consumers:
             if consumer in self._inside or consumer in self._own:
                 continue

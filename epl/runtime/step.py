@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.graph import first_tensor
+from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.parallel.rewrite import Rewrite
 
 Step = NamedTuple(
@@ -30,6 +31,7 @@ Step = NamedTuple(
         ("only_stages", bool),
         ("shares_feeds", bool),
         ("repeats_feeds", bool),
+        ("differentiates", bool),
         ("barriers", Tuple[tf.Tensor, ...]),
         ("unneeded", FrozenSet[str]),
         ("first", Tuple[tf.Tensor, ...]),
@@ -46,6 +48,7 @@ Attributes:
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
   repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
+  differentiates: whether it computes gradients.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
   first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
@@ -64,6 +67,11 @@ class StepFinder(object):
         self._cache: Dict[tuple, Step] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
+        self._backward = {
+            node
+            for node, proto in enumerate(view.nodes)
+            if PHASE_ATTR in proto.attr and proto.attr[PHASE_ATTR].s.decode() == Phase.BACKWARD
+        }
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
         self._global_writes = {
@@ -169,6 +177,7 @@ class StepFinder(object):
                 or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries))
             ),
             repeats_feeds=repeats_feeds,
+            differentiates=not needed.isdisjoint(self._backward),
             barriers=self._barrier_tensors(idle),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),

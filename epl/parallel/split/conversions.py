@@ -28,6 +28,7 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.split.copied_rows import CopiedRows
 from epl.parallel.split.layouts import Layout, balanced_sizes, offsets, shard
 from epl.utils import tf_compat
 
@@ -68,6 +69,7 @@ class Exchange(object):
 
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
+      copied_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
     """
 
     def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
@@ -85,6 +87,7 @@ class Exchange(object):
         self._key = key
         self._fp16_scale = fp16_scale if self.ranks > 1 else None
         self.owned: Dict[str, Owned] = {}
+        self.copied_rows: Optional[CopiedRows] = None
 
     @property
     def lanes(self) -> List[Lane]:
@@ -203,8 +206,19 @@ class Exchange(object):
 
     def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
-        counts = tf.cast(rows, size.dtype)
-        return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(tf.reduce_sum(counts), 1)
+        counts, whole = tf.cast(rows, size.dtype), tf.cast(self.whole_rows(rows), size.dtype)
+        return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(whole, 1)
+
+    def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """How many rows the whole batch has, given how many each rank has (int64, by rank)."""
+        return tf.reduce_sum(rows if self.copied_rows is None else self.copied_rows.kept(rows))
+
+    def addend(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What this rank adds to a sum over rows that are cut along the batch, given that of the rows that it has."""
+        if self.copied_rows is None:
+            return tensor
+        own = self.copied_rows.of_lead(tensor, self.own(range(self.ranks), tf.int32))
+        return with_gradient(tensor, own, lambda grad: grad)
 
     def broadcast(self, tensors: Any) -> Any:
         """What rank 0 has, on every rank: of a tensor, or of each of a list; no gradient."""
@@ -222,6 +236,8 @@ class Exchange(object):
         front = to_front(tensor, layout.dim)
         equal = not is_uneven(layout)
         full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
+        if layout.sizes is None and self.copied_rows is not None:
+            full = self.copied_rows.drop(full, 0, rows)
         full.set_shape(_with_size(front.shape, 0, None if layout.sizes is None else sum(layout.sizes)))
         return from_front(full, layout.dim), rows
 
@@ -239,6 +255,8 @@ class Exchange(object):
             return begin, self.own(layout.sizes, tf.int32)
         counts = tf.cast(_required(rows), tf.int32)
         own = self.own(range(self.ranks), tf.int32)
+        if self.copied_rows is not None:
+            return tf.cast(self.copied_rows.begin(_required(rows), own), tf.int32), counts[own]
         return tf.cumsum(counts, exclusive=True)[own], counts[own]
 
     def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
@@ -247,6 +265,8 @@ class Exchange(object):
             part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
             part = _hidden(part, 0) if is_uneven(layout) else part
         else:
+            if layout.sizes is None and self.copied_rows is not None:
+                front = self.copied_rows.repeat(front, 0, _required(rows))
             # Every rank sends as many rows as this rank keeps.
             parts = self._send(front, _splits(layout, rows), "scatter")
             own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
@@ -263,6 +283,9 @@ class Exchange(object):
     def _move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
         a, b = source.dim, target.dim
+        shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
+        if target.sizes is None and self.copied_rows is not None:
+            tensor = self.copied_rows.repeat(tensor, b, _required(rows))
         order = [a, b] + [dim for dim in range(tensor.shape.ndims) if dim not in (a, b)]
         outer = _transposed(tensor, order)
         if not is_uneven(target):
@@ -272,7 +295,8 @@ class Exchange(object):
         else:
             moved = self._move_pieces(outer, source, target, rows)
         moved = _transposed(moved, [order.index(dim) for dim in range(len(order))])
-        shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
+        if source.sizes is None and self.copied_rows is not None:
+            moved = self.copied_rows.drop(moved, a, _required(rows))
         moved.set_shape(_with_size(shape, b, _equal_size(target)))
         return moved
 

@@ -15,17 +15,25 @@ NOT_COPIED = ("_class", "_output_shapes")
 class RankEmission(Emission):
     """Builds what stands for one op of the unsplit program, for one rank, into the default graph."""
 
-    def __init__(self, op: tf.Operation, exchange: Exchange, rows: Optional[Callable[[], tf.Tensor]] = None) -> None:
+    def __init__(
+        self,
+        op: tf.Operation,
+        exchange: Exchange,
+        rows: Optional[Callable[[], tf.Tensor]] = None,
+        over_rows: bool = False,
+    ) -> None:
         """Builds nothing yet.
 
         Args:
           op: of the unsplit program.
           exchange: of the rank.
           rows: gives how many rows of the batch each rank has, as an int64 vector; needed if the op has a batch.
+          over_rows: whether what is summed is of rows that are cut along the batch.
         """
         self._op = op
         self._exchange = exchange
         self._rows = rows
+        self._over_rows = over_rows
         self.rank = exchange.rank
         self.ranks = exchange.ranks
 
@@ -49,7 +57,7 @@ class RankEmission(Emission):
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
         """PARTIAL -> FULL."""
-        return self._exchange.sum_partial(tensor)
+        return self._exchange.sum_partial(self._exchange.addend(tensor) if self._over_rows else tensor)
 
     def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A shard -> FULL."""

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.split.conversions import Exchange, is_uneven, with_gradient
 from epl.parallel.split.emission import RankEmission, copy_op
-from epl.parallel.split.layouts import FULL, Layout
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout
 from epl.parallel.split.origin import user_line
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
@@ -165,7 +165,10 @@ class Lowering(object):
             return None
         rows = self._rows_of(self._program.values[number].rows_of)
         size = tf.shape(tensor, out_type=tf.int64)[layout.dim]
-        own = rows[self._exchange.own(range(self._program.ranks), tf.int32)] if is_part else tf.reduce_sum(rows)
+        if is_part:
+            own = rows[self._exchange.own(range(self._program.ranks), tf.int32)]
+        else:
+            own = self._exchange.whole_rows(rows)
         return rows * (size // tf.maximum(own, 1))
 
     # ---- Ops.
@@ -198,9 +201,13 @@ class Lowering(object):
 
     def _emit_part(self, step: Step, choice: int, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         entries = [self._program.values[number].rows_of for number in step.inputs + step.outputs]
-        emission = RankEmission(step.op, self._exchange, lambda: self._rows_of(max(entries)))
+        into, out = layouts_of(step, choice)
+        over_rows = any(layout.is_shard and layout.sizes is None for layout in into)
+        emission = RankEmission(step.op, self._exchange, lambda: self._rows_of(max(entries)), over_rows)
         emit = step.choices[choice].emit
         outputs = emission.same(inputs) if emit is None else emit(emission, step.info, inputs)
+        if over_rows:
+            outputs = [self._exchange.addend(o) if to == PARTIAL else o for o, to in zip(outputs, out)]
         self._controls[step.op] = [output.op for output in outputs]
         return outputs
 
@@ -255,7 +262,7 @@ class Lowering(object):
                 continue
             try:
                 step.op._update_input(position, tensor)
-            except ValueError as error:
+            except (ValueError, tf.errors.InvalidArgumentError) as error:
                 raise PlanError(
                     'split: the loop or branch with "{}" ({}) takes {} with the batch of all {} devices, which does '
                     "not fit: {}. Leave the batch dimension open (None).".format(

@@ -139,7 +139,9 @@ def _static_axes(op: OpInfo) -> List[int]:
 @rule("Prod", "EuclideanNorm")
 def _gathered(op: OpInfo) -> Iterator[Choice]:
     """The results of the parts are gathered, and reduced again by all ranks."""
-    return _exchanged(op, _emit_gathered, 1)
+    found = _exchanged(op, _emit_gathered, 1)
+    # Several ranks may have the same rows.
+    return (choice for choice in found if choice.emit is None or choice.inputs[0].sizes is not None)
 
 
 def _emit_gathered(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
