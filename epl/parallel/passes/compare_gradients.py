@@ -18,7 +18,7 @@ from epl.ir.control_flow import depths_of
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import tensors_of
-from epl.parallel.recompute import Segment, Sweep, data_inputs, shown_variables
+from epl.parallel.recompute import Segment, Sweep, batch_nodes, data_inputs, shown_variables, viewed_variables
 from epl.parallel.rewrite import GradientCheck, Rewrite
 from epl.parallel.stages import stage_of_op
 from epl.utils import tf_compat
@@ -69,18 +69,21 @@ def keep_plain(
 
 
 def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefix: str) -> FrozenSet[str]:
-    """Gives the clones copies of the variables, to be fed: an optimizer does not wait for clones. Their names."""
+    """Gives the clones copies of variables, to be fed: an optimizer does not wait for clones. Their names."""
     shown = shown_variables(view)
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(rewrite.tf_graph, op_type)}
+    # What needs the data of the step could not be fed before it.
+    viewed = viewed_variables(view).keys() - view.descendants(batch_nodes(rewrite.tf_graph, view, stateful))
     copies: Dict[str, tf.Tensor] = {}
     for node in sorted(clonable):
         for position, (producer, output) in enumerate(data_inputs(view, node)):
-            if producer not in shown or output or producer in clonable:
+            if producer not in viewed or producer in clonable:
                 continue
-            name = view.nodes[shown[producer]].name
+            name = "{}:{}".format(view.nodes[producer if output else shown.get(producer, producer)].name, output)
             if name not in copies:
-                variable = rewrite.operation(name)
-                with rewrite.building("check_gradients", stage_of_op(variable, rewrite.plan.stages)):
-                    copies[name] = tf.raw_ops.DeepCopy(x=variable.outputs[0])
+                source = rewrite.tf_graph.get_tensor_by_name(name)
+                with rewrite.building("check_gradients", stage_of_op(source.op, rewrite.plan.stages)):
+                    copies[name] = tf.raw_ops.DeepCopy(x=source)
             rewrite.operation(prefix + view.nodes[node].name)._update_input(position, copies[name])
     return frozenset(copy.name for copy in copies.values())
 
