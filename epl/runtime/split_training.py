@@ -29,7 +29,13 @@ from epl.parallel.gradient_groups import is_complete
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
-from epl.parallel.split.bridges import common_into_split, into_split, mean_into_split, out_of_split
+from epl.parallel.split.bridges import (
+    common_into_split,
+    into_split,
+    mean_into_split,
+    objective_of_split,
+    out_of_split,
+)
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.copied_rows import CopiedRows, GivenCopies, leads_of
 from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
@@ -39,7 +45,7 @@ from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import ENTRY, RESULT, Program, Value
 from epl.parallel.split.readers import with_readers
-from epl.parallel.split.region import Dependence, find_region
+from epl.parallel.split.region import Dependence, batch_dimension, find_region
 from epl.parallel.split.repeated_rows import first_changed
 from epl.parallel.split.routes import LINKS
 from epl.parallel.split.search import Decision, search
@@ -148,6 +154,7 @@ class SplitModel(Shards):
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
+        self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
         self._of_groups: Set[tf.Tensor] = set()
         self._objective = list(objective)
         self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
@@ -204,6 +211,8 @@ class SplitModel(Shards):
         number = self._program.number[tensor]
         if not tensor.dtype.is_floating or number in self._program.fixed:
             return tensor
+        if tensor.op.type in op_types.WRITES and tf_compat.control_flow_context_of(tensor.op) is not None:
+            return tensor  # what a branch of the split has written, alike on all ranks; not all branches are taken
         if tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
             return mean_into_split(tensor, self.exchange)
         return common_into_split(tensor, self.exchange)
@@ -241,11 +250,14 @@ class SplitModel(Shards):
         if y not in self._program.number:
             return y
         value = self._program.values[self._program.number[y]]
-        if value.info.batch is not None:
-            return self._exit(y)
-        if y not in self._new:
-            self._new[y] = self._whole(y)
-        return self._new[y]
+        if value.info.batch is None:
+            if y not in self._new:
+                self._new[y] = self._whole(y)
+            return self._new[y]
+        if y not in self._rows:
+            with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
+                self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.ranks)
+        return self._rows[y]
 
     def source(self, x: Any) -> Any:
         """By what is differentiated in place of `x`.
@@ -261,6 +273,25 @@ class SplitModel(Shards):
                 "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
             )
         return self._new.get(x, x)
+
+    def by_tensor(self, ys: Any, x: Any, gradient: Gradient) -> Gradient:
+        """What is given back as the gradient of `ys` by `x`, which is no variable.
+
+        Of the split, all ranks differentiate the same, and so what a rank has for the rows of its own loss is too much.
+
+        Raises:
+          PlanError: some of `ys` are of the split, and others are not.
+        """
+        inside = [self._result(y) is not None for y in tf.nest.flatten(ys)]
+        if not any(inside) or batch_dimension(x, Dependence()) is None:
+            return gradient
+        if not all(inside):
+            raise PlanError(
+                "tf.gradients was asked for the gradient by {!r} of tensors of which some are computed inside of "
+                "epl.split, from the rows of all {} devices, and others outside, from those of one device. Call it for "
+                "each of them by itself.".format(x.name, self.ranks)
+            )
+        return times(gradient, 1.0 / self.ranks)
 
     def _result(self, tensor: tf.Tensor) -> Optional[Value]:
         """The value that the split computes for a tensor of the user, None for tensors of others."""

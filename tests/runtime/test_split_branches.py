@@ -1,0 +1,39 @@
+"""Branches inside of a split that write variables: batch normalization whose mode is fed, as one device computes it."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+
+ROWS = np.random.RandomState(0).randn(6, 8).astype("f")
+
+
+def trained(split, use_resource):
+    """Logits of evaluation after three steps, and the variables."""
+    tf.set_random_seed(4)
+    x, training = tf.placeholder(tf.float32, [None, 8]), tf.placeholder_with_default(True, [])
+    with split, tf.variable_scope("model", use_resource=use_resource):
+        hidden = tf.layers.batch_normalization(tf.layers.dense(x, 4003), training=training)
+        logits = tf.layers.dense(tf.nn.relu(hidden), 10)
+        loss = tf.reduce_mean(tf.square(logits))
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    variables = tf.global_variables()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(3):
+            sess.run(train_op, {x: ROWS + step})
+        values = sess.run(logits, {x: ROWS, training: False})
+        return [values, *sess.run(sorted(variables, key=lambda variable: variable.name))]
+
+
+@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_batch_normalization_whose_mode_is_fed(init, use_resource):
+    with tf.Graph().as_default():
+        expected = trained(contextlib.ExitStack(), use_resource)
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    for found, one in zip(trained(epl.split(2), use_resource), expected):
+        np.testing.assert_allclose(found, one, rtol=1e-4, atol=1e-5)
