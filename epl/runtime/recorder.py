@@ -38,8 +38,9 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
-    mixed = None
-    if getattr(_inside, "seeds", None) is None:  # not within a gradient
+    mixed, of_user = None, ys
+    is_outermost = getattr(_inside, "seeds", None) is None  # not within a gradient
+    if is_outermost:
         ys, xs = split_training.lower(graph, ys, xs)
         arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
         _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
@@ -58,7 +59,7 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
         names = [variable_name(x) for x in _as_list(xs)]
         boundaries = []
         returned = []
-        for name, gradient in zip(names, gradients):
+        for name, x, gradient in zip(names, _as_list(xs), gradients):
             if name is not None and gradient is not None:
                 if isinstance(gradient, tf.IndexedSlices) and config.sparse_as_dense and config.clip_after_allreduce:
                     gradient = tf.convert_to_tensor(gradient)
@@ -68,6 +69,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
                 boundaries.append((name, gradient))
                 if graph.split is not None:
                     graph.split.note_gradient(name, gradient)
+            elif gradient is not None and graph.split is not None and is_outermost:
+                gradient = graph.split.by_tensor(of_user, x, gradient)
             returned.append(gradient)
     graph.gradient_calls.append(GradientCall(objective, tuple(boundaries), tuple(seeds)))
     return returned

@@ -133,6 +133,8 @@ def _misused_split(ctx: Context) -> None:
     slopes = tf.add_n([tf.norm(gradient) for gradient in tf.gradients(loss, tf.trainable_variables())])
     ctx.record(again=error_of(tf.gradients, loss + slopes, tf.trainable_variables()))
     tf.gradients(loss + tf.stop_gradient(slopes), tf.trainable_variables())
+    own = tf.reduce_mean(x)
+    ctx.record(of_both=error_of(tf.gradients, [loss, own], [x]))
     ctx.record(by_a_result=error_of(tf.gradients, loss, [hidden]))
     ctx.record(stopped=error_of(tf.gradients, loss, tf.trainable_variables(), stop_gradients=[hidden]))
     with tf.Session() as sess:
@@ -148,6 +150,7 @@ def _misused_split(ctx: Context) -> None:
 def test_what_a_split_cannot_do_is_refused(oracle: Oracle) -> None:
     answer, = oracle.plan((1, 2), _misused_split)
     results = answer.results
+    assert 'of which some are computed inside of epl.split' in results['of_both'][0]
     assert "which is computed with the gradient of 'EPL_SPLIT/wide/" in results['again'][0]
     assert 'which is computed inside of epl.split and lies on 2 devices' in results['by_a_result'][0]
     assert 'in stop_gradients, which is computed inside of epl.split' in results['stopped'][0]

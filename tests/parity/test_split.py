@@ -28,6 +28,11 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
 
 
 @some_topologies
+def test_losses_of_rows(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    oracle.check(topology, splits.vector)
+
+
+@some_topologies
 @pytest.mark.parametrize('name,after', [('head', True), ('head', False), ('small_table', False)])
 def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bool) -> None:
     answers = oracle.check(topology, splits.train, name=name, clip=0.1, communication__clip_after_allreduce=after)

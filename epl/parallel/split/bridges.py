@@ -26,6 +26,11 @@ def out_of_split(tensor: tf.Tensor, ranks: int) -> tf.Tensor:
     return _scaled(tensor, 1.0 / ranks)
 
 
+def objective_of_split(tensor: tf.Tensor, ranks: int) -> tf.Tensor:
+    """A rank's own rows of what is differentiated in the split; what their gradients begin with is replicate code's."""
+    return with_gradient(tensor, tensor, lambda gradient: into_split(gradient, ranks))
+
+
 def mean_into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     """The mean of what the ranks have, for the split: of a batch without rows, such as a loss."""
     mean = exchange.sum_partial(tf.stop_gradient(tensor)) / float(exchange.ranks)

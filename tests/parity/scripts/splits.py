@@ -247,11 +247,12 @@ def penalised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spli
         wide = _wide(hidden, WIDE, 'wide', tf.nn.tanh)
         found = tf.reduce_max(wide, 1) * scale + tf.reduce_sum(tf.nn.softmax(3. * wide) * wide, 1)
         scores = _wide(wide, CLASSES, 'narrow') + found[:, None]
+        total = tf.reduce_sum(scores)
         loss = tf.reduce_mean(scores)
         slopes, = tf.gradients(scores, hidden)
         loss += tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.))
     with replicate():
-        return loss + tf.reduce_mean(tf.square(tf.gradients(found, [x])[0] + x))
+        return loss + tf.reduce_mean(tf.square(tf.gradients([found, total], [x])[0] + x))
 
 
 @tf.RegisterGradient('Halved')
@@ -347,6 +348,27 @@ def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config
         ctx.record(found=sess.run([logits, found, best, accuracy, among, loss, correct], feeds))
         ctx.record(predicted=sess.run(logits, {x: rows.x[:7]}))
         ctx.results['variables'] = [{}]
+
+
+def vector(ctx: Context) -> None:
+    """Trains on the losses of the rows, whose sum TensorFlow differentiates."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = annotations(ctx)
+    x, ids = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS])
+    with replicate():
+        features = dense(x, 16, 'features', tf.nn.tanh)
+    with split():
+        logits = dense(features, WIDE, 'head')
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=_wide_labels(ids), logits=logits)
+        loss = tf.reduce_mean(losses)
+    train_op = tf.train.MomentumOptimizer(0.01, 0.9).minimize(losses)
+    data = samples()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number)}
+            ctx.record(loss=sess.run([loss, train_op], feeds)[0])
+        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
 
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
