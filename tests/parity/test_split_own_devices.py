@@ -17,8 +17,6 @@ SHARED = ((1, 3), (1, 2), {})
 IN_PROCESSES = ((2, 2), (2, 2), ACROSS)
 AS_MANY = ((1, 4), (2, 2), {})
 TWO_REPLICAS = ((2, 3), (1, 2), {})
-# Replicated, split, and replicated code again, on devices of its own.
-THREE = ('experts', 'seven_experts')
 
 
 def _name(value: Any) -> str:
@@ -39,12 +37,26 @@ def test_features_and_a_head(oracle: Oracle, topology: Tuple[int, int], apart: T
 
 @_placements(1)
 @pytest.mark.parametrize('name', [
-    'experts', *[pytest.param(name, marks=pytest.mark.long) for name in (
-        'blocks', 'decayed', 'loss_outside', 'resource_head', 'scaled_by_a_loss', 'seven_experts', 'small_table')]])
+    pytest.param(name, marks=pytest.mark.long)
+    for name in ('blocks', 'decayed', 'loss_outside', 'resource_head', 'small_table')])
 def test_models(
         oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int], config: Any, name: str) -> None:
-    if name in THREE:
-        topology = (topology[0], topology[1] + apart[0])
+    oracle.check(topology, splits.train, name=name, optimizer='momentum', apart=apart, **config)
+
+
+@pytest.mark.parametrize('topology,apart,config,name', [
+    ((1, 4), (1, 2), {}, 'experts'),
+    *[pytest.param(*case, marks=pytest.mark.long) for case in [
+        ((2, 3), (2, 2), ACROSS, 'experts'), ((1, 6), (2, 2), {}, 'experts'), ((1, 4), (1, 2), {}, 'seven_experts'),
+        ((2, 3), (2, 2), ACROSS, 'seven_experts'), ((1, 6), (2, 2), {}, 'seven_experts'),
+        ((1, 3), (1, 2), {}, 'scaled_by_a_loss'), ((2, 2), (2, 2), ACROSS, 'scaled_by_a_loss'),
+        ((1, 4), (2, 2), {}, 'scaled_by_a_loss')]]], ids=str)
+def test_what_a_replica_computes_of_all_its_rows(
+        oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int], config: Any, name: str) -> None:
+    """The capacity of experts, behind which is replicated code on devices of its own again, and a product of means.
+
+    Two replicas would compute something else, each of its own rows.
+    """
     oracle.check(topology, splits.train, name=name, optimizer='momentum', apart=apart, **config)
 
 

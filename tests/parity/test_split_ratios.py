@@ -30,7 +30,7 @@ def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
 
 @pytest.mark.parametrize('topology,ratios,columns', [
     ((1, 2), [3, 1], [752, 251]), ((2, 1), [1, 3], [251, 752]), ((1, 3), [.5, .1, .4], [502, 100, 401]),
-    pytest.param((4, 1), [1, 5, 2, 2], [100, 501, 201, 201], marks=pytest.mark.long),
+    pytest.param((4, 1), [2, 4, 1, 3], [201, 401, 100, 301], marks=pytest.mark.long),
     pytest.param((2, 2), [4, 1, 2, 3], [401, 100, 201, 301], marks=pytest.mark.long)], ids=_name)
 def test_a_softmax_head(
         oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], columns: List[int]) -> None:
@@ -39,10 +39,11 @@ def test_a_softmax_head(
         assert _sizes(answers, name, 1) == columns
 
 
-@pytest.mark.parametrize('topology,ratios', _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 3), [5, 1, 2])), ids=_name)
+@pytest.mark.parametrize(
+    'topology,ratios', _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])), ids=_name)
 @pytest.mark.parametrize('name', [
     name if name in ('everything', 'seven_experts') else pytest.param(name, marks=pytest.mark.long)
-    for name in sorted(splits.MODELS)])
+    for name in sorted(set(splits.MODELS) - {'blocks'})])
 def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], name: str) -> None:
     """Columns then rows of two layers, tables of words, experts, heads of attention."""
     answers = oracle.check(topology, splits.train, name=name, optimizer='momentum', ratios=ratios)
@@ -50,6 +51,15 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[floa
         assert sorted(_sizes(answers, 'first', 0)) == [2, 5]
     if name == 'everything' and len(ratios) == 2:
         assert sorted(_sizes(answers, 'first/kernel', 1)) == [128, 384]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('topology,ratios', [((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])], ids=_name)
+def test_bias_whose_gradient_nearly_cancels(
+        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float]) -> None:
+    """In float32 it is off by 1.6e-6, in float64 by nothing: by rounding alone."""
+    oracle.check(
+        topology, splits.train, name='blocks', optimizer='momentum', ratios=ratios, dtype='float64', tolerance=1e-12)
 
 
 @pytest.mark.long

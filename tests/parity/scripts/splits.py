@@ -373,7 +373,7 @@ def vector(ctx: Context) -> None:
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
           devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (),
-          apart: Sequence[int] = (), **config: Any) -> None:
+          apart: Sequence[int] = (), dtype: str = 'float32', **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
@@ -383,7 +383,7 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     if ctx.planned and devices:
         import epl
         epl.Env.get().use(epl.Cluster(layout={'specific': [devices]}))
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
+    x = tf.placeholder(dtype, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
     scopes = annotations(ctx, groups, ratios, apart)
