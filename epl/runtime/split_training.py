@@ -63,7 +63,7 @@ logger = logging.getLogger("epl")
 _NO_COMPUTATION = op_types.WRITES | frozenset(
     ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
 )
-_FETCH_TOGETHER = "Fetch it, or the gradients, in a run of the train op."
+_FETCH_TOGETHER = "Fetch its gradients in a run of the train op."
 _OPEN = (
     "Leave the batch dimension of what is fed open (None), or build the model again in a tf.Graph that does not train "
     "it and restore a checkpoint there, as an Estimator does."
@@ -332,7 +332,9 @@ class SplitModel(Shards):
         for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits):
             numbers.update((self._graph.shown(one), number[tensor]) for tensor, one in standing.items())
         numbers.update((shown.tensor, number[t]) for t, shown in self._shown.items() if self._result(t) is not None)
-        found = first_changed(self._program, [*fetches, *(self._objective if differentiates else ())], numbers)
+        objective = self._objective if differentiates else []
+        inside = [y for y in objective if self._result(y) is not None]  # its gradients are of the rows of all ranks
+        found = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
         if found is not None:
             raise FeedError(
                 "{!r} is computed inside of epl.split from the rows of the batch, in a run that trains nothing: each "

@@ -126,7 +126,7 @@ class Exchange(object):
         """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
         if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
             return tensor
-        return with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad)
+        return with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad, keeps_sparse=True)
 
     # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
 
@@ -352,17 +352,24 @@ def is_uneven(layout: Layout) -> bool:
 
 @tf.RegisterGradient(_GRADIENT)
 def _conversion_grad(op: tf.Operation, *grads: Any) -> List[Any]:
-    function = op.graph.get_collection_ref(_FUNCTIONS)[0][op.name]
+    function, keeps_sparse = op.graph.get_collection_ref(_FUNCTIONS)[0][op.name]
     grad = grads[0]
-    if not isinstance(grad, tf.IndexedSlices) or len(op.inputs) > 1:  # what is entered is not converted
+    if not isinstance(grad, tf.IndexedSlices) or not keeps_sparse:
         grad = tf.convert_to_tensor(grad)
         grad.set_shape(op.outputs[0].shape)
     with tf.device(op.device):
         return [None] * (len(op.inputs) - 1) + [function(grad)]
 
 
-def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> tf.Tensor:
-    """`result`, as a function of `tensor` with the given gradient."""
+def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient, keeps_sparse: bool = False) -> tf.Tensor:
+    """`result`, as a function of `tensor` with the given gradient.
+
+    Args:
+      tensor: what is differentiated by.
+      result: the value; it may be `tensor`.
+      gradient: of `tensor`, given that of the result.
+      keeps_sparse: whether `gradient` takes IndexedSlices as they are; it does if nothing is converted.
+    """
     if not tensor.dtype.is_floating and not tensor.dtype.is_complex:
         return result
     graph = tf.get_default_graph()
@@ -372,7 +379,7 @@ def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient) -> t
     functions = graph.get_collection_ref(_FUNCTIONS)
     if not functions:
         functions.append({})
-    functions[0][output.op.name] = gradient
+    functions[0][output.op.name] = (gradient, keeps_sparse or result is tensor)
     return output
 
 
