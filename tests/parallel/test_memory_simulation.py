@@ -15,8 +15,8 @@ def op(
     return Op(device, 1.0, False, tuple((i, 0) for i in inputs), tuple(after), (output,), temporary, stores)
 
 
-def peaks(*ops, devices=1, threads=1, fetched=()):
-    return simulate(Program(list(ops), (0,) * devices, (threads,), tuple(fetched)), "t")
+def peaks(*ops, devices=1, threads=1, fetched=(), collectives=()):
+    return simulate(Program(list(ops), (0,) * devices, (threads,), tuple(fetched), tuple(collectives)), "t")
 
 
 def peak(*ops, **kwargs):
@@ -79,6 +79,26 @@ def test_memory_that_is_taken_over_changes_its_role():
 def test_threads_run_ops_at_the_same_time():
     ops = [op(size=1), op(0, size=8, temporary=50), op(0, size=8, temporary=50)]
     assert peak(*ops, threads=1) < peak(*ops, threads=2) == 1 + 16 + 100
+
+
+def test_a_collective_begins_with_its_last_rank():
+    first, last = op(size=8), op(1, size=8, device=1)
+    ops = [first, op(size=4, device=1), last, op(size=50), op(3, size=1)]
+    assert peaks(*ops, devices=2)[0].bytes == 50 + 1  # the first rank has run before
+    assert peaks(*ops, devices=2, collectives=[(0, 2)])[0].bytes == 8 + 50  # it begins behind op 1
+
+
+def test_a_collective_holds_no_thread():
+    ops = [op(size=8), op(size=50), op(1, size=1)]
+    assert peak(*ops, threads=1) < peak(*ops, threads=1, collectives=[(0,)]) == 8 + 50
+
+
+def test_what_a_collective_makes_ready_takes_its_turn():
+    # A chain of gathers, each of which is copied: no gather overtakes the copy of the one before.
+    ops = [op(size=0)] + [op(size=8, after=[0])]
+    ops += [op(1, size=1), op(size=8, after=[1]), op(3, size=1), op(size=8, after=[3]), op(5, size=1)]
+    ranks = [(1,), (3,), (5,)]
+    assert peak(*ops, collectives=ranks) < 3 * 8
 
 
 def test_ops_that_wait_for_each_other_are_an_error():

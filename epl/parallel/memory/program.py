@@ -17,6 +17,7 @@ from epl.parallel.costs import MACHINES, keeps_order, op_seconds
 from epl.parallel.costs_folding import Folding
 from epl.parallel.costs_shapes import TensorType, Types, num_bytes
 from epl.parallel.memory import grappler, kernels
+from epl.parallel.memory.meetings import collectives_of
 from epl.parallel.memory.simulation import Op, Output, Program
 from epl.parallel.op_costs import Kind, op_cost
 from epl.parallel.recompute import data_inputs
@@ -108,6 +109,7 @@ def make_program(
         builder.ops,
         *_pools(devices),
         fetched=tuple(builder.number[node] for node in sorted(step.fetched) if node in builder.number),
+        collectives=tuple(tuple(builder.number[node] for node in ranks) for ranks in collectives_of(view, order)),
     )
     return StepProgram(program, builder.order, types, tuple(notes + builder.notes))
 

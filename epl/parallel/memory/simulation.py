@@ -6,8 +6,9 @@
 
 A `Program` is a graph without TensorFlow: devices, times, buffers and edges by number. The order follows TensorFlow's
 executor: an op is ready when all its inputs are there; a thread goes on with the cheap ops that it made ready, and at
-most one other; the rest waits in a queue for a thread that has nothing to do. A real run may choose otherwise, as times
-are estimates, and a thread of TensorFlow prefers what it has put into the queue itself.
+most one other; the rest waits in a queue for a thread that has nothing to do. A collective holds no thread: it begins
+when all its ranks have come, and what it makes ready waits in the queue. A real run may choose otherwise, as times are
+estimates, and a thread of TensorFlow prefers what it has put into the queue itself.
 """
 
 import heapq
@@ -56,7 +57,13 @@ Attributes:
 
 Program = NamedTuple(
     "Program",
-    [("ops", List[Op]), ("pools", Tuple[int, ...]), ("threads", Tuple[int, ...]), ("fetched", Tuple[int, ...])],
+    [
+        ("ops", List[Op]),
+        ("pools", Tuple[int, ...]),
+        ("threads", Tuple[int, ...]),
+        ("fetched", Tuple[int, ...]),
+        ("collectives", Tuple[Tuple[int, ...], ...]),
+    ],
 )
 Program.__doc__ = """A step.
 
@@ -65,6 +72,7 @@ Attributes:
   pools: per device, the number of the threads that run its ops. The CPU devices of a process share theirs.
   threads: per pool, how many.
   fetched: ops whose outputs stay until the end.
+  collectives: the ops of each, one for each rank of this process.
 """
 
 Peak = NamedTuple("Peak", [("bytes", int), ("by_role", Dict[str, int]), ("op", int)])
@@ -89,6 +97,7 @@ class _Buffer(object):
 
 
 _EXTERNAL = _Buffer(0, 0, "", True)
+_NONE = -1  # in place of a thread
 
 
 class _Memory(object):
@@ -151,7 +160,9 @@ class _Run(object):
                 self._followers[producer].append(number)
         for number in program.fetched:
             self._uses[number] = [uses + 1 for uses in self._uses[number]]
-        self._events: List[Tuple[float, int, int, int]] = []  # (end, op, pool, thread), a heap
+        self._ranks = {number: ranks for ranks in program.collectives for number in ranks}
+        self._missing = {ranks: len(ranks) for ranks in program.collectives}
+        self._events: List[Tuple[float, int, int, int]] = []  # (end, op, pool, thread or _NONE), a heap
         self.done = 0
 
     def run(self) -> None:
@@ -168,8 +179,12 @@ class _Run(object):
         while self._events:
             now, number, pool_number, thread = heapq.heappop(self._events)
             self._finish(number)
-            self._release_followers(number, pool_number, thread)
-            self._pools[pool_number].idle.append(thread)
+            ready = self._followers_ready_after(number)
+            if thread == _NONE:
+                self._queue(ready)
+            else:
+                self._hand_out(ready, program.ops[number].device, thread)
+                self._pools[pool_number].idle.append(thread)
             self._wake(now)
 
     def _wake(self, now: float) -> None:
@@ -177,11 +192,24 @@ class _Run(object):
         for pool_number, pool in enumerate(self._pools):
             for thread in reversed(pool.idle[:]):
                 number = pool.next(thread)
+                while number in self._ranks:
+                    self._come(number, now)
+                    number = pool.next(thread)
                 if number >= 0:
                     pool.idle.remove(thread)
                     self._start(number)
                     end = now + self._program.ops[number].seconds
                     heapq.heappush(self._events, (end, number, pool_number, thread))
+
+    def _come(self, number: int, now: float) -> None:
+        """A rank comes to a collective, which begins with the last: only then its outputs are allocated."""
+        ranks = self._ranks[number]
+        self._missing[ranks] -= 1
+        if not self._missing[ranks]:
+            end = now + max(self._program.ops[rank].seconds for rank in ranks)
+            for rank in ranks:
+                self._start(rank)
+                heapq.heappush(self._events, (end, rank, self._program.pools[self._program.ops[rank].device], _NONE))
 
     def _start(self, number: int) -> None:
         op = self._program.ops[number]
@@ -235,24 +263,32 @@ class _Run(object):
             self.memory.add(buffer.device, buffer.role, -buffer.bytes)
             buffer.bytes = 0
 
-    def _release_followers(self, number: int, pool_number: int, thread: int) -> None:
-        """Puts what has become ready where TensorFlow's executor would."""
-        program, pool = self._program, self._pools[pool_number]
-        device = program.ops[number].device
-        current: Optional[int] = None
+    def _followers_ready_after(self, number: int) -> List[int]:
+        ready = []
         for follower in self._followers[number]:
             self._waiting[follower] -= 1
-            if self._waiting[follower]:
-                continue
-            op = program.ops[follower]
+            if not self._waiting[follower]:
+                ready.append(follower)
+        return ready
+
+    def _queue(self, ready: Sequence[int]) -> None:
+        for number in ready:
+            self._pools[self._program.pools[self._program.ops[number].device]].queue.append(number)
+
+    def _hand_out(self, ready: Sequence[int], device: int, thread: int) -> None:
+        """Puts what an op of a device has made ready where TensorFlow's executor would."""
+        ops, pool = self._program.ops, self._pools[self._program.pools[device]]
+        current: Optional[int] = None
+        for number in ready:
+            op = ops[number]
             if op.device != device:  # another executor, behind a transfer
-                self._pools[program.pools[op.device]].queue.append(follower)
+                self._queue([number])
             elif op.cheap:
-                pool.inline[thread].append(follower)
+                pool.inline[thread].append(number)
             else:
                 if current is not None:
                     pool.queue.append(current)
-                current = follower
+                current = number
         if current is not None:
             if pool.inline[thread]:
                 pool.queue.append(current)
