@@ -26,7 +26,7 @@ def _placements(in_short: int) -> Any:
 every_placement = _placements(3)
 long_placements = _placements(1)
 # What they compute from a batch is no mean over its rows: each group does so with its own.
-OF_BATCHES = ('experts', 'scaled_by_a_loss', 'branched')
+OF_BATCHES = ('experts', 'scaled_by_a_loss', 'branched', 'penalised', 'python_functions')
 
 
 def _check_parts(answers: List[Answer], groups: int) -> None:
