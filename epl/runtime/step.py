@@ -16,8 +16,9 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, T
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
-from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.ir.taskgraph import Phase
 from epl.parallel.rewrite import Rewrite
 
 Step = NamedTuple(
@@ -48,7 +49,7 @@ Attributes:
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
   repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
-  differentiates: whether it computes gradients.
+  differentiates: whether it repeats feeds, and computes with gradients.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
   first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
@@ -67,11 +68,6 @@ class StepFinder(object):
         self._cache: Dict[tuple, Step] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
-        self._backward = {
-            node
-            for node, proto in enumerate(view.nodes)
-            if PHASE_ATTR in proto.attr and proto.attr[PHASE_ATTR].s.decode() == Phase.BACKWARD
-        }
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
         self._global_writes = {
@@ -177,7 +173,7 @@ class StepFinder(object):
                 or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries))
             ),
             repeats_feeds=repeats_feeds,
-            differentiates=not needed.isdisjoint(self._backward),
+            differentiates=repeats_feeds and _takes_gradients(asked),
             barriers=self._barrier_tensors(idle),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),
@@ -306,6 +302,19 @@ class StepFinder(object):
             for node in sorted(nodes)
             if node in rewrite.cloned
         ]
+
+
+def _takes_gradients(ops: Sequence[tf.Operation]) -> bool:
+    """Whether ops compute with gradients; they may wait for collectives that a backward pass has as well."""
+    stack, seen = list(ops), set(ops)
+    while stack:
+        op = stack.pop()
+        if phase_of(op) == Phase.BACKWARD:
+            return True
+        new = {tensor.op for tensor in op.inputs} - seen
+        seen |= new
+        stack.extend(new)
+    return False
 
 
 def _op_name(tensor_name: str) -> str:
