@@ -2,7 +2,8 @@
 
 A placeholder or iterator of unknown batch leaves `?` in nearly every shape behind it, and a reshape mixes it with
 other dimensions. So the nodes are imported into a graph that is thrown away, in which the sources of data have
-`UNKNOWN_DIMENSION` where the model says nothing, and TensorFlow infers the rest anew.
+`UNKNOWN_DIMENSION` where the model says nothing, and TensorFlow infers the rest anew. Each rank counts as giving as
+many rows to a gather as this one.
 """
 
 from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -21,6 +22,7 @@ Types = Dict[int, List[TensorType]]
 
 _DEFAULTED = "PlaceholderWithDefault"
 _GATHERING = frozenset(["EplAllGather", "EplAllToAllV"])
+_COUNTS = "/epl_rows"  # behind the name of a gather: a constant
 
 _WITH_WORKSPACE = "FusedBatchNorm"  # its last output is what a kernel keeps for itself, of a size of its own
 
@@ -59,7 +61,6 @@ def output_types(
     defaults = {n for n in nodes if view.types[n] == _DEFAULTED and fed is not None and view.nodes[n].name not in given}
     assumed = [view.nodes[n].name for n in open_sources if n not in defaults and view.nodes[n].name not in given]
     source = (assumed or [view.nodes[open_sources[0]].name])[0]
-    scratch = tf.Graph()
     graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
     for node in sorted(nodes):
         copy = graph_def.node.add()
@@ -75,15 +76,16 @@ def output_types(
         if same_as:
             _redirect(copy, view, node, same_as)
     try:
-        tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
+        inferred = _inferred(view, nodes, graph_def)
+        while _give_row_counts(view, inferred, graph_def):  # what it tells may tell the rows of another gather
+            inferred = _inferred(view, nodes, graph_def)
     except ValueError as error:
         # The model itself counts on another batch, in a reshape for example; its shapes stay as they are.
         note = "{} does not fit the model with {} for its unknown dimensions ({})"
         refusal = str(error).split("\n")[0]
         return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + still_open(view, types)
-    types = _types_of(scratch, view, nodes)
     note = "the dimensions that {} leaves open, such as the batch, count as {}"
-    return types, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + still_open(view, types)
+    return inferred, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + still_open(view, inferred)
 
 
 def num_elements(shape: Shape) -> int:
@@ -108,6 +110,12 @@ def _types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Ty
         outputs = tf_graph.get_operation_by_name(view.nodes[node].name).outputs
         types[node] = [TensorType(_shape(output.shape), output.dtype) for output in outputs]
     return types
+
+
+def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -> Types:
+    scratch = tf.Graph()
+    tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
+    return _types_of(scratch, view, nodes)
 
 
 def _shape(shape: tf.TensorShape) -> Shape:
@@ -161,6 +169,32 @@ def _assume_equal_rows(node: tf.NodeDef, shape: Shape) -> None:
         node.op = "IdentityN"
         node.attr.clear()
         node.attr["T"].list.type.extend(types)
+
+
+def _give_row_counts(view: GraphView, types: Types, graph_def: tf.GraphDef) -> bool:
+    """Makes constants of how many rows come from each rank, where sizes are computed from that; whether there are any.
+
+    Args:
+      view: of the graph.
+      types: what was inferred without.
+      graph_def: where the constants take the place of what gathers give.
+    """
+    counts = {}
+    for node in view.of_types(["EplAllGather"]):
+        world, shape = view.nodes[node].attr["world"].i, types[node][0].shape if node in types else None
+        if shape and shape[0] is not None and shape[0] % world == 0:
+            counts[view.nodes[node].name + ":1"] = [shape[0] // world] * world
+    taken = set()
+    for node_def in graph_def.node:
+        for at, name in enumerate(node_def.input):
+            if name in counts:
+                taken.add(name)
+                node_def.input[at] = name[:-2] + _COUNTS
+    for name in sorted(taken):
+        value = tf.make_tensor_proto(counts[name], tf.int64)
+        attrs = {"value": tf.AttrValue(tensor=value), "dtype": tf.AttrValue(type=tf.int64.as_datatype_enum)}
+        graph_def.node.add(name=name[:-2] + _COUNTS, op="Const", attr=attrs)
+    return bool(taken)
 
 
 def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[int]]) -> None:
