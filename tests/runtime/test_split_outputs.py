@@ -66,7 +66,7 @@ def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
         expected[0] = [plain(rows)[0] for rows in np.split(ROWS, 2)]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        kernel = sess.run(model.kernel)  # ahead of the step: beside it, it may be of before or after
+        kernel = sess.run(model.kernel, {model.x: ROWS})  # ahead of the step: beside it, it may be of before or after
         found = [*sess.run([fetches, train_op], {model.x: ROWS})[0], kernel]
     for value, one in zip(found, expected):
         assert np.shape(value) == np.shape(one)
