@@ -19,7 +19,7 @@ from epl.ir import op_types
 from epl.parallel.split.layouts import Layout
 from epl.runtime.shard_initial import slice_spec
 from epl.runtime.shard_parts import CheckpointParts
-from epl.runtime.shard_variables import SCOPE
+from epl.runtime.shard_variables import SCOPE, wait_instead
 from epl.utils import tf_compat
 
 _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
@@ -87,7 +87,7 @@ def complete_savers(
         for op in [op for op in new if op.type == "SaveV2"]:
             completed = _completed_save(op, slices, parts)
             if completed is not None:
-                _take_over(op, completed)
+                wait_instead(op, completed)
                 replaced[op] = completed
         _complete_restores([op for op in new if op.type in op_types.PLAIN_ASSIGNS], slices)
     return replaced
@@ -171,14 +171,6 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
         written = _assign(restore.graph.get_operation_by_name(part.variable), value)
         for waiting in assign._control_outputs:
             waiting._add_control_inputs([written])
-
-
-def _take_over(before: tf.Operation, after: tf.Operation) -> None:
-    """Whoever waits for `before` waits for `after`."""
-    for waiting in before._control_outputs:
-        controls = waiting.control_inputs
-        waiting._remove_all_control_inputs()
-        waiting._add_control_inputs([after if op is before else op for op in controls])
 
 
 def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:

@@ -308,10 +308,7 @@ class Users(object):
     def replace(self, before: tf.Operation, after: tf.Operation) -> None:
         """Whoever waits for `before` waits for `after`."""
         self.replaced[before] = after
-        for waiting in before._control_outputs:
-            controls = waiting.control_inputs
-            waiting._remove_all_control_inputs()
-            waiting._add_control_inputs([after if op is before else op for op in controls])
+        wait_instead(before, after)
 
     def use(self, before: tf.Operation, after: tf.Operation) -> None:
         """Replaces an op whose output has the same shape."""
@@ -344,6 +341,14 @@ class Users(object):
         with beside(op), tf.device(op.device):
             with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
                 return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
+
+
+def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
+    """Whoever waits for `before` waits for `after`."""
+    for waiting in before._control_outputs:
+        controls = waiting.control_inputs
+        waiting._remove_all_control_inputs()
+        waiting._add_control_inputs([after if op is before else op for op in controls])
 
 
 def _chooses(flag: tf.Tensor) -> bool:

@@ -28,7 +28,7 @@ from epl.parallel.transformation import process_server
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
 from epl.runtime.shard_slots import Made, adopt_slots, slot_layouts
-from epl.runtime.shard_variables import SCOPE, Shard, objects_of
+from epl.runtime.shard_variables import SCOPE, Shard, objects_of, wait_instead
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 
@@ -352,6 +352,9 @@ class Shards(object):
 
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten."""
+        for made in self._shards:
+            for before, after in made.replaced.items():  # ops that were built since then wait, too
+                wait_instead(before, after)
         with self._graph.tf_graph.as_default():
             self.adopt_updates()  # a moving average is built behind apply_gradients
             updates = self._updates()
