@@ -171,9 +171,12 @@ def peak(level, zero, count, width):
 
 
 def test_a_step_holds_few_weights_at_a_time(zero):
-    """Two weights: one in use and the next; two gradients: one as it is reduced and the next; parts of these."""
+    """Two weights: one in use and the next; two gradients: one as it is reduced and the next; parts of these.
+
+    With v1 it is all weights, or all but one: on a busy machine the last layer may be done before the last gather.
+    """
     count, width = 16, 192
-    assert peak("v1", zero, count, width) >= count
+    assert peak("v1", zero, count, width) >= count - 1
     assert peak("v2", zero, count, width) <= count / 2
 
 
