@@ -11,7 +11,7 @@ from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.feeds import FeedSharing
-from epl.runtime.step import StepFinder
+from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
 
 # How TensorFlow runs ops once fetches and feeds are resolved:
@@ -55,30 +55,32 @@ class GraphRunner(object):
         metadata: Any,
     ) -> List[Any]:
         """What the user asked for, on all replicas that it concerns."""
-        first = self._steps.find(fetches, targets, feeds).first
-        if not first:
-            return self._run(session, targets, fetches, feeds, {}, options, metadata)
+        step = self._steps.find(fetches, targets, feeds)
+        if not step.first:
+            return self._run(session, step, fetches, feeds, {}, options, metadata)
+        first = step.first
         reads = self._shards.reads
         others = [op for tensor in first for op in reads.get(tensor, ())]
-        values = dict(zip(first, self._run(session, others, first, {}, {}, None, None)))
+        step = self._steps.find(first, others, ())
+        values = dict(zip(first, self._run(session, step, first, {}, {}, None, None)))
         wholes = {copy: value for t, value in values.items() if t not in reads for copy in self.feeds.copies(t)}
         targets = [op for op in targets if op not in others]
         rest = [tensor for tensor in fetches if tensor not in values]
-        values.update(zip(rest, self._run(session, targets, rest, feeds, wholes, options, metadata)))
+        step = self._steps.find(rest, targets, [*feeds, *wholes])
+        values.update(zip(rest, self._run(session, step, rest, feeds, wholes, options, metadata)))
         return [values[tensor] for tensor in fetches]
 
     def _run(
         self,
         session: tf.Session,
-        targets: Sequence[tf.Operation],
+        step: Step,
         fetches: Sequence[tf.Tensor],
         feeds: Dict[tf.Tensor, Any],
         wholes: Dict[tf.Tensor, Any],
         options: Any,
         metadata: Any,
     ) -> List[Any]:
-        """As `run`, for what has a value at any time of the run; `wholes`: fed as they are."""
-        step = self._steps.find(fetches, targets, [*feeds, *wholes])
+        """As `run`, for the step of what has a value at any time of the run; `wholes`: fed as they are."""
         state = self._state(session)
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:

@@ -47,8 +47,12 @@ def local_offset(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[
 
 def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
     """How TensorFlow's checkpoint ops write down a rank's part: "10 8 0,10:4,4"."""
-    parts = zip(local_offset(full_shape, layout, rank), local_shape(full_shape, layout, rank))
-    return "{} {}".format(" ".join(map(str, full_shape)), ":".join("{},{}".format(*part) for part in parts))
+    return spec_of(full_shape, local_offset(full_shape, layout, rank), local_shape(full_shape, layout, rank))
+
+
+def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
+    """How they write down any part of a tensor."""
+    return "{} {}".format(" ".join(map(str, full_shape)), ":".join("{},{}".format(*part) for part in zip(begin, size)))
 
 
 def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:

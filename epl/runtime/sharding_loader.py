@@ -5,6 +5,8 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.runtime.shard_initial import spec_of
+
 logger = logging.getLogger("epl")
 
 Slice = Tuple[Sequence[int], Sequence[int]]
@@ -102,5 +104,4 @@ class ShardingLoader(object):
                     "" if size == full else " (a part of {})".format(full),
                 )
             )  # fmt: skip
-        parts = ":".join("{},{}".format(at, number) for at, number in zip(begin, size))
-        return name, "{} {}".format(" ".join(map(str, full)), parts) if size != full else ""
+        return name, spec_of(full, begin, size) if size != full else ""
