@@ -3,6 +3,8 @@ from typing import List, Tuple
 
 import pytest
 
+from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.split.rules import RULES
 from tests.parity.oracle import Oracle
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_rules
@@ -17,6 +19,10 @@ every_group = pytest.mark.parametrize('group', sorted(split_rules.GROUPS))
 def _no_op_is_whole(answers: List[Answer]) -> None:
     for answer in answers:
         assert [name for name, how in answer.results['taken'] if how == 'full'] == []
+
+
+def test_every_op_type_with_a_rule_has_a_case() -> None:
+    assert set(RULES) - split_rules.op_types() == split_rules.RANDOM
 
 
 @together

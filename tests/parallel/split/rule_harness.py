@@ -67,12 +67,15 @@ class _Unsplit(object):
         self.arrays = [values_of(spec, random, rows) for spec in case.inputs]
         self.tensors = [self._tensor(spec, array) for spec, array in zip(case.inputs, self.arrays)]
         self.op = op_of(case.build(*self.tensors))
-        assert list(self.op.inputs) == self.tensors, (case.name, list(self.op.inputs))
+        taken = [getattr(tensor, "handle", tensor) for tensor in self.tensors]
+        assert list(self.op.inputs) == taken, (case.name, list(self.op.inputs))
         self.outputs = list(self.op.outputs)
         self.with_gradient = [index for index in range(len(self.outputs)) if index not in case.undifferentiated]
         self.info = self._info()
 
-    def _tensor(self, spec: Input, array: np.ndarray) -> tf.Tensor:
+    def _tensor(self, spec: Input, array: np.ndarray) -> Any:
+        if spec.variable:
+            return tf.Variable(array, use_resource=True)
         if spec.constant:
             return tf.constant(array)
         shape = [None if isinstance(size, str) else size for size in spec.shape]
@@ -100,16 +103,20 @@ class _Unsplit(object):
         return [self.outputs, self.gradients(self.outputs, self.tensors, cotangents)]
 
     def gradients(self, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> List[Any]:
-        """Of floating outputs with respect to floating inputs; [] for the others and where there is none."""
-        ys = [index for index in self.with_gradient if outputs[index].dtype.is_floating]
-        xs = [tensor for tensor in inputs if tensor.dtype.is_floating]
+        """Of outputs that have one with respect to inputs that have one; [] for the others and where there is none."""
+        ys = [index for index in self.with_gradient if _has_gradients(outputs[index])]
+        xs = [tensor for tensor in inputs if _has_gradients(tensor)]
         found: List[Any] = [None] * len(xs)
         if ys and xs:
             with contextlib.suppress(LookupError):  # the op has no gradient
                 found = tf.gradients([outputs[y] for y in ys], xs, [tf.constant(given[y]) for y in ys])
         grads = iter(found)
-        of_inputs = [next(grads) if tensor.dtype.is_floating else None for tensor in inputs]
+        of_inputs = [next(grads) if _has_gradients(tensor) else None for tensor in inputs]
         return [[] if grad is None else tf.convert_to_tensor(grad) for grad in of_inputs]
+
+
+def _has_gradients(tensor: Any) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def op_of(built: Any) -> tf.Operation:
@@ -226,12 +233,15 @@ def check(cases: Sequence[Case], ranks: int) -> None:
         for seed, case in enumerate(cases):
             with tf.name_scope("unsplit_" + case.name):
                 unsplit.append(_Unsplit(case, ranks, seed))
+        sess.run(tf.global_variables_initializer())
         sizes = _run(sess, [[tf.shape(output) for output in one.outputs] for one in unsplit])
         random = np.random.RandomState(0)
         cotangents = [[random.uniform(-1, 1, size).astype(np.float32) for size in of_case] for of_case in sizes]
         for values, one in zip(cotangents, unsplit):
             for index, output in enumerate(one.outputs):
-                if output.dtype.is_floating:
+                if output.dtype.is_complex:
+                    values[index] = values[index] + 1j * random.uniform(-1, 1, values[index].shape)
+                if _has_gradients(output):
                     values[index] = values[index].astype(output.dtype.as_numpy_dtype)
         exchanges = [Exchange(communicator, rank, "rules") for rank in range(ranks)]
         split = []

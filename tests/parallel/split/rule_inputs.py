@@ -12,11 +12,13 @@ class Input(NamedTuple):
       shape: its sizes; "B", "3B": the batch, or so many times it; "?5": a size that the rule does not see.
       make: numbers of a shape from a generator.
       constant: whether the rule sees its value.
+      variable: whether the op takes the variable itself, a resource.
     """
 
     shape: Tuple[Any, ...]
     make: Callable[[np.random.RandomState, Tuple[int, ...]], np.ndarray]
     constant: bool = False
+    variable: bool = False
 
 
 def floats(*shape: Any, dtype: Any = np.float32) -> Input:
@@ -42,6 +44,21 @@ def integers(*shape: Any, low: int = 0, high: int = 8, dtype: Any = np.int32) ->
 def booleans(*shape: Any) -> Input:
     """Either value, equally often."""
     return Input(shape, lambda random, sizes: random.uniform(0, 1, sizes) < 0.5)
+
+
+def imaginary(*shape: Any) -> Input:
+    """Complex numbers with odd parts, so not 0."""
+
+    def make(random: np.random.RandomState, sizes: Tuple[int, ...]) -> np.ndarray:
+        real, imag = 2 * random.randint(-5, 5, (2,) + sizes) + 1
+        return (real + 1j * imag).astype(np.complex64)
+
+    return Input(shape, make)
+
+
+def variable(*shape: Any) -> Input:
+    """A variable, with numbers around 0."""
+    return floats(*shape)._replace(variable=True)
 
 
 def constant(value: Any, dtype: Any = None) -> Input:

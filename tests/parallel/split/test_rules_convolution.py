@@ -20,6 +20,11 @@ def convolution_cases():
     yield Case("transposed", lambda s, k, x: transposed(input_sizes=s, filter=k, out_backprop=x, **SAME),
                [constant([4, 6, 6, 7]), floats(3, 3, 7, 8), floats(4, 3, 3, 8)],
                "F,F,s0>s0 F,s2,F>s3 F,s3,s3>P")  # fmt: skip
+    transposed_3d = raw.Conv3DBackpropInputV2
+    yield Case("transposed_3d", lambda s, k, x: transposed_3d(input_sizes=s, filter=k, out_backprop=x, padding="SAME",
+                                                              strides=[1, 2, 2, 2, 1]),
+               [constant([4, 3, 4, 4, 7]), floats(1, 2, 2, 7, 8), floats(4, 2, 2, 2, 8)],
+               "F,F,s0>s0 F,s3,F>s4 F,s4,s4>P")  # fmt: skip
     yield Case("depthwise", lambda x, k: raw.DepthwiseConv2dNative(input=x, filter=k, strides=[1] * 4, padding="SAME"),
                [floats("B", 3, 3, 7), floats(2, 2, 7, 2)], "b0,F>b0 s3,s2>s3")  # fmt: skip
 
@@ -28,6 +33,9 @@ def pooling_cases():
     window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
     yield Case("max_pool", lambda x: raw.MaxPool(input=x, **window), [floats("B", 5, 5, 7)], "b0>b0 s3>s3")
     yield Case("average", lambda x: raw.AvgPool(value=x, **window), [floats(4, 4, 4, 7)], "s0>s0 s3>s3")
+    window_3d = {"ksize": [1, 2, 2, 1, 1], "strides": [1, 2, 1, 1, 1], "padding": "SAME"}
+    yield Case("max_pool_3d", lambda x: raw.MaxPool3D(input=x, **window_3d), [floats("B", 3, 3, 2, 7)], "b0>b0 s4>s4")
+    yield Case("average_3d", lambda x: raw.AvgPool3D(input=x, **window_3d), [floats(4, 3, 3, 2, 7)], "s0>s0 s4>s4")
     yield Case("max_pool_v2", lambda x, k, s: raw.MaxPoolV2(input=x, ksize=k, strides=s, padding="VALID"),
                [floats(4, 4, 4, 7), constant([1, 2, 2, 1]), constant([1, 2, 2, 1])], "s0,F,F>s0 s3,F,F>s3")  # fmt: skip
     yield Case("local_response", tf.nn.lrn, [floats(4, 3, 3, 7)], "s0>s0", tolerance=1e-4)

@@ -7,7 +7,7 @@ from tensorflow.python.framework import op_def_registry
 
 from epl.parallel.split import rules_elementwise
 from tests.parallel.split.rule_harness import THREE, TWO, Case, check
-from tests.parallel.split.rule_inputs import booleans, constant, floats, integers, positive, tied
+from tests.parallel.split.rule_inputs import booleans, constant, floats, hidden, imaginary, integers, positive, tied
 
 # Op types whose inputs are not all floats; the others get numbers between 0.1 and 0.9.
 INTEGERS = "BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount TruncateDiv TruncateMod".split()
@@ -38,6 +38,8 @@ def inputs_of(op_type, count):
         return [integers(7, low=1)] * count
     if op_type in BOOLEANS:
         return [booleans(7)] * count
+    if op_type in COMPLEX:
+        return [imaginary(7)] * count
     if op_type in TIED:
         return [tied(7)] * count
     if op_type in SCALARS:
@@ -54,22 +56,11 @@ def above_one(*shape):
     return floats(*shape)._replace(make=lambda random, sizes: random.uniform(1.5, 2.5, sizes).astype(np.float32))
 
 
-def imaginary(*shape):
-    """Complex numbers."""
-
-    def make(random, sizes):
-        return (random.randint(-9, 9, sizes) + 1j * random.randint(-9, 9, sizes)).astype(np.complex64)
-
-    return floats(*shape)._replace(make=make)
-
-
 def table_cases():
     """One vector, one choice for each op type."""
     registered = op_def_registry.get_registered_ops()
     linear = rules_elementwise._LINEAR_IN_ALL.split()
     for op_type in rules_elementwise._NOT_LINEAR.split() + linear:
-        if op_type in COMPLEX or op_type in ("Complex", "Snapshot", "IgammaGradA"):
-            continue
         count = 3 if op_type == "AddN" else len(registered[op_type].input_arg)
         layouts = ",".join(["s0", "F", "F"] if op_type in SCALARS else ["s0"] * count)
         expected = layouts + ">s0"
@@ -90,10 +81,14 @@ def broadcast_cases():
     yield Case("outer", tf.maximum, [grid, floats(8, 1)], "b0,F>b0 F,s0>s1 s2,F>s2")
     yield Case("product", tf.multiply, [floats(5, 7), floats(7)], "s0,F>s0 s1,s0>s1 P,F>P F,P>P")
     yield Case("quotient", tf.divide, [floats(7), positive()], "s0,F>s0 P,F>P")
+    yield Case("quotient_or_0", build("DivNoNan"), [floats("B", 7), hidden([0.0, 2.0, -1.0, 0.0, 0.5, 1.0, 3.0])],
+               "b0,F>b0 s1,s0>s1 P,F>P")  # fmt: skip
     yield Case("integer_quotient", build("Div"), [integers(7), integers(7, low=1)], "s0,s0>s0")
     yield Case("square", lambda x, y: tf.squared_difference(x, y), [floats("B", 7), floats("B", 1)],
                "b0,b0>b0 s1,F>s1")  # fmt: skip
     yield Case("scalars", tf.add, [floats(), floats()], "P,P>P")
+    yield Case("accumulated", lambda *values: tf.accumulate_n(values), [floats(5, 7)] * 3,
+               "s0,s0,s0>s0 s1,s1,s1>s1 P,P,P>P")  # fmt: skip
     yield Case("cast", lambda x: tf.cast(x, tf.float64), [floats(7)], "s0>s0 P>P")
     yield Case("narrowed", lambda x: tf.cast(x, tf.float16), [floats(7)], "s0>s0")
     yield Case("counted", lambda x: tf.cast(x, tf.float32), [booleans("B", 7)], "b0>b0 s1>s1")
@@ -104,8 +99,6 @@ def broadcast_cases():
                "b0,b0,b0>b0 F,s1,s1>s1 F,P,P>P")  # fmt: skip
     yield Case("ensured", build("EnsureShape", {"shape": [None, 7]}), [floats("B", 7)], "b0>b0 s1>s1")
     yield Case("complex", build("Mul"), [imaginary(7), imaginary(7)], "s0,s0>s0 P,F>P F,P>P")
-    yield Case("absolute", build("ComplexAbs"), [imaginary(7)], "s0>s0")
-    yield Case("made_complex", build("Complex"), [floats(7), floats(7)], "s0,s0>s0 P,P>P")
     yield Case("clip", build("ClipByValue"), [floats(7), floats(7), positive(7)], "s0,s0,s0>s0")
 
 

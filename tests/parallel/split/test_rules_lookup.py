@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.split.layouts import FULL, shard
 from epl.parallel.split.rules import OpInfo, TensorInfo
 from tests.parallel.split.rule_harness import TWO, Case, check, on_ranks
-from tests.parallel.split.rule_inputs import constant, floats, integers
+from tests.parallel.split.rule_inputs import constant, floats, integers, positive, variable
 
 raw = tf.raw_ops
 
@@ -17,6 +17,8 @@ def lookup_cases():
     yield Case("table", gather, [floats(8, 7), integers("B"), constant(0)], "F,b0,F>b0 s1,F,F>s1 s0,F,F>P P,F,F>P")
     yield Case("table_v1", lambda x, i: raw.Gather(params=x, indices=i), [floats(7, 5), integers(4, 5, high=7)],
                "F,s0>s0 F,s1>s1 s1,F>s2 s0,F>P P,F>P")  # fmt: skip
+    yield Case("resource", lambda x, i: raw.ResourceGather(resource=x.handle, indices=i, dtype=tf.float32),
+               [variable(8, 7), integers("B")], "F,b0>b0 s1,F>s1 s0,F>P")  # fmt: skip
     yield Case("axis", gather, [floats("B", 8, 5), integers(4, 7, dtype=np.int64), constant(-2)],
                "b0,F,F>b0 F,s0,F>s1 F,s1,F>s2 s2,F,F>s3 s1,F,F>P P,F,F>P")  # fmt: skip
     yield Case("one", gather, [floats(8, 7), integers(), constant(0)], "s1,F,F>s0 s0,F,F>P P,F,F>P")
@@ -50,13 +52,19 @@ def scatter_cases():
     unsorted = [floats(5, 7), constant([2, 0, 1, 0, 2]), constant(3)]
     yield Case("segment_sum", lambda x, i: raw.SegmentSum(data=x, segment_ids=i), segment, "s1,F>s1 P,F>P")
     yield Case("segment_mean", lambda x, i: raw.SegmentMean(data=x, segment_ids=i), segment, "s1,F>s1 P,F>P")
-    yield Case("segment_max", lambda x, i: raw.SegmentMax(data=x, segment_ids=i), segment, "s1,F>s1")
+    for name, op in (("max", raw.SegmentMax), ("min", raw.SegmentMin), ("prod", raw.SegmentProd)):
+        yield Case("segment_" + name, lambda x, i, op=op: op(data=x, segment_ids=i), segment, "s1,F>s1")
     yield Case("unsorted_sum", lambda x, i, n: raw.UnsortedSegmentSum(data=x, segment_ids=i, num_segments=n), unsorted,
                "s0,s0,F>P s1,F,F>s1 P,F,F>P")  # fmt: skip
-    yield Case("unsorted_max", lambda x, i, n: raw.UnsortedSegmentMax(data=x, segment_ids=i, num_segments=n), unsorted,
-               "s1,F,F>s1")  # fmt: skip
-    yield Case("sparse_sum", lambda x, p, i: raw.SparseSegmentSum(data=x, indices=p, segment_ids=i),
-               [floats(8, 7), integers(5), ids], "s1,F,F>s1 P,F,F>P")  # fmt: skip
+    unsorted[0] = positive(5, 7)
+    three = (("max", raw.UnsortedSegmentMax), ("min", raw.UnsortedSegmentMin), ("prod", raw.UnsortedSegmentProd))
+    for name, op in three:
+        yield Case("unsorted_" + name, lambda x, i, n, op=op: op(data=x, segment_ids=i, num_segments=n), unsorted,
+                   "s1,F,F>s1")  # fmt: skip
+    three = (("sum", raw.SparseSegmentSum), ("mean", raw.SparseSegmentMean), ("sqrt_n", raw.SparseSegmentSqrtN))
+    for name, op in three:
+        yield Case("sparse_" + name, lambda x, p, i, op=op: op(data=x, indices=p, segment_ids=i),
+                   [floats(8, 7), integers(5), ids], "s1,F,F>s1 P,F,F>P")  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", TWO)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.parallel.split.rule_harness import TWO, Case, check
-from tests.parallel.split.rule_inputs import floats
+from tests.parallel.split.rule_inputs import floats, tied
 
 MATMUL = "s0,F>s0 s1,s0>P F,s1>s1"
 
@@ -29,6 +29,11 @@ def matmul_cases():
             [left, right],
             expected,
         )
+    sparse = tf.raw_ops.SparseMatMul
+    yield Case("sparse", lambda a, b: sparse(a=a, b=b, a_is_sparse=True), [tied("B", 8), floats(8, 9)],
+               "b0,F>b0 s1,s0>P F,s1>s1")  # fmt: skip
+    yield Case("sparse_transposed", lambda a, b: sparse(a=a, b=b, transpose_a=True, transpose_b=True, b_is_sparse=True),
+               [floats(8, 7), tied(9, 8)], "s1,F>s0 s0,s1>P F,s0>s1")  # fmt: skip
 
 
 def batch_matmul_cases():

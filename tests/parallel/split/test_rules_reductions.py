@@ -32,6 +32,8 @@ def sum_cases():
     yield Case("running_sum", lambda x, a: raw.Cumsum(x=x, axis=a, reverse=True), [floats("B", 4, 7), constant(1)],
                "b0,F>b0 s2,F>s2 P,F>P")  # fmt: skip
     yield Case("running_product", lambda x, a: raw.Cumprod(x=x, axis=a), [positive(5, 7), constant(0)], "s1,F>s1")
+    yield Case("running_exponentials", lambda x, a: raw.CumulativeLogsumexp(x=x, axis=a),
+               [floats("B", 7, 8), constant(-1)], "b0,F>b0 s1,F>s1")  # fmt: skip
 
 
 def extremum_cases():

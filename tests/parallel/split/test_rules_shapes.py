@@ -5,13 +5,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.parallel.split.rule_harness import THREE, Case, check
-from tests.parallel.split.rule_inputs import constant, floats, hidden, integers
+from tests.parallel.split.rule_inputs import constant, floats, hidden, imaginary, integers
 
 raw = tf.raw_ops
 
 
 def moving_cases():
     yield Case("transpose", tf.transpose, [floats("B", 7, 8), constant([2, 0, 1])], "b0,F>b1 s1,F>s2 s2,F>s0 P,F>P")
+    yield Case("adjoint", lambda x, order: raw.ConjugateTranspose(x=x, perm=order),
+               [imaginary(5, 7, 8), constant([2, 0, 1])], "s0,F>s1 s1,F>s2 s2,F>s0 P,F>P")  # fmt: skip
     yield Case("expand", lambda x, at: raw.ExpandDims(input=x, axis=at), [floats("B", 7), constant(-2)],
                "b0,F>b0 s1,F>s2 P,F>P")  # fmt: skip
     yield Case("squeeze", lambda x: tf.squeeze(x), [floats(1, 7, 1)], "s1>s0 P>P")
@@ -29,6 +31,8 @@ def moving_cases():
     yield Case("pack_scalars", lambda a, b: tf.stack([a, b]), [floats(), floats()], "P,P>P")
     yield Case("unpack", lambda x: tf.unstack(x, axis=1), [floats(5, 3, 7)], "s0>s0,s0,s0 s2>s1,s1,s1 P>P,P,P")
     yield Case("reverse", tf.reverse, [floats("B", 5, 7), constant([-2])], "b0,F>b0 s2,F>s2 P,F>P")
+    yield Case("reverse_marked", lambda x, marked: raw.Reverse(tensor=x, dims=marked),
+               [floats("B", 5, 7), constant([False, True, False])], "b0,F>b0 s2,F>s2 P,F>P")  # fmt: skip
     yield Case("roll", lambda x, shift, axis: raw.Roll(input=x, shift=shift, axis=axis),
                [floats(5, 7), constant([2]), constant([0])], "s1,F,F>s1 P,F,F>P")  # fmt: skip
     yield Case("reverse_sequence", lambda x, n: raw.ReverseSequence(input=x, seq_lengths=n, seq_dim=1, batch_dim=0),
@@ -87,6 +91,8 @@ def matrix_cases():
     definite = floats(5, 3, 3)._replace(
         make=lambda random, sizes: spread + np.matmul(*([random.uniform(0, 1, sizes)] * 2)).astype(np.float32) * 0
     )
+    yield Case("fourier", tf.signal.fft, [imaginary(5, 7, 8)], "s0>s0 s1>s1")
+    yield Case("fourier_back", tf.signal.ifft, [imaginary(5, 8)], "s0>s0")
     yield Case("band", tf.matrix_band_part, [floats(5, 3, 3), constant(1), constant(0)], "s0,F,F>s0 P,F,F>P")
     yield Case("diag", lambda x: raw.MatrixDiag(diagonal=x), [floats(5, 3)], "s0>s0 P>P")
     yield Case("diag_part", lambda x: raw.MatrixDiagPart(input=x), [floats(5, 3, 3)], "s0>s0 P>P")
@@ -101,10 +107,12 @@ def matrix_cases():
 
 def image_cases():
     image = floats(5, 4, 4, 7)
-    yield Case("resize", lambda x, size: raw.ResizeBilinear(images=x, size=size), [image, constant([3, 5])],
-               "s0,F>s0 s3,F>s3")  # fmt: skip
-    yield Case("nearest", lambda x, size: raw.ResizeNearestNeighbor(images=x, size=size), [image, constant([3, 5])],
-               "s0,F>s0 s3,F>s3")  # fmt: skip
+    resized = (("resize", raw.ResizeBilinear), ("nearest", raw.ResizeNearestNeighbor), ("bicubic", raw.ResizeBicubic),
+               ("area", raw.ResizeArea))  # fmt: skip
+    for name, op in resized:
+        yield Case(name, lambda x, size, op=op: op(images=x, size=size), [image, constant([3, 5])], "s0,F>s0 s3,F>s3")
+    window = {"ksizes": [1, 2, 2, 1], "strides": [1, 1, 2, 1], "rates": [1, 2, 1, 1], "padding": "SAME"}
+    yield Case("patches", lambda x: raw.ExtractImagePatches(images=x, **window), [image], "s0>s0 P>P")
     yield Case("to_depth", lambda x: tf.space_to_depth(x, 2), [image], "s0>s0 P>P")
     yield Case("from_depth", lambda x: tf.depth_to_space(x, 2), [floats(5, 1, 1, 8)], "s0>s0 P>P")
 

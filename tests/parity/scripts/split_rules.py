@@ -43,6 +43,8 @@ GROUPS: Dict[str, List[Callable[[], Iterator[Case]]]] = {
     'shapes': [test_rules_shapes.repeating_cases, test_rules_shapes.shape_cases, test_rules_shapes.matrix_cases,
                test_rules_shapes.image_cases],
 }
+# Op types with a rule that no case can have: what is drawn differs from run to run (see split_random.py).
+RANDOM = {'RandomStandardNormal', 'RandomUniform', 'RandomUniformInt', 'TruncatedNormal'}
 ADDENDS = 4
 # Infinite values, of which no mean is made; a size that the rule must not see; a shape for other batches; variables
 # that round in the fourth digit.
@@ -74,9 +76,16 @@ class Seen(NamedTuple):
 def _seen(case: Case) -> Seen:
     random = np.random.RandomState(0)
     with tf.Graph().as_default():
-        inputs = [tf.constant(values_of(spec, random, GLOBAL_BATCH)) for spec in case.inputs]
+        arrays = [values_of(spec, random, GLOBAL_BATCH) for spec in case.inputs]
+        inputs = [tf.Variable(array, use_resource=True) if spec.variable else tf.constant(array)
+                  for spec, array in zip(case.inputs, arrays)]
         op = op_of(case.build(*inputs))
         return Seen(op.type, [tuple(t.shape.as_list() if t.shape.ndims else ()) for t in op.outputs])
+
+
+def op_types() -> Set[str]:
+    """Those of which there is a case."""
+    return {_seen(case).type for case in cases_of(sorted(GROUPS))}
 
 
 def _one_of_each_rule(cases: Sequence[Tuple[Case, Seen]]) -> List[Tuple[Case, Seen]]:
@@ -110,9 +119,11 @@ class Builder:
                     terms.append(self._number(output, seen.shapes[index]))
             return op, tf.add_n(terms)
 
-    def _taken(self, spec: Input, name: str, random: np.random.RandomState) -> tf.Tensor:
+    def _taken(self, spec: Input, name: str, random: np.random.RandomState) -> Any:
         batch = batch_of(spec)
         values = values_of(spec, random, GLOBAL_BATCH)
+        if spec.variable:
+            return tf.get_variable(name, initializer=values, use_resource=True)
         if spec.constant:
             return tf.constant(values)
         if values.dtype.kind == 'c':
