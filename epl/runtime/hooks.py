@@ -10,6 +10,7 @@
 | ControlFlowState.AddWhileContext | so do those of loops |
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
+| _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
 | Optimizer.get_slot (both) | the slot of a variable in parts is found by the user's variable |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
@@ -43,6 +44,7 @@ from epl.parallel import amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
 from epl.runtime import amp, gradient_check, recorder, saver, server, shards, zero
 from epl.runtime.session import GraphRunner
+from epl.runtime.shard_variables import refuse_reuse
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -67,6 +69,7 @@ def install() -> None:
     _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
     _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
     _wrap(tf_compat.GradLoopState, "GetRealValue", amp_twins.weight_in_gradient_loop)
+    _wrap(tf_compat.VariableStore, "_get_single_variable", _get_variable)
     for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
         _wrap(optimizer, "__init__", _optimizer_init)
         _wrap(optimizer, "get_slot", _get_slot)
@@ -126,6 +129,11 @@ def _optimizer_init(original: Callable[..., None], optimizer: Any, *args: Any, *
     original(optimizer, *args, **kwargs)
     if "apply_gradients" not in vars(optimizer):
         recorder.record_optimizer(optimizer)
+
+
+def _get_variable(original: Callable[..., Any], store: Any, name: str, shape: Any = None, **kwargs: Any) -> Any:
+    refuse_reuse(store._vars.get(name), shape)
+    return original(store, name, shape=shape, **kwargs)
 
 
 def _get_slot(original: Callable[..., Any], optimizer: Any, var: Any, *args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]
         with beside(old.op), tf.device(new.device):
             part = exchange.hide_size(new, made.layout)
             whole = exchange.gather_entered(part, made.layout)
-            whole = out_of_split(whole, exchange.ranks)
+            whole = out_of_split(whole, exchange)
         for consumer in consumers:
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is old:

@@ -252,6 +252,22 @@ def refuse_load(name: str, ranks: int, full_shape: Tuple[int, ...]) -> NoReturn:
     )
 
 
+def refuse_reuse(variable: Any, shape: Any) -> None:
+    """Raises PlanError if `variable`, a shard, is asked for in the shape of the full variable, to be shared."""
+    if not is_shard(variable) or shape is None or callable(shape):
+        return
+    name, full_shape, _, exchange = variable._epl_full
+    asked = tf.TensorShape(shape)
+    if asked.is_compatible_with(tf.TensorShape(full_shape)) and not asked.is_compatible_with(variable.shape):
+        raise PlanError(
+            "The variable {!r} is asked for again (reuse) behind tf.gradients, in the shape {}, and each of {} devices "
+            "has a part of it by then. Build all that shares the variables of epl.split before the first tf.gradients "
+            "or minimize, or in another tf.Graph that restores a checkpoint.".format(
+                name, list(full_shape), exchange.ranks
+            )
+        )
+
+
 def is_shard(variable: Any) -> bool:
     """Whether a variable object is a shard."""
     return isinstance(variable, _ShardObject)

@@ -21,10 +21,11 @@ from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import PARTIAL, Layout
-from epl.parallel.split.own_rows import OwnRows
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.own_rows import OWN_ROWS, OwnRows
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
 from epl.parallel.transformation import process_server
+from epl.runtime.computed_parts import ComputedParts
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
 from epl.runtime.shard_slots import Made, adopt_slots, slot_layouts
@@ -101,6 +102,8 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._row_shapes: Dict[tf.Tensor, Layout] = {}  # the shapes of sparse gradients
+        self._rows: Dict[tf.Tensor, Layout] = {}  # their values and indices
+        self._computed = ComputedParts({}, {}, {})
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
@@ -199,12 +202,30 @@ class Shards(object):
             )
         name = self.part_of(variable_of(tensor).name)
         if name not in self.held:
-            return Shown(tensor, ())
+            return self._found_computed(tensor)
         layout = self.held[name].layout
         stage = self._stage_of(name)
         shown = self._gathered(tensor, lambda prefix: value_of(graph, prefix + name), layout, stage=stage)
         self.reads[shown.tensor] = shown.others
         return shown
+
+    def _found_computed(self, tensor: tf.Tensor) -> Shown:
+        """What is computed with gradients of parts; another tensor is what it is."""
+        graph, rewrite, computed = self._graph.tf_graph, self._graph.plan, self._computed
+        layout = computed.layout(tensor)
+        if layout == FULL:
+            with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+                return Shown(computed.whole_shape(tensor), ())
+        first_rows = {
+            rewrite.prefix(copy): computed.first_row(tensor, self.place(self._rank + copy).rank)
+            for copy in range(rewrite.local_replicas)
+        }
+
+        def local(prefix: str) -> tf.Tensor:
+            part = graph.get_tensor_by_name(prefix + tensor.name)
+            return part + first_rows[prefix] if first_rows[prefix] else part
+
+        return self._gathered(tensor, local, layout, stage=self._stage_of(tensor.op.name))
 
     def _stage_of(self, op: str) -> int:
         """The stage in which an op of that name runs."""
@@ -302,7 +323,7 @@ class Shards(object):
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
-        return set()
+        return self._computed.ops()
 
     def replaced(self) -> List[str]:
         """Names of ops on variables that are parts now; nothing runs them any more."""
@@ -359,6 +380,16 @@ class Shards(object):
             self.adopt_updates()  # a moving average is built behind apply_gradients
             updates = self._updates()
             self._new.update(complete_updates(updates, self.exchange, self._between_groups, self._in_branch))
+        layouts = {self._new.get(tensor, tensor): layout for tensor, layout in updates.layouts.items()}
+        self._computed = ComputedParts(layouts, self._rows, self._row_shapes)
+
+    def _note_rows(self, gradient: tf.IndexedSlices, layout: Layout) -> None:
+        """Of a sparse gradient each rank has rows of its own; the variable is cut by `layout`."""
+        rows = (gradient.values, gradient.indices)
+        self._parts.update(dict.fromkeys(rows, OWN_ROWS))
+        self._rows.update(dict.fromkeys(rows, layout))
+        if gradient.dense_shape is not None:
+            self._row_shapes[gradient.dense_shape] = layout
 
     def _updates(self) -> Updates:
         variables = {**self._slots, **{name: held.layout for name, held in self.held.items()}}

@@ -4,8 +4,8 @@
     this rank       features ──▶ bridge ──▶ all-gather ──▶ ... ──▶ loss ──▶ tf.gradients      the user's ops do not run
 
 Replicate code around a split is trained on the mean of what the ranks compute, each on its own batch; the split itself
-on the batch of all, once. So gradients grow by the number of ranks on their way from the split into replicate code,
-and shrink on their way back: the *bridges* (epl/parallel/split/bridges.py).
+on the batch of all, once. So gradients are divided by the rank's share in the mean on their way from the split into
+replicate code, and multiplied by it on their way back: the *bridges* (epl/parallel/split/bridges.py).
 
 Here: when it is done, and what the user's program sees of it. The program itself is made by epl/parallel/split;
 variables, slots and checkpoints are the `shard_*` modules'.
@@ -48,6 +48,7 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, batch_dimension, find_region
 from epl.parallel.split.repeated_rows import first_changed
 from epl.parallel.split.routes import LINKS
+from epl.parallel.split.row_weights import RowWeights
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
 from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
@@ -68,7 +69,6 @@ _OPEN = (
     "Leave the batch dimension of what is fed open (None), or build the model again in a tf.Graph that does not train "
     "it and restore a checkpoint there, as an Estimator does."
 )
-_ROWS = shard(0)  # of a sparse gradient: each rank has its own
 
 
 def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
@@ -117,6 +117,7 @@ class SplitModel(Shards):
       ratios: of the parts, by rank of a group; () if they are as equal as they can be.
       whole: names of variables that every rank holds, of whose gradient it computes all.
       moved_bytes: that a rank sends in a step.
+      complete: names of the ops of noted gradients that the ranks of a group need not make a mean of.
     """
 
     setting = "epl.split"
@@ -153,6 +154,7 @@ class SplitModel(Shards):
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
+        self.complete: Set[str] = set()
         self._exits: Dict[tf.Tensor, tf.Tensor] = {}
         self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
         self._of_groups: Set[tf.Tensor] = set()
@@ -160,8 +162,16 @@ class SplitModel(Shards):
         self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
         if self._has_copies() and self._has_open_batch():
             self.exchange.copied_rows = CopiedRows(self.ranks, all(set(leads) == {0} for leads in self._leads))
+        if self._may_have_uneven_rows():
+            self.exchange.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
+        if len(plan.groups) > 1 and self.exchange.row_weights is not None:  # gradients of parts are weighed by them
+            for stage in plan.stages:
+                first = min(self._indices.intersection(stage.taskgraphs), default=None)
+                if first is not None:
+                    with in_taskgraph(graph.tf_graph, first):
+                        self.exchange.row_weights.of_group()
         for tensor in self._region.exits:
             self._give(tensor, tensor.consumers())
         with self.exchange.once():
@@ -207,7 +217,7 @@ class SplitModel(Shards):
     def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
         """A tensor of replicate code as the split takes it."""
         if self._program.values[self._program.number[tensor]].info.batch is not None:
-            return into_split(tensor, self.ranks)
+            return into_split(tensor, self.exchange)
         number = self._program.number[tensor]
         if not tensor.dtype.is_floating or number in self._program.fixed:
             return tensor
@@ -256,7 +266,7 @@ class SplitModel(Shards):
             return self._new[y]
         if y not in self._rows:
             with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
-                self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.ranks)
+                self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.exchange)
         return self._rows[y]
 
     def source(self, x: Any) -> Any:
@@ -291,7 +301,7 @@ class SplitModel(Shards):
                 "epl.split, from the rows of all {} devices, and others outside, from those of one device. Call it for "
                 "each of them by itself.".format(x.name, self.ranks)
             )
-        return times(gradient, 1.0 / self.ranks)
+        return times(gradient, self.exchange.share(first_tensor(gradient).dtype))
 
     def _result(self, tensor: tf.Tensor) -> Optional[Value]:
         """The value that the split computes for a tensor of the user, None for tensors of others."""
@@ -309,6 +319,16 @@ class SplitModel(Shards):
         """Whether the size of no batch is written into the model."""
         infos = [value.info for value in self._program.values if value.kind == ENTRY]
         return all(info.batch is None or (info.shape or ())[info.batch] is None for info in infos)
+
+    def _may_have_uneven_rows(self) -> bool:
+        """Whether the size of some batch is not written into the model."""
+        infos = [value.info for value in self._program.values if value.kind == ENTRY]
+        return any(info.batch is not None and (info.shape or ())[info.batch] is None for info in infos)
+
+    def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""
+        with self.building(), self.exchange.once():
+            return self.exchange.all_reduce(tensor, "rows_of_group")
 
     def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
         """As that of Shards."""
@@ -442,13 +462,14 @@ class SplitModel(Shards):
                 own = self._lowering.own_rows(tensor)
                 if value.info.batch is None:
                     own = self.exchange.enter(own)
-                self._exits[tensor] = out_of_split(own, self.ranks)
+                self._exits[tensor] = out_of_split(own, self.exchange)
         return self._exits[tensor]
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.values())
-        return {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
+        found = {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
+        return found | super().results()
 
     # ---- Gradients.
 
@@ -463,13 +484,13 @@ class SplitModel(Shards):
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
+        if is_complete(self, (variable, gradient)):
+            self.complete.add(first_tensor(gradient).op.name)
         held = self.held.get(variable)
         if held is None:
             return
         if isinstance(gradient, tf.IndexedSlices):
-            self._parts.update({gradient.values: _ROWS, gradient.indices: _ROWS})
-            if gradient.dense_shape is not None:
-                self._row_shapes[gradient.dense_shape] = held.layout
+            self._note_rows(gradient, held.layout)
         else:
             self._parts[gradient] = held.layout
 

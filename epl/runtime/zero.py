@@ -28,7 +28,7 @@ from epl.parallel.plan import Stage
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import Layout, shard
+from epl.parallel.split.layouts import Layout
 from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
@@ -44,7 +44,6 @@ from epl.utils.errors import NotAvailableError
 logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
-_ROWS = shard(0)  # of a sparse gradient: each rank has its own
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
 _Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
 
@@ -235,8 +234,7 @@ class ZeroModel(Shards):
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
                 part: Gradient = self._own_rows(gradient, whole)
-                self._parts.update({part.values: _ROWS, part.indices: _ROWS})
-                self._row_shapes[part.dense_shape] = layout
+                self._note_rows(part, layout)
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
                 self._parts[part] = layout

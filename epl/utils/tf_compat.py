@@ -22,6 +22,7 @@ from tensorflow.python.ops import (
     control_flow_util,
     gradients_util,
     resource_variable_ops,  # the classes of variables
+    variable_scope,
     variables,
 )
 from tensorflow.python.saved_model import builder_impl
@@ -33,6 +34,7 @@ SaverBuilder = saver.BaseSaverBuilder
 gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState
+VariableStore = variable_scope._VariableStore
 KerasOptimizer = optimizer_v2.OptimizerV2
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)

@@ -107,12 +107,16 @@ class Context:
 
     # ---- The model.
 
-    def towers(self, model: ModelFunction, inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-        """Returns the loss of the model; in BY_HAND mode one loss per replica, on its rows and its own statistics."""
+    def towers(self, model: ModelFunction, inputs: Sequence[tf.Tensor],
+               sizes: Optional[Sequence[Any]] = None) -> List[tf.Tensor]:
+        """Returns the loss of the model; in BY_HAND mode one loss per replica, on its rows and its own statistics.
+
+        `sizes` are the rows of the replicas, equal by default.
+        """
         if self.mode != BY_HAND:
             return [model(*inputs)]
         first: Dict[str, tf.Variable] = {}
-        pieces = [tf.split(tensor, self.replicas) for tensor in inputs]
+        pieces = [tf.split(tensor, self.replicas if sizes is None else sizes) for tensor in inputs]
         losses = []
         for replica in range(self.replicas):
             with tf.variable_scope(tf.get_variable_scope(), custom_getter=_shared(first, clone_name('', replica))), \

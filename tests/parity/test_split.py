@@ -27,6 +27,14 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, splits.train, name=name, optimizer='momentum')
 
 
+@pytest.mark.parametrize('topology,name,groups', [
+    ((1, 2), 'everything', 1), *(pytest.param(*case, marks=pytest.mark.long) for case in [
+        ((2, 1), 'resource_head', 1), ((2, 2), 'decayed', 1), ((1, 3), 'head', 1), ((1, 4), 'everything', 2)])])
+def test_moving_averages(oracle: Oracle, topology: Tuple[int, int], name: str, groups: int) -> None:
+    answers = oracle.check(topology, splits.train, name=name, optimizer='momentum', groups=groups, averages=True)
+    assert any('ExponentialMovingAverage' in held for _, parts in answers[0].results['parts'] for held in parts)
+
+
 @some_topologies
 def test_losses_of_rows(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, splits.vector)

@@ -160,3 +160,10 @@ def test_sum_instead_of_mean(oracle: Oracle) -> None:
 )
 def test_with_other_features(oracle: Oracle, config: Any) -> None:
     _check(oracle, ONE, "wide_layers", 2, **config)
+
+
+@pytest.mark.parametrize("name", ["wide_layers", pytest.param("transformer", marks=long)])
+@pytest.mark.parametrize("micro_batches", [2, pytest.param(1, marks=long)])
+def test_processes_with_different_numbers_of_rows(oracle: Oracle, name: str, micro_batches: int) -> None:
+    shape = {"stages": 2, "split": 2, "micro_batches": micro_batches, "workers": [8, 4], "optimizer": "momentum"}
+    oracle.check(TWO, split_pipelines.uneven, name=name, **shape)

@@ -118,6 +118,18 @@ def test_variables_of_a_split_that_is_opened_behind_the_gradients_are_refused(in
     assert text.startswith("PlanError: 'late/kernel' ({}:".format(__file__)) and "behind the tf.gradients" in text
 
 
+def test_a_whole_variable_that_is_shared_behind_the_gradients_is_refused(init):
+    init(2, annotate=False, **COLOCATED)
+    x = tf.placeholder(tf.float32, [None, 8])
+    with epl.split(2):
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001, name="head")))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.variable_scope("", reuse=True):
+        assert tf.get_variable("head/kernel") is tf.trainable_variables()[0]
+    with pytest.raises(PlanError, match="'head/kernel' is asked for again .reuse. behind tf.gradients"):
+        tf.layers.dense(x, 1001, name="head", reuse=True)
+
+
 def test_a_variable_of_a_split_that_is_opened_behind_the_first_run_is_refused(init):
     init(2, annotate=False, **COLOCATED)
     x = tf.placeholder(tf.float32, [None, 8])

@@ -6,6 +6,7 @@
 
 The weight of a replica is its number of rows over that of all (1 / world size when nothing is fed). Summing the rows of
 all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
+Gradients of parts, which the ranks of a split group compute together, weigh with the rows of the group.
 """
 
 from typing import Dict, List, Optional, Set, Tuple
@@ -30,8 +31,12 @@ def run(rewrite: Rewrite) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
-    with rewrite.building("rows"):
-        weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
+    split = rewrite.graph.split
+    if split is not None and split.exchange.row_weights is not None:
+        weight = split.exchange.row_weights.own
+    else:
+        with rewrite.building("rows"):
+            weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weights = [weight]
     if rewrite.graph.shards is not None:
         rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
@@ -90,11 +95,13 @@ def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: O
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
         return tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
-    if rewrite.graph.split is not None:  # computed on the rows of all: every replica has the same part
+    split = rewrite.graph.split
+    if split is not None and split.exchange.row_weights is None:  # all have as many
         with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
-        share = weight / gate.outputs[0]
+        own = split.exchange.row_weights.of_group_in(group.stage) if group.of_parts else weight
+        share = own / gate.outputs[0]
     return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
 
 

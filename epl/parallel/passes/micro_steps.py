@@ -8,11 +8,13 @@ that. Gradients travel in the last micro step alone.
                                    +-----------+
     gradient --> x own rows / mean rows --> added up --> ... last micro step: allreduce, each replica with equal weight
 
+Own rows are those of the split group for gradients of parts, which its ranks compute together.
+
 Positions differ after a run that failed on some replicas only. The training step then begins anew on all of them: none
 takes the branch of the last micro step, with its collectives, without the others.
 """
 
-from typing import Dict
+from typing import Dict, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -21,12 +23,13 @@ from epl.ir.accumulation import Accumulation
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.stages import stage_of_op
 from epl.utils import tf_compat
 
 
 def by_boundary(graph: Graph) -> Dict[str, Accumulation]:
-    """The accumulations of a graph, by the names of the boundaries that lie in their last micro step."""
-    return {name: one for one in graph.accumulations for name in one.boundaries}
+    """The accumulations of a graph, by the names of the boundaries behind their sums."""
+    return {name: one for one in graph.accumulations for name in (*one.boundaries, *one.held)}
 
 
 def agree(
@@ -53,15 +56,18 @@ def agree(
     # Equal numbers are those whose squares have the smallest sum.
     agreed = tf.where(tf.equal(replicas * squares, tf.square(positions)), positions / replicas, tf.zeros_like(rows))
     _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
-    if rewrite.graph.split is None and _rows_may_differ(rewrite.tf_graph):
+    if _rows_may_differ(rewrite):
         scale = weight * replicas / rows
         for source in accumulation.sources:
             values = source.values if isinstance(source, tf.IndexedSlices) else source
+            factor = _group_scale(rewrite, values, rows) if _is_complete(rewrite, values) else scale
+            if factor is None:
+                continue
             with tf_compat.control_flow_context(
                 rewrite.tf_graph, tf_compat.control_flow_context_of(values.op)
             ), rewrite.tf_graph.colocate_with(values.op, ignore_existing=True):
                 own_values = values.op.inputs[0]
-                _give_source(rewrite, values, own_values * tf.cast(scale, own_values.dtype))
+                _give_source(rewrite, values, own_values * tf.cast(factor, own_values.dtype))
     return everyone.op
 
 
@@ -70,9 +76,26 @@ def share(rewrite: Rewrite, ranks: int) -> float:
     return 1.0 if rewrite.plan.reduce_method == "sum" else 1.0 / ranks
 
 
-def _rows_may_differ(tf_graph: tf.Graph) -> bool:
+def _rows_may_differ(rewrite: Rewrite) -> bool:
     """Whether anything is fed: what replicas draw from a data source weighs equally."""
-    return any(op.type in op_types.PLACEHOLDERS for op in tf_graph.get_operations())
+    split = rewrite.graph.split
+    if split is not None and split.exchange.row_weights is None:
+        return False
+    return any(op.type in op_types.PLACEHOLDERS for op in rewrite.tf_graph.get_operations())
+
+
+def _is_complete(rewrite: Rewrite, gradient: tf.Tensor) -> bool:
+    """Whether the ranks of a split group have a gradient together."""
+    return rewrite.graph.split is not None and gradient.op.name in rewrite.graph.split.complete
+
+
+def _group_scale(rewrite: Rewrite, gradient: tf.Tensor, rows: tf.Tensor) -> Optional[tf.Tensor]:
+    """What such a gradient is multiplied by, given the rows of all; None for the only group."""
+    split = rewrite.graph.split
+    if len(split.groups) == 1:
+        return None
+    stage = stage_of_op(gradient.op, rewrite.plan.stages)
+    return split.exchange.row_weights.of_group_in(stage) * float(len(split.groups)) / rows
 
 
 def _give_source(rewrite: Rewrite, identity: tf.Tensor, source: tf.Tensor) -> None:

@@ -3,8 +3,9 @@
     replicate code    each of n ranks has the gradient of its own loss; what is trained is the mean of the losses
     split             all ranks have the gradient of that mean
 
-So a gradient grows by n on its way from the split into replicate code, and shrinks by n on its way back. Where it is
-differentiated again it is a tensor like others, which has passed the other way, and its own gradient does so as well.
+A rank's share in the mean is 1/n, or that of its rows. So a gradient is divided by the share on its way from the split
+into replicate code, and multiplied by it on its way back. Where it is differentiated again it is a tensor like others,
+which has passed the other way, and its own gradient does so as well.
 """
 
 from typing import Callable
@@ -13,27 +14,27 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.boundary import times
 from epl.ir.graph import Gradient, first_tensor
-from epl.parallel.split.conversions import Exchange, with_gradient
+from epl.parallel.split.conversions import Exchange, Factor, with_gradient
 
 
-def into_split(tensor: tf.Tensor, ranks: int) -> tf.Tensor:
+def into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     """The rows of a rank's own batch, for the split."""
-    return _scaled(tensor, float(ranks))
+    return _scaled(tensor, exchange.inverse_share)
 
 
-def out_of_split(tensor: tf.Tensor, ranks: int) -> tf.Tensor:
+def out_of_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     """A rank's own rows, or what has entered, for replicate code."""
-    return _scaled(tensor, 1.0 / ranks)
+    return _scaled(tensor, exchange.share)
 
 
-def objective_of_split(tensor: tf.Tensor, ranks: int) -> tf.Tensor:
+def objective_of_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     """A rank's own rows of what is differentiated in the split; what their gradients begin with is replicate code's."""
-    return with_gradient(tensor, tensor, lambda gradient: into_split(gradient, ranks))
+    return with_gradient(tensor, tensor, lambda gradient: into_split(gradient, exchange))
 
 
 def mean_into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     """The mean of what the ranks have, for the split: of a batch without rows, such as a loss."""
-    mean = exchange.sum_partial(tf.stop_gradient(tensor)) / float(exchange.ranks)
+    mean = exchange.sum_partial(tf.stop_gradient(tensor) * exchange.share(tensor.dtype))
     return with_gradient(tensor, mean, lambda gradient: _common(gradient, exchange))
 
 
@@ -47,11 +48,12 @@ def _common(gradient: Gradient, exchange: Exchange) -> Gradient:
     return _with_values(gradient, gradient, lambda second: mean_into_split(tf.convert_to_tensor(second), exchange))
 
 
-def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+def _scaled(tensor: tf.Tensor, factor: Callable[[tf.DType], Factor]) -> tf.Tensor:
     """The tensor, whose gradient is `factor` times as large; that of the gradient is not."""
 
     def scaled(gradient: Gradient) -> Gradient:
-        return _with_values(gradient, times(gradient, factor), lambda second: _scaled(second, factor))
+        product = times(gradient, factor(first_tensor(gradient).dtype))
+        return _with_values(gradient, product, lambda second: _scaled(second, factor))
 
     return with_gradient(tensor, tensor, scaled)
 

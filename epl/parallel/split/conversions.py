@@ -19,7 +19,7 @@ unknown, so that neither TensorFlow nor its gradient functions write one rank's 
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -30,12 +30,14 @@ from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.copied_rows import CopiedRows
 from epl.parallel.split.layouts import Layout, balanced_sizes, offsets, shard
+from epl.parallel.split.row_weights import RowWeights
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
 _FUNCTIONS = ("epl_split_gradients",)  # a collection with a key that is no string is not exported
 
 Gradient = Callable[[Any], Any]
+Factor = Union[float, tf.Tensor]
 
 Owned = NamedTuple("Owned", [("values", Tuple[np.ndarray, ...]), ("dtype", tf.DType)])
 Owned.__doc__ = """A constant that differs between ranks.
@@ -70,6 +72,7 @@ class Exchange(object):
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
       copied_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
+      row_weights: what the batches of the ranks weigh, if their rows may differ.
     """
 
     def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
@@ -88,6 +91,7 @@ class Exchange(object):
         self._fp16_scale = fp16_scale if self.ranks > 1 else None
         self.owned: Dict[str, Owned] = {}
         self.copied_rows: Optional[CopiedRows] = None
+        self.row_weights: Optional[RowWeights] = None
 
     @property
     def lanes(self) -> List[Lane]:
@@ -208,6 +212,14 @@ class Exchange(object):
         """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
         counts, whole = tf.cast(rows, size.dtype), tf.cast(self.whole_rows(rows), size.dtype)
         return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(whole, 1)
+
+    def share(self, dtype: tf.DType) -> Factor:
+        """What the batch of this rank weighs in the mean over the ranks."""
+        return 1.0 / self.ranks if self.row_weights is None else self.row_weights.share(dtype)
+
+    def inverse_share(self, dtype: tf.DType) -> Factor:
+        """1 / `share`."""
+        return float(self.ranks) if self.row_weights is None else self.row_weights.inverse_share(dtype)
 
     def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """How many rows the whole batch has, given how many each rank has (int64, by rank)."""

@@ -65,11 +65,11 @@ class StageExchange(Exchange):
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
         """What is built inside is done once per step, and not for each micro batch."""
-        self._once = True
+        before, self._once = self._once, True
         try:
             yield
         finally:
-            self._once = False
+            self._once = before
 
     def _lane(self) -> Lane:
         current = self._current()

@@ -23,6 +23,7 @@ Attributes:
   slots: op name of a variable that was made for a part -> its layout, if rows of the gradient are written into it.
 """
 NO_ROWS = OwnRows({}, {})
+OWN_ROWS = shard(0)  # the layout of values and indices
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
 _DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that says how many rows
@@ -54,7 +55,7 @@ def layout_of_rows(
         if op.type.startswith("TensorScatter"):
             return layouts[0]
         if op.type in _LOOKUPS and (op.type != "GatherV2" or tf.get_static_value(op.inputs[2]) == 0):
-            return shard(0)
+            return OWN_ROWS
     return None
 
 

@@ -21,8 +21,8 @@ from epl.ir.taskgraph import Phase
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.emission import RankEmission, copy_op
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
-from epl.parallel.split.own_rows import NO_ROWS, OwnRows, layout_of_rows, refuse_rows
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.own_rows import NO_ROWS, OWN_ROWS, OwnRows, layout_of_rows, refuse_rows
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -31,7 +31,6 @@ _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXIT
 _PASSES = op_types.READS | _HAND_ON
 # What these do with a variable or its value is seen to elsewhere.
 _STAY = op_types.OF_SCRIPT | frozenset(["IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
-_OWN_ROWS = shard(0)
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
 Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
@@ -217,12 +216,12 @@ class _Tracer(object):
                 stack.extend(op.inputs)
 
     def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
-        if _OWN_ROWS in layouts:
+        if OWN_ROWS in layouts:
             of_rows = layout_of_rows(op, layouts, self._own_rows.shapes, self._variables.values())
             if of_rows is not None:
                 return [of_rows] * len(op.outputs)
         choice = self._choice(op, layouts)
-        if _OWN_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
+        if OWN_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
             refuse_rows(op, "a part of another size")
         rows = next((layout for layout in layouts if layout.is_shard), FULL)
         if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):

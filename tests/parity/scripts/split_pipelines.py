@@ -1,13 +1,13 @@
 """Pipelines whose stages have epl.split in them: wide layers, those of a Transformer, tables of words, a wide head."""
 
 import os
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import Context
 from tests.parity.scripts import pipelines
-from tests.parity.scripts.data import CLASSES, TOKENS, VOCABULARY
+from tests.parity.scripts.data import CLASSES, TOKENS, VOCABULARY, Samples
 from tests.parity.scripts.models import OPTIMIZERS, cross_entropy, dense, weights
 from tests.parity.scripts.pipeline_models import Block, Inputs, model, placeholders
 
@@ -171,6 +171,27 @@ def read(ctx: Context, **arguments: Any) -> None:
 def accumulated(ctx: Context, **arguments: Any) -> None:
     """`pipelines.accumulated` of a model above: what `train` must equal."""
     pipelines.accumulated(ctx, **arguments)
+
+
+def uneven(ctx: Context, name: str, workers: Sequence[int], optimizer: str, **pipeline: Any) -> None:
+    """Trains a model above in processes that are fed different numbers of rows."""
+    plan = pipelines.Pipeline(ctx, **pipeline)
+    inputs = placeholders()
+    with tf.variable_scope("net"):
+        loss = plan.loss(name, inputs)
+    train_op = OPTIMIZERS[optimizer]().minimize(loss, tf.train.get_or_create_global_step())
+    begin, size = (sum(workers[: ctx.worker]), workers[ctx.worker]) if ctx.planned else (0, sum(workers))
+    if ctx.planned:
+        import epl
+
+        epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(pipelines.STEPS):
+            first = step * pipelines.STEP_ROWS + begin
+            rows = Samples(*[values[first : first + size] for values in pipelines.ALL_ROWS])
+            ctx.record(loss=sess.run([loss, train_op], pipelines.feed(inputs, rows))[0])
+        ctx.record_variables(sess)
 
 
 def saved(ctx: Context, name: str, optimizer: str, path: str = "", **pipeline: Any) -> None:

@@ -373,11 +373,11 @@ def vector(ctx: Context) -> None:
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
           devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (),
-          apart: Sequence[int] = (), dtype: str = 'float32', **config: Any) -> None:
+          apart: Sequence[int] = (), dtype: str = 'float32', averages: bool = False, **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
-    the groups where the layout says it.
+    the groups where the layout says it. With `averages` all weights have moving averages besides.
     """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
     if ctx.planned and devices:
@@ -398,6 +398,9 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
         pairs = list(zip(gradients, [variable for _, variable in pairs]))
     with tf.control_dependencies([loss]):  # which reads variables that the step writes
         train_op = made.apply_gradients(pairs, step)
+    if averages:
+        with tf.control_dependencies([train_op]):
+            train_op = tf.train.ExponentialMovingAverage(0.9, step).apply(tf.trainable_variables())
     data = samples()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

@@ -1,0 +1,92 @@
+"""What is computed with the gradients of parts, as the user fetches it: that of one device.
+
+part of a gradient     on each rank                          all-gather
+rows of a gradient     on each rank those of its own part    all-gather; indices are of the part
+columns of such rows   on each rank, with the same indices   all-gather along the columns
+"""
+
+from typing import Dict, List, Mapping, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.split.layouts import FULL, Layout, offsets
+from epl.parallel.split.own_rows import OWN_ROWS
+from epl.utils.errors import FeedError
+
+
+class ComputedParts(object):
+    """How the tensors are cut that are computed with gradients of parts.
+
+    Attributes:
+      layouts: tensor -> how it is cut; without sizes: rows of a sparse gradient.
+    """
+
+    def __init__(
+        self, layouts: Dict[tf.Tensor, Layout], rows: Mapping[tf.Tensor, Layout], shapes: Mapping[tf.Tensor, Layout]
+    ) -> None:
+        """Notes what is known.
+
+        Args:
+          layouts: as `Updates.layouts` of epl/parallel/split/updates.py.
+          rows: values and indices of the sparse gradients -> how their variable is cut.
+          shapes: their `dense_shape`, likewise.
+        """
+        self.layouts = layouts
+        self._rows = rows
+        self._shapes = shapes
+
+    def ops(self) -> Set[str]:
+        """Names of the ops that compute them and write nothing."""
+        return {tensor.op.name for tensor in self.layouts if tensor.op.type not in op_types.WRITES}
+
+    def layout(self, tensor: tf.Tensor) -> Layout:
+        """How the ranks hold a tensor; FULL if all have the same.
+
+        Raises:
+          FeedError: columns of rows were computed with, and what has become of them is not known.
+        """
+        found = self.layouts.get(tensor, FULL)
+        if found != OWN_ROWS:
+            return found
+        variable = self._variable(tensor)
+        if variable.dim == 0:
+            return found
+        if not tensor.dtype.is_floating:
+            return FULL
+        if tensor.shape.ndims is None or tensor.shape.ndims <= variable.dim:
+            raise FeedError(
+                "{!r} is fetched, and computed from a sparse gradient of which each of {} devices has some columns: "
+                "fetch the gradient, or make it dense first (tf.convert_to_tensor).".format(
+                    tensor.name, len(variable.sizes or ())
+                )
+            )
+        return variable
+
+    def first_row(self, tensor: tf.Tensor, rank: int) -> int:
+        """What a rank's indices count from."""
+        if tensor.dtype.is_floating or self.layouts.get(tensor) != OWN_ROWS:
+            return 0
+        variable = self._variable(tensor)
+        return 0 if variable.dim else offsets(variable.sizes or ())[rank]
+
+    def whole_shape(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The `dense_shape` of a sparse gradient, of the whole variable; another tensor as it is."""
+        if tensor not in self._shapes:
+            return tensor
+        variable = self._shapes[tensor]
+        size = tf.constant([sum(variable.sizes or ())], tensor.dtype)
+        return tf.concat([tensor[: variable.dim], size, tensor[variable.dim + 1 :]], 0)
+
+    def _variable(self, tensor: tf.Tensor) -> Layout:
+        """How the variable is cut of whose gradient a tensor has rows."""
+        seen: Set[tf.Tensor] = set()
+        waiting: List[tf.Tensor] = [tensor]
+        while waiting:
+            one = waiting.pop()
+            if one in self._rows:
+                return self._rows[one]
+            if one not in seen:
+                seen.add(one)
+                waiting.extend(source for source in one.op.inputs if self.layouts.get(source) == OWN_ROWS)
+        return OWN_ROWS
