@@ -30,6 +30,12 @@ WHOLE = ["plain", "recomputed", "1f1b"]  # modes in which a device has the varia
 ZERO = ["v0", "v1", "v2"]
 
 
+def each_of(modes, quick):
+    """A test of some modes, of which `make test` runs the quick one and `make test-long` the others."""
+    others = [pytest.param(mode, marks=pytest.mark.long) for mode in modes if mode != quick]
+    return pytest.mark.parametrize("mode", [quick] + others)
+
+
 def begin(init, mode="plain", **config):
     """A fresh graph; the number of stages."""
     values = dict(MODES[mode], **config)
@@ -82,19 +88,19 @@ def assert_close(model, tolerance=0.1):
         assert device.peak == pytest.approx(peak, rel=tolerance), device
 
 
-@pytest.mark.parametrize("mode", WHOLE)
+@each_of(WHOLE, "plain")
 def test_the_peak_of_dense_layers_is_within_a_tenth_of_a_traced_step(init, mode):
     assert_close(Mlp(begin(init, mode)))
 
 
-@pytest.mark.parametrize("mode", WHOLE)
+@each_of(WHOLE, "1f1b")
 def test_the_peak_of_convolutions_is_near_that_of_a_traced_step(init, mode):
     # Two gradients of convolutions that run at the same time have two workspaces, of up to 30 MB each.
     stages = begin(init, mode)
     assert_close(Resnet(stages, rows=32 * stages), tolerance=0.15 if stages > 1 else 0.1)
 
 
-@pytest.mark.parametrize("mode", WHOLE)
+@each_of(WHOLE, "recomputed")
 def test_the_peak_of_a_small_bert_is_within_a_tenth_of_a_traced_step(init, mode):
     assert_close(Bert(begin(init, mode)))
 
@@ -106,7 +112,7 @@ def test_the_peak_of_dense_layers_in_parts(init, mode, devices, width):
     assert_close(Mlp(layers=8, width=width, rows=2048))
 
 
-@pytest.mark.parametrize("mode", ZERO)
+@each_of(ZERO, "v1")
 def test_the_peak_of_a_small_bert_in_parts(init, mode):
     begin(init, mode)
     assert_close(Bert(rows=4, optimizer=tf.train.AdamOptimizer(0.01)))

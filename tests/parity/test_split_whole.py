@@ -28,8 +28,8 @@ def test_word2vec_with_adam(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, split_whole.word2vec, optimizer='adam')
 
 
-@pytest.mark.parametrize('topology', [(1, 2)] + [
-    pytest.param(topology, marks=pytest.mark.long) for topology in [(2, 1), (2, 2)]], ids=topology_name)
+@pytest.mark.long
+@pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 def test_a_shallow_resnet_with_a_split_head(oracle: Oracle, topology: Tuple[int, int]) -> None:
     _check_images(oracle, topology, depth=split_whole.SHALLOW, width=8)
 

@@ -10,7 +10,7 @@ from tests.parity.scripts import translation
 FLOAT64 = 1e-12
 
 
-@pytest.mark.parametrize('topology,gate', [((1, 2), 'switch'), ((2, 1), 'top2')])
+@pytest.mark.parametrize('topology,gate', [pytest.param((1, 2), 'switch', marks=pytest.mark.long), ((2, 1), 'top2')])
 def test_experts_that_are_dealt_out(oracle: Oracle, topology: Tuple[int, int], gate: str) -> None:
     """Two all-to-alls forward and two backward in each mixture."""
     for answer in oracle.check(topology, translation.train, gate=gate):
