@@ -196,8 +196,8 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
         losses = tf.stack([loss for _, loss in built])
         loss = tf.reduce_sum(losses)
     optimizer = tf.train.MomentumOptimizer(1., 0.9)
-    with _turn(ctx, {op.name: turn + number for number, (op, _) in enumerate(built)},
-               {of_case.op.name for _, of_case in built}):
+    with choosing(ctx, {op.name: turn + number for number, (op, _) in enumerate(built)},
+                  {of_case.op.name for _, of_case in built}):
         pairs = optimizer.compute_gradients(loss)
     with tf.control_dependencies([losses]):
         train_op = optimizer.apply_gradients(pairs)
@@ -217,7 +217,7 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
 
 
 @contextlib.contextmanager
-def _turn(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[None]:
+def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[None]:
     """Plans that are made inside have one choice for each op of a name in `turns`: the one whose turn it is.
 
     Ops of the names in `whole` are computed whole, so that the search is done with a case when its loss is there.
