@@ -1,5 +1,6 @@
 """The memory estimate against traced steps, and what it says would lower the peak against what does."""
 
+import ctypes
 import logging
 
 import numpy as np
@@ -34,6 +35,13 @@ def each_of(modes, quick):
     """A test of some modes, of which `make test` runs the quick one and `make test-long` the others."""
     others = [pytest.param(mode, marks=pytest.mark.long) for mode in modes if mode != quick]
     return pytest.mark.parametrize("mode", [quick] + others)
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back():
+    """What large models have freed goes back to the system: malloc keeps gigabytes of it for its threads."""
+    yield
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def begin(init, mode="plain", **config):

@@ -26,7 +26,7 @@ def _placements(in_short: int) -> Any:
 every_placement = _placements(3)
 long_placements = _placements(1)
 # What they compute from a batch is no mean over its rows: each group does so with its own.
-OF_BATCHES = ('experts', 'scaled_by_a_loss', 'branched', 'penalised', 'python_functions')
+OF_BATCHES = ('experts', 'scaled_by_a_loss', 'branched', 'own_gradients', 'penalised', 'python_functions')
 
 
 def _check_parts(answers: List[Answer], groups: int) -> None:
@@ -46,7 +46,7 @@ def _check(
     reference = None
     if name in OF_BATCHES:
         of_plan = {key: value for key, value in arguments.items() if '__' not in key}
-        reference = oracle.by_hand((1, groups), splits.train, name=name, groups=groups, **of_plan)
+        reference = oracle.by_hand((1, groups), splits.train, name=name, groups=groups, own_losses=True, **of_plan)
     answers = oracle.check(topology, splits.train, reference=reference, name=name, groups=groups, **arguments)
     _check_parts(answers, groups)
     return answers

@@ -373,11 +373,13 @@ def vector(ctx: Context) -> None:
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
           devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (),
-          apart: Sequence[int] = (), dtype: str = 'float32', averages: bool = False, **config: Any) -> None:
+          apart: Sequence[int] = (), dtype: str = 'float32', averages: bool = False,
+          own_losses: bool = False, **config: Any) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
-    the groups where the layout says it. With `averages` all weights have moving averages besides.
+    the groups where the layout says it. With `averages` all weights have moving averages besides. With `own_losses` the
+    loss of each group is differentiated by itself: gradient functions of the script need not be linear.
     """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
     if ctx.planned and devices:
@@ -392,7 +394,9 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
-    pairs, norm = made.compute_gradients(loss if ctx.planned else loss * factor), tf.zeros([])
+    differentiated = losses if own_losses else [loss]
+    pairs = ctx.gradients(differentiated if ctx.planned else [one * factor for one in differentiated], made)
+    norm = tf.zeros([])
     if clip:
         gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
         pairs = list(zip(gradients, [variable for _, variable in pairs]))
