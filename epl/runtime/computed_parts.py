@@ -1,8 +1,10 @@
 """What is computed with the gradients of parts, as the user fetches it: that of one device.
 
-part of a gradient     on each rank                          all-gather
-rows of a gradient     on each rank those of its own part    all-gather; indices are of the part
-columns of such rows   on each rank, with the same indices   all-gather along the columns
+    part of a gradient     on each rank                          all-gather
+    rows of a gradient     on each rank those of its own part    all-gather, indices counted from the part's first row
+    columns of such rows   on each rank, with the same indices   all-gather along the columns
+
+Which tensors are parts is known from the tracing of updates (epl/parallel/split/updates.py).
 """
 
 from typing import Dict, List, Mapping, Set
