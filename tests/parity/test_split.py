@@ -13,6 +13,10 @@ every_topology = pytest.mark.parametrize(
     'topology', [(1, 2), (2, 1), (1, 3), (1, 4), (4, 1), (2, 2)], ids=topology_name)
 some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
 
+# Each model in one process with two devices, or in two with one; the other way round in the long tests.
+TRAINED = [pytest.param(name, topology, marks=[pytest.mark.long] if (place + turn) % 2 else [])
+           for place, name in enumerate(sorted(splits.SPLITS)) for turn, topology in enumerate([(1, 2), (2, 1)])]
+
 ACCUMULATED = 5e-6  # sums of gradients that nearly cancel: their rounding is that of the larger terms
 
 
@@ -21,8 +25,8 @@ def test_a_wide_head(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, splits.train, name='head', optimizer='adam')
 
 
-@some_topologies
-@pytest.mark.parametrize('name', sorted(splits.SPLITS))
+@pytest.mark.parametrize('name,topology', TRAINED, ids=lambda value: (
+    topology_name(value) if isinstance(value, tuple) else value))
 def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, splits.train, name=name, optimizer='momentum')
 
@@ -92,8 +96,10 @@ def test_accumulation_with_recomputation_in_groups(oracle: Oracle) -> None:
                  gradient_checkpoint__type='auto', optimizer__num_apply_group=2)
 
 
-@pytest.mark.parametrize('topology', [(1, 2), (2, 1), (2, 2)], ids=topology_name)
-@pytest.mark.parametrize('resource', [False, True])
+@pytest.mark.parametrize('topology,resource', [
+    ((1, 2), False), ((2, 2), True), *(pytest.param(*case, marks=pytest.mark.long) for case in [
+        ((1, 2), True), ((2, 1), False), ((2, 1), True), ((2, 2), False)])],
+    ids=lambda value: topology_name(value) if isinstance(value, tuple) else str(value))
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int, int], resource: bool) -> None:
     continue_from_each_other(oracle, topology, splits.saved, {}, resource=resource)
 

@@ -68,7 +68,7 @@ def test_wide_layers(oracle: Oracle, micro_batches: int, schedule: str) -> None:
 @pytest.mark.parametrize(
     "topology,name,micro_batches,optimizer",
     [
-        (ONE, "transformer", 2, "momentum"),
+        pytest.param(ONE, "transformer", 2, "momentum", marks=long),
         (ONE, "wide_head", 4, "adam"),
         (TWO, "wide_head", 4, "adam"),
         (ONE, "big_table", 2, "momentum"),
