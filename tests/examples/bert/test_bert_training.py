@@ -71,6 +71,7 @@ def test_the_whole_small_set_is_learnt(script, tmp_path):
     assert code == 0 and exact_match(output) > 90.0, output
 
 
+@pytest.mark.long
 def test_training_goes_on_from_its_last_checkpoint(small, tmp_path):
     windows = str(tmp_path / "train.tfrecord")
     vocabulary = os.path.join(BERT, "data", "vocab.txt")

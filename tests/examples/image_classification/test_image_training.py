@@ -23,6 +23,7 @@ def launch(folder, images_folder, script, options=(), settings=None):
     return json.loads(done.stdout.strip().split("\n")[-1])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_small_network_learns_digits(tmp_path, images_folder):
     settings = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16", "EPOCHS": "8"}

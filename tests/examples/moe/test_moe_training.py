@@ -32,6 +32,7 @@ def small(tmp_path, moe_folder):
     return dict(sizes, PAIRS=str(pairs), BATCH="6", EPOCHS="60")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_few_sentences_are_learnt(small, tmp_path, moe_folder):
     options = ["--seed", "1", "--learning_rate", "5e-3", "--warm_up", "30", "--dropout", "0"]
