@@ -9,8 +9,8 @@
 | gradients_util._maybe_colocate_with | backward ops carry their forward op's TaskGraph |
 | ControlFlowState.AddWhileContext | so do those of loops |
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
-| Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
+| Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | Optimizer.get_slot (both) | the slot of a variable in parts is found by the user's variable |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |

@@ -102,7 +102,7 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._row_shapes: Dict[tf.Tensor, Layout] = {}  # the shapes of sparse gradients
-        self._rows: Dict[tf.Tensor, Layout] = {}  # their values and indices
+        self._row_layouts: Dict[tf.Tensor, Layout] = {}  # their values and indices
         self._computed = ComputedParts({}, {}, {})
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
@@ -381,13 +381,13 @@ class Shards(object):
             updates = self._updates()
             self._new.update(complete_updates(updates, self.exchange, self._between_groups, self._in_branch))
         layouts = {self._new.get(tensor, tensor): layout for tensor, layout in updates.layouts.items()}
-        self._computed = ComputedParts(layouts, self._rows, self._row_shapes)
+        self._computed = ComputedParts(layouts, self._row_layouts, self._row_shapes)
 
     def _note_rows(self, gradient: tf.IndexedSlices, layout: Layout) -> None:
         """Of a sparse gradient each rank has rows of its own; the variable is cut by `layout`."""
         rows = (gradient.values, gradient.indices)
         self._parts.update(dict.fromkeys(rows, OWN_ROWS))
-        self._rows.update(dict.fromkeys(rows, layout))
+        self._row_layouts.update(dict.fromkeys(rows, layout))
         if gradient.dense_shape is not None:
             self._row_shapes[gradient.dense_shape] = layout
 

@@ -160,9 +160,9 @@ class SplitModel(Shards):
         self._of_groups: Set[tf.Tensor] = set()
         self._objective = list(objective)
         self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
-        if self._has_copies() and self._has_open_batch():
+        if self._has_copies() and all(self._open_batches()):
             self.exchange.copied_rows = CopiedRows(self.ranks, all(set(leads) == {0} for leads in self._leads))
-        if self._may_have_uneven_rows():
+        if any(self._open_batches()):
             self.exchange.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
@@ -315,15 +315,10 @@ class SplitModel(Shards):
         """Whether one process has several ranks of a group."""
         return any(len(set(leads)) < self.ranks for leads in self._leads)
 
-    def _has_open_batch(self) -> bool:
-        """Whether the size of no batch is written into the model."""
+    def _open_batches(self) -> List[bool]:
+        """Of each tensor with a batch that enters the split, whether its size is not written into the model."""
         infos = [value.info for value in self._program.values if value.kind == ENTRY]
-        return all(info.batch is None or (info.shape or ())[info.batch] is None for info in infos)
-
-    def _may_have_uneven_rows(self) -> bool:
-        """Whether the size of some batch is not written into the model."""
-        infos = [value.info for value in self._program.values if value.kind == ENTRY]
-        return any(info.batch is not None and (info.shape or ())[info.batch] is None for info in infos)
+        return [(info.shape or ())[info.batch] is None for info in infos if info.batch is not None]
 
     def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""

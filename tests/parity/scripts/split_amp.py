@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.models import OPTIMIZERS
-from tests.parity.scripts.splits import Scope, annotations
+from tests.parity.scripts.splits import Scope, annotations, minimize
 
 WIDE = 1003  # columns, which two ranks hold 502 and 501 of
 RANKS = 2
@@ -113,12 +113,7 @@ def train(
     x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.float32, [None, WIDE])
     scopes = (contextlib.suppress, contextlib.suppress) if parts > 1 else annotations(ctx, groups)
     loss = MODELS[name](x, y, *scopes, parts)
-    made = OPTIMIZERS[optimizer]()
-    pairs = made.compute_gradients(loss)
-    if clip:
-        gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
-        pairs = list(zip(gradients, [variable for _, variable in pairs]))
-    train_op = made.apply_gradients(pairs, tf.train.get_or_create_global_step())
+    train_op = minimize(OPTIMIZERS[optimizer](), loss, clip)
     data = samples()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

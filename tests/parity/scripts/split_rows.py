@@ -7,7 +7,7 @@ from tests.parity.context import GLOBAL_BATCH, STEPS, Context
 from tests.parity.scripts.accumulation import CHANGES, Training
 from tests.parity.scripts.data import samples
 from tests.parity.scripts.optimizers import Inputs
-from tests.parity.scripts.splits import MODELS, OPTIMIZERS, annotations, parts
+from tests.parity.scripts.splits import MODELS, OPTIMIZERS, annotations, minimize, parts
 
 # Of each process but the first one, which has the rest.
 FURTHER = [5, 2, 4]
@@ -28,12 +28,7 @@ def train(ctx: Context, name: str, optimizer: str = 'momentum', clip: float = 0.
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     inputs = Inputs()
     loss = _loss(ctx, name, inputs, groups)
-    made = OPTIMIZERS[optimizer]()
-    pairs = made.compute_gradients(loss)
-    if clip:
-        gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
-        pairs = list(zip(gradients, [variable for _, variable in pairs]))
-    train_op = made.apply_gradients(pairs, tf.train.get_or_create_global_step())
+    train_op = minimize(OPTIMIZERS[optimizer](), loss, clip)
     _show_of_all(ctx, loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

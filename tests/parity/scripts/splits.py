@@ -1,7 +1,7 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
 import contextlib
 import functools
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -369,6 +369,15 @@ def vector(ctx: Context) -> None:
             feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number)}
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
         ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
+
+
+def minimize(optimizer: tf.train.Optimizer, loss: tf.Tensor, clip: Optional[float] = None) -> tf.Operation:
+    """The training op, which counts steps; gradients are clipped by their global norm if `clip` says to which."""
+    pairs = optimizer.compute_gradients(loss)
+    if clip:
+        gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
+        pairs = list(zip(gradients, [variable for _, variable in pairs]))
+    return optimizer.apply_gradients(pairs, tf.train.get_or_create_global_step())
 
 
 def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
