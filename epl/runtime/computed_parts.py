@@ -2,7 +2,6 @@
 
     part of a gradient     on each rank                          all-gather
     rows of a gradient     on each rank those of its own part    all-gather, indices counted from the part's first row
-    columns of such rows   on each rank, with the same indices   all-gather along the columns
 
 Which tensors are parts is known from the tracing of updates (epl/parallel/split/updates.py).
 """
@@ -14,7 +13,6 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.split.layouts import FULL, Layout, offsets
 from epl.parallel.split.own_rows import OWN_ROWS
-from epl.utils.errors import FeedError
 
 
 class ComputedParts(object):
@@ -31,8 +29,8 @@ class ComputedParts(object):
 
         Args:
           layouts: as `Updates.layouts` of epl/parallel/split/updates.py.
-          rows: values and indices of the sparse gradients -> how their variable is cut.
-          shapes: their `dense_shape`, likewise.
+          rows: values and indices of the sparse gradients of which each rank has rows -> how their variable is cut.
+          shapes: the `dense_shape` of all sparse gradients, likewise.
         """
         self.layouts = layouts
         self._rows = rows
@@ -43,34 +41,14 @@ class ComputedParts(object):
         return {tensor.op.name for tensor in self.layouts if tensor.op.type not in op_types.WRITES}
 
     def layout(self, tensor: tf.Tensor) -> Layout:
-        """How the ranks hold a tensor; FULL if all have the same.
-
-        Raises:
-          FeedError: columns of rows were computed with, and what has become of them is not known.
-        """
-        found = self.layouts.get(tensor, FULL)
-        if found != OWN_ROWS:
-            return found
-        variable = self._variable(tensor)
-        if variable.dim == 0:
-            return found
-        if not tensor.dtype.is_floating:
-            return FULL
-        if tensor.shape.ndims is None or tensor.shape.ndims <= variable.dim:
-            raise FeedError(
-                "{!r} is fetched, and computed from a sparse gradient of which each of {} devices has some columns: "
-                "fetch the gradient, or make it dense first (tf.convert_to_tensor).".format(
-                    tensor.name, len(variable.sizes or ())
-                )
-            )
-        return variable
+        """How the ranks hold a tensor; FULL if all have the same."""
+        return self.layouts.get(tensor, FULL)
 
     def first_row(self, tensor: tf.Tensor, rank: int) -> int:
         """What a rank's indices count from."""
         if tensor.dtype.is_floating or self.layouts.get(tensor) != OWN_ROWS:
             return 0
-        variable = self._variable(tensor)
-        return 0 if variable.dim else offsets(variable.sizes or ())[rank]
+        return offsets(self._variable(tensor).sizes or ())[rank]
 
     def whole_shape(self, tensor: tf.Tensor) -> tf.Tensor:
         """The `dense_shape` of a sparse gradient, of the whole variable; another tensor as it is."""

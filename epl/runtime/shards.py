@@ -8,6 +8,7 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 import contextlib
 import itertools
 import os
+import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -107,6 +108,7 @@ class Shards(object):
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
+        self._showing = threading.Lock()
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
@@ -184,7 +186,7 @@ class Shards(object):
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
         part = self._new.get(tensor, tensor)
-        with self._graph.late_lock:
+        with self._showing:
             if part not in self._shown:
                 self._shown[part] = self._found(part)
             return self._shown[part]
@@ -214,7 +216,7 @@ class Shards(object):
         graph, rewrite, computed = self._graph.tf_graph, self._graph.plan, self._computed
         layout = computed.layout(tensor)
         if layout == FULL:
-            with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+            with self._late_ops():
                 return Shown(computed.whole_shape(tensor), ())
         first_rows = {
             rewrite.prefix(copy): computed.first_row(tensor, self.place(self._rank + copy).rank)
@@ -241,7 +243,9 @@ class Shards(object):
     ) -> Shown:
         """A tensor whose parts lie on the ranks, whole.
 
-        Made when it is asked for first, with a communicator of its own: it waits for no other collective.
+        Made when it is asked for first, with a communicator of its own: it waits for no other collective. What the
+        communicator waits for may be another process that writes a checkpoint, and needs this one's part of it first:
+        sessions in other threads must be able to read variables meanwhile.
 
         Args:
           shown: the tensor, for names: other processes may have shown others before.
@@ -250,13 +254,13 @@ class Shards(object):
           own: makes of the whole what the user means on a rank, given its exchange and the prefix of its ops.
           stage: where the parts are.
         """
-        rewrite, graph = self._graph.plan, self._graph.tf_graph
+        rewrite = self._graph.plan
         name = "{}/shown/{}".format(self._name, shown.name)
         communicators = self._communicators_of(name, stage)
         self._make_ready(communicators)
         made: List[tf.Tensor] = []
         others: List[tf.Operation] = []
-        with tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+        with self._late_ops():
             for copy in range(rewrite.local_replicas):
                 prefix = rewrite.prefix(copy)
                 rank = self._rank + copy
@@ -269,6 +273,13 @@ class Shards(object):
                     made.append(whole if own is None else own(exchange, prefix, whole))
                 others += exchange.collectives if copy else []
         return Shown(made[0], tuple(others))
+
+    @contextlib.contextmanager
+    def _late_ops(self) -> Iterator[None]:
+        """Ops that are made inside are added behind the rewriting, by one thread at a time."""
+        graph = self._graph.tf_graph
+        with self._graph.late_lock, tf_compat.unfinalized(graph), graph.as_default(), tf.control_dependencies(None):
+            yield
 
     def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
         """Tells an exchange who has which rows of the batch, of the rank whose ops have a prefix."""
@@ -384,12 +395,15 @@ class Shards(object):
         self._computed = ComputedParts(layouts, self._row_layouts, self._row_shapes)
 
     def _note_rows(self, gradient: tf.IndexedSlices, layout: Layout) -> None:
-        """Of a sparse gradient each rank has rows of its own; the variable is cut by `layout`."""
+        """Of a sparse gradient each rank has rows of its own, or its columns of all rows, as `layout` cuts them."""
+        if gradient.dense_shape is not None:
+            self._row_shapes[gradient.dense_shape] = layout
+        if layout.dim > 0:
+            self._parts[gradient.values] = layout
+            return
         rows = (gradient.values, gradient.indices)
         self._parts.update(dict.fromkeys(rows, OWN_ROWS))
         self._row_layouts.update(dict.fromkeys(rows, layout))
-        if gradient.dense_shape is not None:
-            self._row_shapes[gradient.dense_shape] = layout
 
     def _updates(self) -> Updates:
         variables = {**self._slots, **{name: held.layout for name, held in self.held.items()}}

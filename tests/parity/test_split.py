@@ -104,6 +104,7 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle, topology: Tuple[int
     continue_from_each_other(oracle, topology, splits.saved, {}, resource=resource)
 
 
-@some_topologies
+@pytest.mark.parametrize('topology', [
+    (1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.long)], ids=topology_name)
 def test_evaluation_gives_what_one_device_gives(oracle: Oracle, topology: Tuple[int, int]) -> None:
     check_evaluation(oracle, topology)

@@ -5,6 +5,7 @@ The models, and those that are split within one process, are those of tests/pari
 
 from typing import Any, Dict, Sequence
 
+import numpy as np
 import pytest
 
 from tests.parity import fixtures
@@ -37,7 +38,10 @@ MORE = {
     "tied_table": split("tied_table"),
     "big_table": split("big_table"),
     "clipped": split("wide_layers", clip=0.5),
+    "resource_variables": split("resource_layers", micro_batches=4),
 }
+SESSIONS = "tests.runtime.jobs.spanning_sessions."
+ENDS = {"ends": case(SESSIONS + "data_ends", name="wide_layers", split=2, micro_batches=[20, 13])}
 FEATURES = {
     "mixed_precision": {"amp__level": "O1", "amp__loss_scale": "dynamic"},
     "updates_in_groups": {"optimizer__num_apply_group": 2},
@@ -108,7 +112,8 @@ def four(oracle: Oracle, tmp_path_factory: Any) -> Ran:
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: Any) -> Ran:
     """Four workers of one device, with further models."""
-    return once(tmp_path_factory, "more_splits_in_four", lambda path: _run(path, MORE, 4))
+    cases = dict(MORE, **ENDS)
+    return once(tmp_path_factory, "more_splits_in_four", lambda path: _run(path, cases, 4))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +142,20 @@ def test_checkpoints_are_those_of_one_device(oracle: Oracle, four: Ran) -> None:
 @pytest.mark.parametrize("name", sorted(MORE))
 def test_models(oracle: Oracle, more: Ran, name: str) -> None:
     _check(oracle, more, name)
+
+
+@long
+def test_the_end_of_data_of_one_constructor_ends_the_step_of_all(oracle: Oracle, more: Ran) -> None:
+    """13 micro batches are 3 steps of 4."""
+    expected = oracle.plain(split_pipelines.accumulated, name="wide_layers", micro_batches=4, replicas=2)
+    answers = [answer.results for answer in more.answers("ends")]
+    losses = np.mean([answer["loss"] for answer in answers], axis=0)
+    np.testing.assert_allclose(losses, expected.results["loss"][:3], rtol=1e-5)
+    assert [answer["ended"] for answer in answers] == [[True], [True]]
+    first, second = [answer["variables"][0] for answer in answers]
+    assert first["global_step"] == 3
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
 
 
 @long

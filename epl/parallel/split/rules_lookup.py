@@ -26,8 +26,9 @@ from epl.parallel.split.rules_common import (
 
 @rule("Gather", "GatherV2", "ResourceGather")
 def _gather(op: OpInfo) -> Iterator[Choice]:
-    """`inputs[0]` is the table; for a ResourceGather that is the value of the variable."""
+    """`inputs[0]` is the table; for a ResourceGather that is the value of a variable, in updates its handle."""
     table, indices = op.inputs[:2]
+    takes_handle = table.dtype == tf.resource
     axis = [0] if len(op.inputs) == 2 else constant_ints(op.inputs[2])
     if table.shape is None or indices.shape is None or axis is None:
         return
@@ -44,8 +45,8 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
     result: Labels = list(shared) + list(before) + list(found) + list(after)
     for choice in labelled(op, [rows, asked] + more, [result]):
-        yield choice._replace(emit=_emit_gather)
-    if not batch_dims:
+        yield choice._replace(emit=None if takes_handle or op.type != "ResourceGather" else _emit_value)
+    if not batch_dims and not takes_handle:
         cut: Labels = [None] * at + ["v"] + [None] * len(after)
         for choice in labelled(op, [cut, []] + more, [[]], summed=["v"]):
             if choice.inputs[0].sizes is not None:
@@ -54,10 +55,8 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
         yield from linear(op, 0)
 
 
-def _emit_gather(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    if op.type == "ResourceGather" and inputs[0].dtype != tf.resource:
-        return [tf.gather(inputs[0], inputs[1], batch_dims=op.attrs.get("batch_dims", 0))]
-    return emission.same(inputs)
+def _emit_value(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    return [tf.gather(inputs[0], inputs[1], batch_dims=op.attrs.get("batch_dims", 0))]
 
 
 def _emit_masked_gather(layout: Layout) -> Emit:

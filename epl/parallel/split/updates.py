@@ -179,9 +179,12 @@ class _Tracer(object):
         if found is None:
             return self._write_rows(op)
         shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
+        outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
         for tensor in op.inputs:
             variable = _variable_of(tensor)
-            if variable is not None and any(_variable_shape(variable).is_compatible_with(shape) for shape in shapes):
+            if variable is not None and any(
+                _variable_shape(variable)[outer:].is_compatible_with(shape[outer:]) for shape in shapes
+            ):
                 self._note(variable, found)
             elif self._layout(tensor) == FULL:
                 self._look_back(tensor, shapes[0], found)
@@ -227,6 +230,8 @@ class _Tracer(object):
         if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
             # Rows that a rank has for itself, and what says where they go, mean nothing to others.
             return [rows if tensor.shape.ndims != 0 else FULL for tensor in op.outputs]
+        if choice is None:
+            _refuse_handles(op, layouts)
         if choice is None or choice.emit is not None:
             _refuse_branch(op, self._branches)
             self._round(waits).ops.append((op, choice))
@@ -271,9 +276,10 @@ def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
 
 
 def _whole(tensor: tf.Tensor, layout: Layout) -> TensorInfo:
-    if tensor.shape.ndims is None:
+    known = _shape_written(tensor)
+    if known.ndims is None:
         return TensorInfo(None, tensor.dtype.base_dtype)
-    shape = tensor.shape.as_list()
+    shape = known.as_list()
     if layout.is_shard:
         shape[layout.dim] = None if layout.sizes is None else sum(layout.sizes)
     constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
@@ -298,6 +304,17 @@ def _shape_written(tensor: tf.Tensor) -> tf.TensorShape:
 
 def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
     return tf.TensorShape(variable.get_attr("shape"))
+
+
+def _refuse_handles(op: tf.Operation, layouts: Sequence[Layout]) -> None:
+    for tensor, layout in zip(op.inputs, layouts):
+        if layout != FULL and tensor.dtype == tf.resource:
+            raise PlanError(
+                "{!r} ({}) takes a variable of which each device has a part ({}), and EPL has no rule for what it does "
+                "with it. Let the update rule compute with the value, as `v.read_value()` gives it.".format(
+                    op.name, op.type, layout
+                )
+            )
 
 
 def _refuse_branch(op: tf.Operation, allowed: Sequence[Any]) -> None:

@@ -58,6 +58,20 @@ def wide_layers(inputs: Inputs) -> List[Block]:
 
 
 @model
+def resource_layers(inputs: Inputs) -> List[Block]:
+    """The same with resource variables."""
+
+    def of_resources(block: Block) -> Block:
+        def build(hidden: tf.Tensor) -> tf.Tensor:
+            with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
+                return block(hidden)
+
+        return build
+
+    return [of_resources(block) for block in wide_layers(inputs)]
+
+
+@model
 def wide_head(inputs: Inputs) -> List[Block]:
     """Replicated features in all stages but the last, which is a split head."""
     return [

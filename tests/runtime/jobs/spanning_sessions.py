@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from tests.parity.context import Context
+from tests.parity.scripts import split_pipelines  # noqa: F401  (fills the table of models)
 from tests.parity.scripts.data import CLASSES, FEATURES
 from tests.parity.scripts.models import cross_entropy, dense
 from tests.parity.scripts.pipeline_models import Inputs, build, placeholders
@@ -132,12 +133,12 @@ def graphs(ctx: Context, **config: Any) -> None:
             ctx.record(evaluated=sess.run(loss, feed(inputs, plan.rows(0))))
 
 
-def data_ends(ctx: Context, micro_batches: List[int]) -> None:
+def data_ends(ctx: Context, micro_batches: List[int], name: str = "mlp", split: int = 0) -> None:
     """Constructors have data for different numbers of steps."""
-    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES)
+    plan = Pipeline(ctx, stages=2, micro_batches=MICRO_BATCHES, split=split)
     inputs = Inputs(*_dataset(plan, micro_batches[ctx.worker]).make_one_shot_iterator().get_next())
     with tf.variable_scope("net"):
-        loss = plan.loss("mlp", inputs)
+        loss = plan.loss(name, inputs)
     train_op = _minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
