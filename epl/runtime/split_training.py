@@ -13,7 +13,7 @@ variables, slots and checkpoints are the `shard_*` modules'.
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -34,7 +34,6 @@ from epl.parallel.split.bridges import (
     into_split,
     mean_into_split,
     objective_of_split,
-    out_of_split,
 )
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.copied_rows import CopiedRows, GivenCopies, leads_of
@@ -43,7 +42,7 @@ from epl.parallel.split.lanes import StageExchange, StagePass
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.layouts import FULL, Layout, shard
 from epl.parallel.split.lowering import Lowering
-from epl.parallel.split.program import ENTRY, RESULT, Program, Value
+from epl.parallel.split.program import ENTRY, Program
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, batch_dimension, find_region
 from epl.parallel.split.repeated_rows import first_changed
@@ -56,6 +55,7 @@ from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
 from epl.runtime.shards import Shards, Shown, variable_of
+from epl.runtime.split_exits import Exits
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -155,7 +155,6 @@ class SplitModel(Shards):
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
         self.complete: Set[str] = set()
-        self._exits: Dict[tf.Tensor, tf.Tensor] = {}
         self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
         self._of_groups: Set[tf.Tensor] = set()
         self._objective = list(objective)
@@ -172,8 +171,9 @@ class SplitModel(Shards):
                 if first is not None:
                     with in_taskgraph(graph.tf_graph, first):
                         self.exchange.row_weights.of_group()
-        for tensor in self._region.exits:
-            self._give(tensor, tensor.consumers())
+        self._exits = Exits(
+            self._region, self._program, self._lowering, self.exchange, self._indices, self.building, self._own
+        )
         with self.exchange.once():
             for made in self._shards:
                 give_whole(made, self.exchange, self._inside)
@@ -262,7 +262,7 @@ class SplitModel(Shards):
         value = self._program.values[self._program.number[y]]
         if value.info.batch is None:
             if y not in self._new:
-                self._new[y] = self._whole(y)
+                self._new[y] = self._exits.whole(y)
             return self._new[y]
         if y not in self._rows:
             with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
@@ -277,7 +277,7 @@ class SplitModel(Shards):
         """
         if not isinstance(x, tf.Tensor):
             return x
-        if self._result(x) is not None:
+        if self._program.result(x) is not None:
             raise PlanError(
                 "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
                 "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
@@ -292,7 +292,7 @@ class SplitModel(Shards):
         Raises:
           PlanError: some of `ys` are of the split, and others are not.
         """
-        inside = [self._result(y) is not None for y in tf.nest.flatten(ys)]
+        inside = [self._program.result(y) is not None for y in tf.nest.flatten(ys)]
         if not any(inside) or batch_dimension(x, Dependence()) is None:
             return gradient
         if not all(inside):
@@ -302,12 +302,6 @@ class SplitModel(Shards):
                 "each of them by itself.".format(x.name, self.ranks)
             )
         return times(gradient, self.exchange.share(first_tensor(gradient).dtype))
-
-    def _result(self, tensor: tf.Tensor) -> Optional[Value]:
-        """The value that the split computes for a tensor of the user, None for tensors of others."""
-        number = self._program.number.get(tensor)
-        value = None if number is None else self._program.values[number]
-        return value if value is not None and value.kind == RESULT else None
 
     # ---- Runs that train nothing, in which several ranks have the same rows.
 
@@ -343,12 +337,13 @@ class SplitModel(Shards):
         if not self._has_copies() or self.exchange.copied_rows is not None and not differentiates:
             return
         number = self._program.number
-        numbers = {tensor: number[tensor] for tensor in number if self._result(tensor) is not None}
-        for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits):
+        numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
+        for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits.standing):
             numbers.update((self._graph.shown(one), number[tensor]) for tensor, one in standing.items())
-        numbers.update((shown.tensor, number[t]) for t, shown in self._shown.items() if self._result(t) is not None)
+        results = [tensor for tensor in self._shown if self._program.result(tensor) is not None]
+        numbers.update((self._shown[tensor].tensor, number[tensor]) for tensor in results)
         objective = self._objective if differentiates else []
-        inside = [y for y in objective if self._result(y) is not None]  # its gradients are of the rows of all ranks
+        inside = [y for y in objective if self._program.result(y) is not None]  # gradients are of the rows of all ranks
         found = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
         if found is not None:
             raise FeedError(
@@ -362,7 +357,7 @@ class SplitModel(Shards):
     def _found(self, tensor: tf.Tensor) -> Shown:
         if tensor in self._outputs:
             return Shown(self._graph.shown(self._outputs[tensor]), ())
-        value = self._result(tensor)
+        value = self._program.result(tensor)
         if value is None or tensor.op in self._region.kept:
             return super()._found(tensor)
         local, layout = self._lowering.tensors[tensor]
@@ -392,13 +387,13 @@ class SplitModel(Shards):
     def local(self, item: Any) -> Any:
         """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
         tensor = item.outputs[0] if isinstance(item, tf.Operation) and item.outputs else item
-        if tensor not in self._program.number or self._result(tensor) is None:
+        if tensor not in self._program.number or self._program.result(tensor) is None:
             return item
         return self._lowering.tensors[tensor][0]
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is: also for what is computed inside of the split."""
-        if self._result(tensor) is not None:
+        if self._program.result(tensor) is not None:
             raise FeedError(
                 "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
                 "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
@@ -407,62 +402,12 @@ class SplitModel(Shards):
 
     def redirect(self) -> None:
         """Gives the ops that were made since then what stands for the tensors of the split."""
-        new = [op for op in tf_compat.ops_since(self._graph.tf_graph, self._seen_through) if op not in self._own]
-        for op in new:
-            for tensor in set(op.inputs):
-                if self._result(tensor) is not None:
-                    self._give(tensor, [op], whole=self._differentiates(op, tensor))
+        self._exits.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
-        self._redirect_controls()
-
-    def _differentiates(self, op: tf.Operation, tensor: tf.Tensor) -> bool:
-        """Whether an op is of a gradient inside of the split that takes a tensor of the user, and not a rank's part.
-
-        That of a loop or branch does, and that of a user's own (tf.custom_gradient): all of them compute whole.
-        """
-        inside = tensor.op in self._region.kept or taskgraph_index(op) in self._indices
-        return inside and phase_of(op) == Phase.BACKWARD
-
-    def _redirect_controls(self) -> None:
-        """Whoever waits for an op of the split waits for what computes in its place."""
-        for op in self._inside - self._region.kept:
-            instead = {self._lowering.tensors[t][0].op for t in op.outputs if t in self._lowering.tensors}
-            for waiting in tf_compat.control_outputs(op):
-                if waiting not in self._inside and waiting not in self._own:
-                    controls = [one for one in waiting.control_inputs if one is not op]
-                    waiting._remove_all_control_inputs()
-                    waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
-
-    def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation], whole: bool = False) -> None:
-        if tensor.dtype._is_ref_dtype:
-            return  # to a variable, which a branch writes
-        for consumer in consumers:
-            if consumer in self._inside or consumer in self._own:
-                continue
-            instead = self._whole(tensor) if whole else self._exit(tensor)
-            for position, taken in enumerate(consumer.inputs):
-                if taken is tensor and taken is not instead:
-                    consumer._update_input(position, instead)
-
-    def _whole(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor with the rows of all ranks."""
-        with self.building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
-            return self._lowering.whole(tensor)
-
-    def _exit(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
-        if tensor not in self._exits:
-            value = self._program.values[self._program.number[tensor]]
-            with self.building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
-                own = self._lowering.own_rows(tensor)
-                if value.info.batch is None:
-                    own = self.exchange.enter(own)
-                self._exits[tensor] = out_of_split(own, self.exchange)
-        return self._exits[tensor]
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
-        tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.values())
+        tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
         found = {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
         return found | super().results()
 
@@ -520,9 +465,9 @@ class SplitModel(Shards):
         """What is merged of the split and its variables is what replicate code takes of them."""
         tensors = [tensor for key in GraphKeys.ALL_COLLECTION_KEYS for tensor in self._graph.get_collection(key)]
         for tensor in tensors:
-            result, held = self._result(tensor), self.held.get(self.part_of(variable_of(tensor).name))
+            result, held = self._program.result(tensor), self.held.get(self.part_of(variable_of(tensor).name))
             if result is not None:
-                output = self._exit(tensor)
+                output = self._exits.exit(tensor)
             elif held is not None:
                 with self.building(), self.exchange.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
                     output = self.exchange.gather(self._new.get(tensor, tensor), held.layout)

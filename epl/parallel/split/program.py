@@ -181,6 +181,12 @@ class Program(object):
 
     # ---- Values.
 
+    def result(self, tensor: tf.Tensor) -> Optional[Value]:
+        """The value that the split computes for a tensor of the user, None for tensors of others."""
+        number = self.number.get(tensor)
+        value = None if number is None else self.values[number]
+        return value if value is not None and value.kind == RESULT else None
+
     def _add(self, value: Value) -> int:
         self.values.append(value)
         self.number[value.tensor] = len(self.values) - 1
