@@ -5,11 +5,12 @@ every pair of values meets; `make test-long` runs all of it.
 """
 
 import itertools
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, NamedTuple
 
 import pytest
 
 from tests.parity.oracle import Oracle, compare
+from tests.parity.pairwise import pairwise
 from tests.parity.pool import Answer
 from tests.parity.scripts import pipelines
 from tests.parity.scripts.pipeline_models import STATISTICS
@@ -37,25 +38,10 @@ GRID = [
 ]
 
 
-def _pairs(cell: Cell) -> Set[Tuple[Any, ...]]:
-    return set(itertools.combinations(enumerate(cell), 2))
-
-
-def _pairwise(grid: List[Cell]) -> List[Cell]:
-    """Few cells, small ones first, in which every pair of values meets that meets in the grid."""
-    grid = sorted(grid, key=lambda cell: (cell.stages * cell.micro_batches * cell.replicas * cell.processes, cell))
-    missing = set().union(*map(_pairs, grid))
-    chosen = []
-    while missing:
-        chosen.append(max(grid, key=lambda cell: len(_pairs(cell) & missing)))
-        missing -= _pairs(chosen[-1])
-    return chosen
-
-
 # Norms of some steps lie above, those of others below: those of all rows, and those of the rows of a quarter.
 CLIP, CLIP_OF_REPLICA = 0.5, 0.9
 
-SELECTION = _pairwise(GRID)
+SELECTION = pairwise(GRID, lambda cell: cell.stages * cell.micro_batches * cell.replicas * cell.processes)
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
