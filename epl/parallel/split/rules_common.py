@@ -155,7 +155,7 @@ def text_attr(op: OpInfo, name: str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def all_reduced(op: OpInfo, shape: Optional[Sequence[Optional[int]]], itemsize: int, times: int) -> float:
+def all_reduced(op: OpInfo, shape: Optional[Sequence[Optional[int]]], itemsize: int, times: float) -> float:
     """Bytes that a rank sends when a tensor is all-reduced a number of times."""
     elements = 1
     for size in shape or ():

@@ -40,7 +40,7 @@ class _Reduction(object):
         """Choices that cut a dimension that stays."""
         return labelled(self.op, [without(self.data, self.axes), []], [self.output])
 
-    def over(self, emit: Emit, collectives: int) -> Iterator[Choice]:
+    def over(self, emit: Emit, collectives: float) -> Iterator[Choice]:
         """Choices that cut a dimension that is reduced, with a FULL result."""
         kept = without(self.data, [axis for axis in self.data if axis not in self.axes])
         result = self.op.outputs[0]
@@ -55,7 +55,7 @@ def _reduction(op: OpInfo) -> Optional[_Reduction]:
     return None if axes is None else _Reduction(op, axes)
 
 
-def _exchanged(op: OpInfo, emit: Emit, collectives: int) -> Iterator[Choice]:
+def _exchanged(op: OpInfo, emit: Emit, collectives: float) -> Iterator[Choice]:
     """The choices of a reduction for which the ranks exchange what each of them found in its part."""
     found = _reduction(op)
     if found is not None:
@@ -139,7 +139,7 @@ def _static_axes(op: OpInfo) -> List[int]:
 @rule("Prod", "EuclideanNorm")
 def _gathered(op: OpInfo) -> Iterator[Choice]:
     """The results of the parts are gathered, and reduced again by all ranks."""
-    found = _exchanged(op, _emit_gathered, 1)
+    found = _exchanged(op, _emit_gathered, op.ranks / 2)  # what n - 1 others have, of each
     # Several ranks may have the same rows.
     return (choice for choice in found if choice.emit is None or choice.inputs[0].sizes is not None)
 
