@@ -189,6 +189,25 @@ def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
 
 
 @split_model
+def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Penalties of kernels in the collections of losses, in both forms; summed inside of the split, and behind it."""
+    del tf.get_collection_ref(tf.GraphKeys.LOSSES)[:]  # of another tower
+    squares, halves = tf.keras.regularizers.l2(0.01), lambda kernel: 0.02 * tf.nn.l2_loss(kernel)
+    initial = tf.random_normal_initializer(stddev=0.05, seed=3)
+    with replicate():
+        hidden = tf.layers.dense(x, 16, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name='body')
+    with split():
+        hidden = tf.layers.dense(
+            hidden, WIDE, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name='wide')
+    with split():
+        logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=initial, kernel_regularizer=halves, name='out')
+        tf.losses.sparse_softmax_cross_entropy(y, logits)
+        inside = tf.losses.get_regularization_loss()
+    with replicate():
+        return tf.losses.get_total_loss() + 0.5 * inside
+
+
+@split_model
 def branched(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A loop over the scores; what is computed of them depends on them."""
     with split():
