@@ -10,7 +10,7 @@ from epl.parallel.split.rules import RULES
 from epl.parallel.split.search import Decision, conversions, layouts_of, variable_layouts
 from epl.utils.errors import PlanError
 
-# A variable of so many bytes that stays FULL for lack of a rule would defeat the split.
+# A variable of so many bytes that has to stay FULL would defeat the split.
 REFUSED_BYTES = 16 * 1024 * 1024
 
 _NO_WORK = frozenset(["Const", "Identity", "NoOp", "Assert"])
@@ -75,13 +75,13 @@ def without_rule(program: Program) -> List[Step]:
 
 
 def refuse_full_variables(program: Program, decision: Decision, limit: int = REFUSED_BYTES) -> None:
-    """Raises PlanError if a variable of at least `limit` bytes stays FULL because an op that takes it has no rule."""
+    """Raises PlanError if a variable of at least `limit` bytes stays FULL for an op that cannot take a part of it."""
     for number, layout in variable_layouts(program, decision).items():
         value = program.values[number]
         if layout != FULL or num_bytes(value) < limit:
             continue
         for step in program.steps:
-            if number in step.inputs and (step.kept or step.op.type not in RULES):
+            if number in step.inputs and not step.choices:
                 reason = "is in a loop or a branch" if step.kept else "cannot be computed on parts"
                 raise PlanError(
                     'split: the variable "{}" of {:,} bytes would stay whole on each of the {} devices: {} "{}" '
