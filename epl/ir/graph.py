@@ -105,6 +105,7 @@ class Graph(object):
         self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
         self.shards_together: Any = None  # of both, set with the ZeroModel
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
+        self.showing_lock = threading.Lock()  # and one opens communicators for what it fetches first
         self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference

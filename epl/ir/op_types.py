@@ -94,12 +94,9 @@ PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefaul
 CHECKPOINT_READS = frozenset(["RestoreV2", "Restore", "RestoreSlice"])
 
 # Ops that need the process of the script: its Python functions, its files.
-OF_SCRIPT = CHECKPOINT_READS | frozenset(
-    [
-        "PyFunc", "PyFuncStateless", "EagerPyFunc", "SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints", "ReadFile",
-        "WriteFile", "MatchingFiles",
-    ]  # fmt: skip
-)  # fmt: skip
+PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
+_FILES = ["SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints", "ReadFile", "WriteFile", "MatchingFiles"]
+OF_SCRIPT = CHECKPOINT_READS | PYTHON | frozenset(_FILES)
 
 SUMMARIES = frozenset(
     [

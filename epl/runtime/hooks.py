@@ -240,8 +240,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     if rewrite is None or rewrite.runs_as_it_is:
         return None
     if graph.shards is not None:
-        with _transform_lock:
-            graph.shards.checkpoints.extend()
+        graph.shards.checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             transformation.refuse_local_session()

@@ -8,7 +8,6 @@ sums over parts in updates, and checkpoints. Who cuts variables, and what comput
 import contextlib
 import itertools
 import os
-import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -103,12 +102,11 @@ class Shards(object):
         self._new: Dict[tf.Tensor, tf.Tensor] = {}  # what user's programs still name -> what has its value
         self._parts: Dict[tf.Tensor, Layout] = {}
         self._row_shapes: Dict[tf.Tensor, Layout] = {}  # the shapes of sparse gradients
-        self._row_layouts: Dict[tf.Tensor, Layout] = {}  # their values and indices
+        self._row_layouts: Dict[tf.Tensor, Layout] = {}  # their values and indices, where each rank has rows of its own
         self._computed = ComputedParts({}, {}, {})
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
-        self._showing = threading.Lock()
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
@@ -186,10 +184,11 @@ class Shards(object):
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
         part = self._new.get(tensor, tensor)
-        with self._showing:
-            if part not in self._shown:
-                self._shown[part] = self._found(part)
-            return self._shown[part]
+        if part not in self._shown:
+            with self._graph.showing_lock:
+                if part not in self._shown:
+                    self._shown[part] = self._found(part)
+        return self._shown[part]
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
@@ -245,7 +244,7 @@ class Shards(object):
 
         Made when it is asked for first, with a communicator of its own: it waits for no other collective. What the
         communicator waits for may be another process that writes a checkpoint, and needs this one's part of it first:
-        sessions in other threads must be able to read variables meanwhile.
+        the thread that answers must be able to read variables meanwhile.
 
         Args:
           shown: the tensor, for names: other processes may have shown others before.

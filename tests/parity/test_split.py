@@ -74,7 +74,9 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, cl
 @some_topologies
 @pytest.mark.parametrize('name,steps,change,optimizer', [
     ('head', 3, '', 'layerwise'), ('small_table', 2, '', 'momentum'), ('tied', 2, '', 'momentum'),
-    ('resource_head', 2, 'clipped', 'momentum'), ('everything', 3, 'clipped', 'momentum')])
+    ('resource_head', 2, 'clipped', 'momentum'), ('everything', 3, 'clipped', 'momentum'),
+    pytest.param('two_tables', 2, '', 'adam', marks=pytest.mark.long),
+    pytest.param('two_tables', 3, 'clipped', 'momentum', marks=pytest.mark.long)])
 def test_accumulation(
         oracle: Oracle, topology: Tuple[int, int], name: str, steps: int, change: str, optimizer: str) -> None:
     answers = oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=steps, change=change,

@@ -18,6 +18,8 @@ def _long(*values: object) -> object:
     _long((1, 3), 'columns', 'lazy_adam', True, True), _long((2, 1), 'columns', 'lazy_adam', False, False),
     _long((4, 1), 'columns', 'sgd', True, True), _long((1, 2), 'rows', 'sgd', True, False),
     _long((1, 3), 'rows', 'row_adagrad', True, False), ((2, 1), 'rows', 'row_adagrad', False, True),
+    _long((1, 2), 'columns', 'many_ways', False, False), _long((1, 3), 'columns', 'many_ways', True, False),
+    _long((2, 1), 'columns', 'many_ways', False, False), _long((1, 2), 'columns', 'nd_decay', False, True),
     _long((1, 2), 'rows', 'lazy_adam', True, True), _long((2, 2), 'columns', 'row_adagrad', True, False)], ids=str)
 def test_row_by_row(
         oracle: Oracle, topology: Tuple[int, int], cut: str, optimizer: str, clips: bool, resource: bool) -> None:
@@ -26,5 +28,11 @@ def test_row_by_row(
 
 
 def test_what_takes_a_variable_in_a_way_that_is_not_known_is_refused(oracle: Oracle) -> None:
-    answer = oracle.plan((1, 2), split_tables.refused, cut='columns', optimizer='nd_decay', resource=True)[0]
+    answer = oracle.plan((1, 2), split_tables.refused, cut='rows', optimizer='first_row', resource=True)[0]
     assert 'takes a variable of which each device has a part' in answer.results['error'][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('cut', ['columns', 'rows'])
+def test_sparse_as_dense(oracle: Oracle, cut: str) -> None:
+    oracle.check((1, 2), split_tables.train, cut=cut, optimizer='sgd', communication__sparse_as_dense=True)

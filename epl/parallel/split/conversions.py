@@ -130,7 +130,7 @@ class Exchange(object):
         """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
         if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
             return tensor
-        return with_gradient(tensor, _hidden(tensor, layout.dim), lambda grad: grad, keeps_sparse=True)
+        return with_gradient(tensor, hidden(tensor, layout.dim), lambda grad: grad, keeps_sparse=True)
 
     # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
 
@@ -275,7 +275,7 @@ class Exchange(object):
         front = to_front(tensor, layout.dim)
         if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
             part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
-            part = _hidden(part, 0) if is_uneven(layout) else part
+            part = hidden(part, 0) if is_uneven(layout) else part
         else:
             if layout.sizes is None and self.copied_rows is not None:
                 front = self.copied_rows.repeat(front, 0, _required(rows))
@@ -395,7 +395,8 @@ def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient, keep
     return output
 
 
-def _hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+def hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """The tensor, with the static size of a dimension unknown."""
     return _placeholder(tensor, _with_size(tensor.shape, dim, None))
 
 

@@ -42,8 +42,7 @@ _SHAPE_ARITHMETIC = frozenset(
     StridedSlice Slice Pack Unpack ConcatV2 Concat Mul Add AddV2 Sub FloorDiv FloorMod TruncateDiv Maximum Minimum
     Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
 )
-_PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
-_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | _PYTHON
+_SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | op_types.PYTHON
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
@@ -89,7 +88,7 @@ def draws_data(op: tf.Operation) -> bool:
 
 def calls_python(op: tf.Operation) -> bool:
     """Whether an op is a Python function of the script, which may give something else each time."""
-    return op.type in _PYTHON
+    return op.type in op_types.PYTHON
 
 
 def draws_numbers(op: tf.Operation) -> bool:
@@ -139,7 +138,7 @@ def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[
 
 def _stays(op: tf.Operation) -> bool:
     """Whether an op stays as it is: a Python function, if it reads data and is not given what the model computes."""
-    if op.type not in _PYTHON:
+    if op.type not in op_types.PYTHON:
         return op.type in _STAYS
     tensors = list(op.inputs) + list(op.outputs)
     if any(tensor.dtype.base_dtype in (tf.string, tf.resource, tf.variant) for tensor in tensors):

@@ -93,16 +93,24 @@ def _spread(found: tf.Tensor, places: tf.Tensor, indices: tf.Tensor, axis: int) 
     return spread if axis == 0 else tf.transpose(spread, order)
 
 
-@rule("GatherNd")
+@rule("GatherNd", "ResourceGatherNd")
 def _gather_nd(op: OpInfo) -> Iterator[Choice]:
+    """For the table of a ResourceGatherNd see `_gather`."""
     table, indices = op.inputs
     if table.shape is None or indices.shape is None or indices.shape[-1] is None:
         return
     found: Labels = ["i{}".format(dim) for dim in range(len(indices.shape) - 1)]
     rest: Labels = ["t{}".format(dim) for dim in range(indices.shape[-1], len(table.shape))]
     rows: Labels = [None] * indices.shape[-1] + list(rest)
-    yield from labelled(op, [rows, list(found) + [None]], [list(found) + list(rest)])
-    yield from linear(op, 0)
+    for choice in labelled(op, [rows, list(found) + [None]], [list(found) + list(rest)]):
+        of_variable = op.type == "ResourceGatherNd" and table.dtype != tf.resource
+        yield choice._replace(emit=_emit_values) if of_variable else choice
+    if op.type == "GatherNd":
+        yield from linear(op, 0)
+
+
+def _emit_values(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    return [tf.gather_nd(inputs[0], inputs[1])]
 
 
 @rule("OneHot")

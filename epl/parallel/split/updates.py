@@ -7,8 +7,9 @@ as it stands. What sums over a part has an addend only, and becomes whole by an 
                                                    +--> Pack --> Sum --> Sqrt        tf.global_norm
     FULL  --> L2Loss ------------------------------+
 
-The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew. Nothing
-is differentiated behind this. All addends that do not need each other go in one collective.
+The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew, what no
+rule knows is computed whole. A tensor that is whole and meets parts of its shape is cut as they are. Nothing is
+differentiated behind this. All addends that do not need each other go in one collective.
 """
 
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -19,7 +20,7 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
 from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.conversions import Exchange
+from epl.parallel.split.conversions import Exchange, hidden
 from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout
 from epl.parallel.split.own_rows import NO_ROWS, OWN_ROWS, OwnRows, layout_of_rows, refuse_rows
@@ -30,23 +31,40 @@ from epl.utils.errors import PlanError
 _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
 _PASSES = op_types.READS | _HAND_ON
 # What these do with a variable or its value is seen to elsewhere.
-_STAY = op_types.OF_SCRIPT | frozenset(["IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
+_STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | frozenset(
+    ["IsVariableInitialized", "TensorListPushBack", "VarIsInitializedOp", "VariableShape"]
+)
+_SHAPES = frozenset(["Shape", "ShapeN", "Size"])
+_OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"])
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
 Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
 
-Round = NamedTuple("Round", [("ops", List[Tuple[tf.Operation, Optional[Choice]]]), ("addends", List[tf.Tensor])])
+Anew = NamedTuple("Anew", [("op", tf.Operation), ("choice", Optional[Choice]), ("layouts", Tuple[Layout, ...])])
+Anew.__doc__ = """An op that is built anew.
+
+Attributes:
+  op: of the user.
+  choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
+  layouts: of its inputs.
+"""
+
+Round = NamedTuple("Round", [("ops", List[Anew]), ("addends", List[tf.Tensor])])
 Round.__doc__ = """What must be done before the next sums can be computed.
 
 Attributes:
-  ops: that are built anew, in their order, with what their rule chose; None: no rule knows them, so that they are
-    computed on whole tensors.
+  ops: that are built anew, in their order.
   addends: tensors that are summed over the ranks then.
 """
 
 Updates = NamedTuple(
     "Updates",
-    [("layouts", Dict[tf.Tensor, Layout]), ("variables", Dict[str, Layout]), ("rounds", List[Round])],
+    [
+        ("layouts", Dict[tf.Tensor, Layout]),
+        ("variables", Dict[str, Layout]),
+        ("rounds", List[Round]),
+        ("cuts", Dict[Tuple[tf.Operation, int], Layout]),
+    ],
 )
 Updates.__doc__ = """How the parts of gradients flow on.
 
@@ -54,6 +72,7 @@ Attributes:
   layouts: of the tensors that are parts.
   variables: op name -> layout, of the variables that parts are written into.
   rounds: what has to be built.
+  cuts: (op, which input) that is whole where the op takes a part -> layout of the part.
 """
 
 
@@ -72,7 +91,7 @@ def trace_updates(
     Args:
       tf_graph: the graph.
       parts: tensors that differ between ranks: the gradients of shards. Rows that each rank has for itself (values of a
-        sparse gradient) are shard(0, None).
+        sparse gradient of a table that is cut by rows) are shard(0, None).
       variables: op name -> layout, of the shards.
       ranks: devices of the group.
       after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
@@ -131,12 +150,14 @@ class _Tracer(object):
         self._ranks = ranks
         self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
         self._rounds: List[Round] = []
+        self._whole: Set[tf.Tensor] = set()  # which have the size of what is whole, and not of a part
+        self._cuts: Dict[Tuple[tf.Operation, int], Layout] = {}
         self.written: Dict[str, Layout] = dict(variables)
 
     def result(self) -> Updates:
         for op, variable in self._astray:
             refuse_rows(op, "the variable {!r}, which is no part".format(variable))
-        return Updates(self._layouts, self.written, self._rounds)
+        return Updates(self._layouts, self.written, self._rounds, self._cuts)
 
     def visit(self, op: tf.Operation) -> None:
         layouts = [self._layout(tensor) for tensor in op.inputs]
@@ -152,6 +173,8 @@ class _Tracer(object):
             outputs = [FULL] * len(op.outputs)
         else:
             outputs = self._compute(op, layouts, waits)
+        if op.type in _SHAPES and any(layout.is_shard for layout in layouts) or not self._whole.isdisjoint(op.inputs):
+            self._whole.update(tensor for tensor, layout in zip(op.outputs, outputs) if layout == FULL)
         for tensor, layout in zip(op.outputs, outputs):
             self._waits[tensor] = waits
             if layout == PARTIAL:
@@ -188,7 +211,16 @@ class _Tracer(object):
                 self._note(variable, found)
             elif self._layout(tensor) == FULL:
                 self._look_back(tensor, shapes[0], found)
+        for index, tensor in enumerate(op.inputs):
+            if any(tensor.shape[outer:].is_compatible_with(shape[outer:]) for shape in shapes):
+                self._cut(op, index, found)
         return [found] * len(op.outputs)
+
+    def _cut(self, op: tf.Operation, index: int, layout: Layout) -> None:
+        """Notes an input that is whole, and stands for a part."""
+        tensor = op.inputs[index]
+        if layout.sizes is not None and tensor in self._whole and (tensor.shape.ndims or 0) > layout.dim:
+            self._cuts[op, index] = layout
 
     def _write_rows(self, op: tf.Operation) -> List[Layout]:
         """Rows of a rank go into a variable that is not known yet."""
@@ -234,7 +266,9 @@ class _Tracer(object):
             _refuse_handles(op, layouts)
         if choice is None or choice.emit is not None:
             _refuse_branch(op, self._branches)
-            self._round(waits).ops.append((op, choice))
+            self._round(waits).ops.append(Anew(op, choice, tuple(layouts)))
+        if choice is None:
+            self._whole.update(op.outputs)
         return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
 
     def _choice(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
@@ -251,6 +285,9 @@ class _Tracer(object):
         ):
             slots = [parts[0][1] if tensor.shape.ndims else FULL for tensor in op.inputs]
             found = self._choice_of(op, [slot if own == FULL else own for slot, own in zip(slots, layouts)])
+            for index, slot in enumerate(slots):
+                if found is not None and slot != FULL:
+                    self._cut(op, index, slot)
         return found
 
     def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
@@ -355,12 +392,18 @@ def complete_updates(
     def exchanges_in(context: Any) -> Exchanges:
         return (exchange, between_groups) if context is None or in_branch is None else in_branch(context)
 
+    def cut_inputs(op: tf.Operation, own: Exchange) -> None:
+        for index in [index for index in range(len(op.inputs)) if (op, index) in cuts]:
+            op._update_input(index, own.cut(op.inputs[index], cuts.pop((op, index))))
+
+    cuts = dict(updates.cuts)
     for one in updates.rounds:
-        for op, choice in one.ops:
-            context = tf_compat.control_flow_context_of(op)
+        for anew in one.ops:
+            op, context = anew.op, tf_compat.control_flow_context_of(anew.op)
             own, _ = exchanges_in(context)
             with tf.device(op.device), tf_compat.control_flow_context(graph, context):
-                made = _emitted(op, choice, own) if choice else _on_whole(op, own, updates.layouts)
+                cut_inputs(op, own)
+                made = _emitted(op, anew.choice, own) if anew.choice else _on_whole(op, own, anew.layouts)
             for before, after in zip(op.outputs, made):
                 _replace(before, after, replaced, last)
         for context, addends in _by_context(one.addends):
@@ -370,6 +413,10 @@ def complete_updates(
                 sums = sums if between is None else between.broadcast(sums)
             for before, after in zip(addends, sums):
                 _replace(before, after, replaced, last)
+    for op in {op for op, _ in cuts}:
+        context = tf_compat.control_flow_context_of(op)
+        with tf.device(op.device), tf_compat.control_flow_context(graph, context):
+            cut_inputs(op, exchanges_in(context)[0])
     return replaced
 
 
@@ -387,11 +434,13 @@ def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Te
     return choice.emit(RankEmission(op, exchange), op_info(op, choice.inputs, exchange.ranks), list(op.inputs))
 
 
-def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, Layout]) -> List[tf.Tensor]:
+def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -> List[tf.Tensor]:
     """The op on gathered tensors."""
-    inputs = [exchange.gather(t, layouts[t]) if t in layouts else t for t in op.inputs]
+    inputs = [exchange.gather(t, layout) if layout != FULL else t for t, layout in zip(op.inputs, layouts)]
     made = list(copy_op(op, inputs, {}).outputs)
-    cut = [str(layouts.get(tensor, FULL)) for tensor in op.inputs]
+    if op.type in _OTHER_SHAPE_WHOLE:  # what is made is cut where it meets parts
+        return [_of_both_sizes(before, after) for before, after in zip(op.outputs, made)]
+    cut = [str(layout) for layout in layouts]
     for before, after in zip(op.outputs, made):
         if before.consumers() and not before.shape.is_compatible_with(after.shape):
             raise PlanError(
@@ -402,6 +451,14 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Mapping[tf.Tensor, 
                 )
             )
     return made
+
+
+def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """`after`, with unknown sizes where it has others than `before`."""
+    for dim in range(after.shape.ndims or 0):
+        if before.shape.ndims == after.shape.ndims and not before.shape[dim].is_compatible_with(after.shape[dim]):
+            after = hidden(after, dim)
+    return after
 
 
 def _replace(before: tf.Tensor, after: tf.Tensor, replaced: Dict[tf.Tensor, tf.Tensor], last: int) -> None:

@@ -26,6 +26,8 @@ def lookup_cases():
                [floats("B", 8, 7), integers("B", 5), constant(1)],
                "b0,b0,F>b0 s2,F,F>s2 F,s1,F>s1 P,F,F>P")  # fmt: skip
     yield Case("gather_nd", tf.gather_nd, [floats(8, 8, 7), integers("B", 5, 2)], "F,b0>b0 F,s1>s1 s2,F>s2 P,F>P")
+    yield Case("resource_gather_nd", lambda x, i: raw.ResourceGatherNd(resource=x.handle, indices=i, dtype=tf.float32),
+               [variable(8, 8, 7), integers("B", 5, 2)], "F,b0>b0 F,s1>s1 s2,F>s2")  # fmt: skip
 
 
 def one_hot_cases():

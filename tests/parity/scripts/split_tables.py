@@ -1,6 +1,7 @@
 """Tables in epl.split: sparse gradients changed row by row, and update rules that keep something for each row."""
 from typing import Any, Callable, Dict, Tuple
 
+import numpy as np
 import tensorflow as tf1
 import tensorflow.compat.v1 as tf
 
@@ -53,10 +54,51 @@ class NdDecay(tf.train.GradientDescentOptimizer):
         return super()._resource_apply_sparse_duplicate_indices(decayed, handle, indices)
 
 
+class FirstRow(tf.train.GradientDescentOptimizer):
+    """Draws all rows to the first one."""
+
+    def _resource_apply_sparse_duplicate_indices(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        grad += 0.1 * tf.gather(handle, [0])
+        return super()._resource_apply_sparse_duplicate_indices(grad, handle, indices)
+
+
+class ManyWays(tf.train.Optimizer):
+    """Rows are chosen, given other shapes, written into copies of slots, and handed to Python."""
+
+    def __init__(self) -> None:
+        super().__init__(False, 'ManyWays')
+
+    def _create_slots(self, var_list: Any) -> None:
+        for variable in var_list:
+            self._zeros_slot(variable, 'mean', self._name)
+
+    def _apply_dense(self, grad: tf.Tensor, var: Any) -> tf.Operation:
+        return tf.assign_sub(var, 0.02 * grad).op
+
+    def _apply_sparse_duplicate_indices(self, grad: tf.IndexedSlices, var: Any) -> tf.Operation:
+        grad = self._deduplicated(grad)
+        values = tf.where(grad.indices % 2 > 0, grad.values, 0.5 * tf.ones_like(grad.values) + grad.values)
+        values += 0.1 * tf.reshape(tf.fill([tf.size(values)], 0.1), tf.shape(values))
+        lengths = tf.numpy_function(lambda rows: np.linalg.norm(rows, axis=1), [values], tf.float32)
+        lengths.set_shape([None])
+        mean = self.get_slot(var, 'mean')
+        following = tf.tensor_scatter_update(mean.read_value(), grad.indices[:, None], values)
+        kept = lengths < 1.3
+        step = tf.boolean_mask(values, kept)
+        with tf.control_dependencies([tf.assign(mean, following)]):
+            return tf.scatter_sub(var, tf.boolean_mask(grad.indices, kept), 0.02 * step).op
+
+    def _deduplicated(self, grad: tf.IndexedSlices) -> tf.IndexedSlices:
+        unique, places = tf.unique(grad.indices)
+        values = tf.unsorted_segment_sum(grad.values, places, tf.size(unique))
+        return tf.IndexedSlices(values, unique, grad.dense_shape)
+
+
 MAKERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     'sgd': lambda: tf.train.GradientDescentOptimizer(0.02),
     'lazy_adam': lambda: tf1.contrib.opt.LazyAdamOptimizer(0.005, epsilon=0.001),
-    'row_adagrad': RowAdagrad, 'nd_decay': lambda: NdDecay(0.1)}
+    'row_adagrad': RowAdagrad, 'nd_decay': lambda: NdDecay(0.02), 'first_row': lambda: FirstRow(0.02),
+    'many_ways': ManyWays}
 
 
 def _clipped(gradient: Any) -> Any:

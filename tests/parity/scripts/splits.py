@@ -101,6 +101,20 @@ def everything(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spl
 
 
 @split_model
+def two_tables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Tables of words with sparse gradients: devices have columns of one, and rows of the other."""
+    initial = tf.random_normal_initializer(stddev=0.3, seed=4)
+    with replicate():
+        hidden = dense(x, 8, 'features', tf.nn.tanh)
+    with split():
+        by_columns = tf.get_variable('by_columns', [WIDE, 8], initializer=initial)
+        by_rows = tf.get_variable('by_rows', [20011, 1], initializer=initial)
+        hidden += tf.reduce_sum(tf.nn.embedding_lookup(by_columns, ids * 91), 1)
+        hidden += tf.reduce_sum(tf.nn.embedding_lookup(by_rows, ids * 1819), 1)
+        return cross_entropy(_wide_labels(ids), dense(hidden, WIDE, 'head'))
+
+
+@split_model
 def encoder(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A Transformer encoder: attention by heads, two dense layers, norms; embeddings tied with the scores of words."""
     heads, size, width = 4, 16, 64
