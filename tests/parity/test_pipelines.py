@@ -95,6 +95,21 @@ def test_micro_batches_have_their_own_statistics(oracle: Oracle) -> None:
         ("mlp", 1, 1, 4, "PreferForward"),
         ("mlp", 1, 1, 4, "PreferBackwardOptimizer"),
         ("mlp", 2, 2, 4, "PreferBackward"),
+        *(
+            pytest.param(*cell, marks=pytest.mark.long)
+            for cell in [
+                ("lstm", 1, 1, 4, "PreferBackward"),
+                ("lstm", 1, 2, 2, "PreferForward"),
+                ("lstm", 2, 1, 8, "PreferBackwardOptimizer"),
+                ("encoder", 1, 1, 2, "PreferForward"),
+                ("encoder", 1, 2, 4, "PreferBackwardOptimizer"),
+                ("encoder", 2, 1, 8, "PreferBackward"),
+                ("cnn", 1, 2, 8, "PreferForward"),
+                ("cnn", 2, 2, 2, "PreferBackwardOptimizer"),
+                ("mlp", 1, 1, 8, "PreferBackward"),
+                ("mlp", 2, 1, 2, "PreferForward"),
+            ]
+        ),
     ],
 )
 def test_interleaved_stages(
@@ -102,7 +117,19 @@ def test_interleaved_stages(
 ) -> None:
     reference = _reference(oracle, name, micro_batches, processes * replicas)
     shape = {"stages": 4, "interleaved": True, "micro_batches": micro_batches, "replicas": replicas}
-    _check(oracle, processes, reference, name=name, schedule=schedule, **shape)
+    _check(oracle, processes, reference, name=name, schedule=schedule, rows_known=name == "lstm", **shape)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "encoder"])
+@pytest.mark.parametrize("stages,replicas,micro_batches", [(2, 1, 4), (2, 2, 2), (3, 1, 8)])
+def test_automatic_stages(oracle: Oracle, name: str, stages: int, replicas: int, micro_batches: int) -> None:
+    """The encoder ties the logits of its last stage to the table of the first."""
+    reference = _reference(oracle, name, micro_batches, replicas)
+    shape = {"stages": stages, "micro_batches": micro_batches, "replicas": replicas, "rows_known": name == "lstm"}
+    automatic = {"auto__auto_parallel": True, "pipeline__num_stages": stages}
+    answers = _check(oracle, 1, reference, name=name, **automatic, **shape)
+    assert len(answers[0].results["devices"][0]) == stages
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])

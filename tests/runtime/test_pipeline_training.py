@@ -423,3 +423,19 @@ def test_data_that_goes_back_to_an_earlier_stage_is_refused_by_name(init):
     with tf.Session() as sess, pytest.raises(PlanError, match="'d2/MatMul' of stage 0 takes 'd1/Tanh' of stage 1"):
         sess.run(tf.global_variables_initializer())
         sess.run(train, {x: rows(4)})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stages,devices,micro_batches", [(6, 2, 1), (8, 2, 3), (6, 3, 6), (9, 3, 4)])
+@pytest.mark.parametrize("strategy", ["PreferBackward", "PreferForward", "PreferBackwardOptimizer"])
+def test_three_and_more_stages_on_a_device(init, stages, devices, micro_batches, strategy):
+    begin(init, micro_batches, devices, pipeline__strategy=strategy)
+    names = epl.Env.get().cluster.available_devices
+    epl.Cluster(layout={"specific": [[[names[index % devices]]] for index in range(stages)]}).__enter__()
+
+    def build(stage):
+        model = Chain(stages, stage)
+        model.minimize()
+        return model
+
+    equals_plain(build, count=12)

@@ -50,6 +50,8 @@ class Pipeline:
         self._split = split
         self.stages = stages
         self._scope = self._default_strategy if default_strategies else ctx.scope
+        if config.get("auto__auto_parallel"):
+            self._scope = contextlib.suppress
         ctx.stages = stages // 2 if interleaved else stages
         ctx.devices = ctx.stages * replicas
         workers = ctx.workers if ctx.planned else 1
@@ -127,6 +129,7 @@ def train(
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], feed(inputs, plan.rows(step)))[0])
+        ctx.record(devices=sorted({each.device for each in [loss] + tf.trainable_variables()}))
         ctx.record_variables(sess)
 
 
