@@ -173,7 +173,7 @@ class _Tracer(object):
             outputs = [FULL] * len(op.outputs)
         else:
             outputs = self._compute(op, layouts, waits)
-        if op.type in _SHAPES and any(layout.is_shard for layout in layouts) or not self._whole.isdisjoint(op.inputs):
+        if op.type in _SHAPES and any(layout.is_shard for layout in layouts) or self._has_whole_size(op):
             self._whole.update(tensor for tensor, layout in zip(op.outputs, outputs) if layout == FULL)
         for tensor, layout in zip(op.outputs, outputs):
             self._waits[tensor] = waits
@@ -215,6 +215,13 @@ class _Tracer(object):
             if any(tensor.shape[outer:].is_compatible_with(shape[outer:]) for shape in shapes):
                 self._cut(op, index, found)
         return [found] * len(op.outputs)
+
+    def _has_whole_size(self, op: tf.Operation) -> bool:
+        """Whether an op gives what has the size of something whole: it takes such, or nothing else has a size."""
+        found = [tensor for tensor in op.inputs if tensor in self._whole]
+        return bool(found) and (
+            any(tensor.shape.ndims != 0 for tensor in found) or all(tensor.shape.ndims == 0 for tensor in op.inputs)
+        )
 
     def _cut(self, op: tf.Operation, index: int, layout: Layout) -> None:
         """Notes an input that is whole, and stands for a part."""
@@ -394,7 +401,7 @@ def complete_updates(
 
     def cut_inputs(op: tf.Operation, own: Exchange) -> None:
         for index in [index for index in range(len(op.inputs)) if (op, index) in cuts]:
-            op._update_input(index, own.cut(op.inputs[index], cuts.pop((op, index))))
+            op._update_input(index, _as_part(op.inputs[index], cuts.pop((op, index)), own))
 
     cuts = dict(updates.cuts)
     for one in updates.rounds:
@@ -413,7 +420,7 @@ def complete_updates(
                 sums = sums if between is None else between.broadcast(sums)
             for before, after in zip(addends, sums):
                 _replace(before, after, replaced, last)
-    for op in {op for op, _ in cuts}:
+    for op in dict.fromkeys(op for op, _ in cuts):
         context = tf_compat.control_flow_context_of(op)
         with tf.device(op.device), tf_compat.control_flow_context(graph, context):
             cut_inputs(op, exchanges_in(context)[0])
@@ -451,6 +458,17 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -
                 )
             )
     return made
+
+
+def _as_part(tensor: tf.Tensor, layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """This rank's part of a tensor that is whole; one that has the size of the part is one already."""
+    begin, size = exchange.own_range(layout, None)
+    tensor = hidden(tensor, layout.dim)  # its static size may be that of the part
+    is_whole = tf.equal(tf.shape(tensor)[layout.dim], sum(layout.sizes or ()))
+    before, after = [0] * layout.dim, [0] * (tensor.shape.ndims - layout.dim - 1)
+    rest = [-1] * len(before), [-1] * len(after)
+    begins = before + [tf.where_v2(is_whole, begin, 0)] + after
+    return tf.slice(tensor, begins, rest[0] + [size] + rest[1])
 
 
 def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
