@@ -147,7 +147,8 @@ def test_models(oracle: Oracle, more: Ran, name: str) -> None:
 @long
 def test_the_end_of_data_of_one_constructor_ends_the_step_of_all(oracle: Oracle, more: Ran) -> None:
     """13 micro batches are 3 steps of 4."""
-    expected = oracle.plain(split_pipelines.accumulated, name="wide_layers", micro_batches=4, replicas=2)
+    model = {"name": "wide_layers", "optimizer": "adam"}
+    expected = oracle.plain(split_pipelines.accumulated, micro_batches=4, replicas=2, **model)
     answers = [answer.results for answer in more.answers("ends")]
     losses = np.mean([answer["loss"] for answer in answers], axis=0)
     np.testing.assert_allclose(losses, expected.results["loss"][:3], rtol=1e-5)
