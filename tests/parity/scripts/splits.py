@@ -207,7 +207,7 @@ def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
     """Penalties of kernels in the collections of losses, in both forms; summed inside of the split, and behind it."""
     del tf.get_collection_ref(tf.GraphKeys.LOSSES)[:]  # of another tower
     squares, halves = tf.keras.regularizers.l2(0.01), lambda kernel: 0.02 * tf.nn.l2_loss(kernel)
-    initial = tf.random_normal_initializer(stddev=0.05, seed=3)
+    initial = tf.random_normal_initializer(stddev=0.2, seed=3)
     with replicate():
         hidden = tf.layers.dense(x, 16, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name='body')
     with split():
