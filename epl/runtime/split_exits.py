@@ -5,13 +5,14 @@ without a batch            whole, the same on all ranks
 for a gradient function    the rows of all ranks: of loops, of branches and of tf.custom_gradient, which compute whole
 """
 
-from typing import Any, Callable, Container, ContextManager, Dict, Sequence, Set
+from typing import Callable, Container, ContextManager, Dict, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.taskgraph import Phase
 from epl.parallel.split.bridges import out_of_split
+from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import Region
@@ -30,7 +31,7 @@ class Exits(object):
         region: Region,
         program: Program,
         lowering: Lowering,
-        exchange: Any,
+        exchange: Exchange,
         taskgraphs: Container[int],
         building: Callable[[], ContextManager[None]],
         own: Set[tf.Operation],

@@ -151,6 +151,28 @@ class Context:
         for name, value in values.items():
             self.results.setdefault(name, []).append(value)
 
+    def record_checkpoint(self, path: str) -> None:
+        """Records where a checkpoint is, and the variables in it."""
+        reader = tf.train.load_checkpoint(path)
+        self.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+        self.results['path'] = path
+
+    @contextlib.contextmanager
+    def saving_session(self, path: str = '', steps: int = STEPS) -> Iterator[tf.Session]:
+        """A monitored session, of so many steps, that begins with a checkpoint, if there is one.
+
+        The checkpoint that it writes is recorded, by the worker that writes it.
+        """
+        restore = tf.train.Saver()
+        scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
+        directory = self.temporary_directory()
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
+                                               save_checkpoint_steps=steps) as sess:
+            yield sess
+        written = tf.train.latest_checkpoint(directory)
+        if written:
+            self.record_checkpoint(written)
+
     def record_variables(self, sess: tf.Session, variables: Optional[Sequence[tf.Variable]] = None) -> None:
         """Records every global variable, as the user fetches it, and as it stands on each further local replica."""
         variables = list(tf.global_variables() if variables is None else variables)

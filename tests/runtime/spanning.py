@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from tests.parity.launching import ROOT, Finished, environment
 from tests.parity.pool import Answer
 
@@ -156,6 +158,17 @@ def once(factory: Any, name: str, run: Callable[[str], Any]) -> Any:
                 pickle.dump(result, out)
     with open(path + ".result", "rb") as source:
         return pickle.load(source)
+
+
+def check_end_of_data(answers: List[Answer], losses: Sequence[float]) -> None:
+    """Two constructors, of which one has data for so many steps, have made these steps and hold the same."""
+    results = [answer.results for answer in answers]
+    np.testing.assert_allclose(np.mean([result["loss"] for result in results], axis=0), losses, rtol=1e-5)
+    assert [result["ended"] for result in results] == [[True], [True]]
+    first, second = [result["variables"][0] for result in results]
+    assert first["global_step"] == len(losses)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
 
 
 def codes(workers: List[Finished]) -> List[Any]:

@@ -20,6 +20,7 @@ from tests.runtime.spanning import (
     Nursery,
     Ran,
     case,
+    check_end_of_data,
     codes,
     once,
     outputs,
@@ -269,13 +270,7 @@ def test_a_graph_without_gradients_predicts_in_the_constructor(four: Ran) -> Non
 
 def test_the_end_of_data_of_one_constructor_ends_the_step_of_all(oracle: Oracle, four: Ran) -> None:
     losses = reference(oracle, "mlp").results["loss"][:3]  # 13 micro batches of 4 in a step
-    np.testing.assert_allclose(mean_losses(four, "ends"), losses, rtol=1e-5)
-    answers = [answer.results for answer in four.answers("ends")]
-    assert [answer["ended"] for answer in answers] == [[True], [True]]
-    first, second = [answer["variables"][0] for answer in answers]
-    assert first["global_step"] == 3
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name])
+    check_end_of_data(four.answers("ends"), losses)
 
 
 def test_python_functions_and_files_are_those_of_the_script(four: Ran) -> None:

@@ -5,14 +5,23 @@ The models, and those that are split within one process, are those of tests/pari
 
 from typing import Any, Dict, Sequence
 
-import numpy as np
 import pytest
 
 from tests.parity import fixtures
 from tests.parity.checks import CONTINUED, of_worker_0
 from tests.parity.oracle import Oracle, compare
 from tests.parity.scripts import split_pipelines
-from tests.runtime.spanning import FOUR_WORKERS, Nursery, Ran, case, codes, once, outputs, write_cases
+from tests.runtime.spanning import (
+    FOUR_WORKERS,
+    Nursery,
+    Ran,
+    case,
+    check_end_of_data,
+    codes,
+    once,
+    outputs,
+    write_cases,
+)
 
 pytestmark = pytest.mark.timeout(300)
 oracle = fixtures.oracle  # found here by pytest
@@ -149,14 +158,7 @@ def test_the_end_of_data_of_one_constructor_ends_the_step_of_all(oracle: Oracle,
     """13 micro batches are 3 steps of 4."""
     model = {"name": "wide_layers", "optimizer": "adam"}
     expected = oracle.plain(split_pipelines.accumulated, micro_batches=4, replicas=2, **model)
-    answers = [answer.results for answer in more.answers("ends")]
-    losses = np.mean([answer["loss"] for answer in answers], axis=0)
-    np.testing.assert_allclose(losses, expected.results["loss"][:3], rtol=1e-5)
-    assert [answer["ended"] for answer in answers] == [[True], [True]]
-    first, second = [answer["variables"][0] for answer in answers]
-    assert first["global_step"] == 3
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name])
+    check_end_of_data(more.answers("ends"), expected.results["loss"][:3])
 
 
 @long

@@ -31,6 +31,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.copied_rows import CopiedRows
 from epl.parallel.split.layouts import Layout, balanced_sizes, offsets, shard
 from epl.parallel.split.row_weights import RowWeights
+from epl.parallel.split.slices import slice_along
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
@@ -255,8 +256,7 @@ class Exchange(object):
 
     def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         begin, size = self.own_range(layout, rows)
-        before, after = layout.dim, tensor.shape.ndims - layout.dim - 1
-        part = tf.slice(tensor, [0] * before + [begin] + [0] * after, [-1] * before + [size] + [-1] * after)
+        part = slice_along(tensor, layout.dim, begin, size)
         part.set_shape(_with_size(tensor.shape, layout.dim, _equal_size(layout)))
         return part
 

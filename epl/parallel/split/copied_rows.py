@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, TASKGRAPH_ATTR
+from epl.parallel.split.slices import slice_along
 from epl.utils import tf_compat
 
 _Leads = NamedTuple("_Leads", [("leads", tf.Tensor), ("is_lead", tf.Tensor)])
@@ -59,14 +60,14 @@ class CopiedRows(object):
         """The rows of all ranks, one after the other in dimension `dim` -> the whole."""
         kept = self.kept(rows)
         if self.in_one_process:
-            return _slice(tensor, dim, 0, tf.reduce_sum(kept))
+            return slice_along(tensor, dim, 0, tf.reduce_sum(kept))
         pieces = tf.split(tensor, rows, axis=dim, num=self._ranks)
-        return tf.concat([_slice(piece, dim, 0, kept[rank]) for rank, piece in enumerate(pieces)], dim)
+        return tf.concat([slice_along(piece, dim, 0, kept[rank]) for rank, piece in enumerate(pieces)], dim)
 
     def repeat(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
         """The whole -> the rows of all ranks, one after the other in dimension `dim`."""
         if not self.in_one_process:
-            pieces = [_slice(tensor, dim, self.begin(rows, rank), rows[rank]) for rank in range(self._ranks)]
+            pieces = [slice_along(tensor, dim, self.begin(rows, rank), rows[rank]) for rank in range(self._ranks)]
             return tf.concat(pieces, dim)
         copies = tf.reduce_sum(rows) // tf.maximum(tf.reduce_sum(self.kept(rows)), 1)
         multiples: List[Any] = [1] * (tensor.shape.ndims or 0)
@@ -99,11 +100,3 @@ class GivenCopies(CopiedRows):
 
     def _get(self) -> _Leads:
         return self._with(self._given)
-
-
-def _slice(tensor: tf.Tensor, dim: int, begin: Any, size: tf.Tensor) -> tf.Tensor:
-    before, after = [0] * dim, [0] * ((tensor.shape.ndims or 0) - dim - 1)
-    whole = [-1] * len(before), [-1] * len(after)
-    return tf.slice(
-        tensor, before + [tf.cast(begin, tf.int32)] + after, whole[0] + [tf.cast(size, tf.int32)] + whole[1]
-    )

@@ -20,6 +20,7 @@ from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
 from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
 from epl.parallel.split.rules import TensorInfo
+from epl.parallel.split.rules_lookup import look_up
 from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -212,10 +213,8 @@ class Lowering(object):
         return outputs
 
     def _emit_full(self, step: Step, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        if step.op.type == "ResourceGather":  # the variable comes as a value
-            outputs = [tf.gather(inputs[0], inputs[1], batch_dims=step.info.attrs.get("batch_dims", 0))]
-        elif step.op.type == "ResourceGatherNd":
-            outputs = [tf.gather_nd(inputs[0], inputs[1])]
+        if step.op.type in ("ResourceGather", "ResourceGatherNd"):  # the variable comes as a value
+            outputs = look_up(step.info, inputs)
         elif step.op.type == "Reshape" and None not in self._target(step):
             outputs = [tf.reshape(inputs[0], self._target(step))]
         else:

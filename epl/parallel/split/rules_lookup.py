@@ -45,7 +45,7 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
     result: Labels = list(shared) + list(before) + list(found) + list(after)
     for choice in labelled(op, [rows, asked] + more, [result]):
-        yield choice._replace(emit=None if takes_handle or op.type != "ResourceGather" else _emit_value)
+        yield choice._replace(emit=None if takes_handle or op.type != "ResourceGather" else _emit_of_value)
     if not batch_dims and not takes_handle:
         cut: Labels = [None] * at + ["v"] + [None] * len(after)
         for choice in labelled(op, [cut, []] + more, [[]], summed=["v"]):
@@ -55,8 +55,15 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
         yield from linear(op, 0)
 
 
-def _emit_value(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+def look_up(op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    """What a ResourceGather or ResourceGatherNd gives, of the value of its variable."""
+    if op.type == "ResourceGatherNd":
+        return [tf.gather_nd(inputs[0], inputs[1])]
     return [tf.gather(inputs[0], inputs[1], batch_dims=op.attrs.get("batch_dims", 0))]
+
+
+def _emit_of_value(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    return look_up(op, inputs)
 
 
 def _emit_masked_gather(layout: Layout) -> Emit:
@@ -104,13 +111,9 @@ def _gather_nd(op: OpInfo) -> Iterator[Choice]:
     rows: Labels = [None] * indices.shape[-1] + list(rest)
     for choice in labelled(op, [rows, list(found) + [None]], [list(found) + list(rest)]):
         of_variable = op.type == "ResourceGatherNd" and table.dtype != tf.resource
-        yield choice._replace(emit=_emit_values) if of_variable else choice
+        yield choice._replace(emit=_emit_of_value) if of_variable else choice
     if op.type == "GatherNd":
         yield from linear(op, 0)
-
-
-def _emit_values(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    return [tf.gather_nd(inputs[0], inputs[1])]
 
 
 @rule("OneHot")

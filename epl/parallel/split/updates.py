@@ -25,6 +25,7 @@ from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout
 from epl.parallel.split.own_rows import NO_ROWS, OWN_ROWS, OwnRows, layout_of_rows, refuse_rows
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
+from epl.parallel.split.slices import slice_along
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -351,6 +352,7 @@ def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
 
 
 def _refuse_handles(op: tf.Operation, layouts: Sequence[Layout]) -> None:
+    """Raises PlanError for an op that no rule knows, if it takes a part by its handle: a handle cannot be gathered."""
     for tensor, layout in zip(op.inputs, layouts):
         if layout != FULL and tensor.dtype == tf.resource:
             raise PlanError(
@@ -465,10 +467,7 @@ def _as_part(tensor: tf.Tensor, layout: Layout, exchange: Exchange) -> tf.Tensor
     begin, size = exchange.own_range(layout, None)
     tensor = hidden(tensor, layout.dim)  # its static size may be that of the part
     is_whole = tf.equal(tf.shape(tensor)[layout.dim], sum(layout.sizes or ()))
-    before, after = [0] * layout.dim, [0] * (tensor.shape.ndims - layout.dim - 1)
-    rest = [-1] * len(before), [-1] * len(after)
-    begins = before + [tf.where_v2(is_whole, begin, 0)] + after
-    return tf.slice(tensor, begins, rest[0] + [size] + rest[1])
+    return slice_along(tensor, layout.dim, tf.where_v2(is_whole, begin, 0), size)
 
 
 def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

@@ -223,8 +223,5 @@ def saved(ctx: Context, name: str, optimizer: str, path: str = "", **pipeline: A
         for step in range(pipelines.STEPS):
             ctx.record(loss=sess.run([loss, train_op], pipelines.feed(inputs, plan.rows(step)))[0])
         written = saver.save(sess, os.path.join(ctx.temporary_directory(), "model"))
-    if ctx.worker:  # has written no part of others
-        return
-    reader = tf.train.load_checkpoint(written)
-    ctx.results["variables"] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-    ctx.results["path"] = written
+    if not ctx.worker:  # the others do not write what all hold
+        ctx.record_checkpoint(written)

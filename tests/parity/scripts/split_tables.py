@@ -134,19 +134,10 @@ def train(ctx: Context, cut: str, optimizer: str, clips: bool = False, resource:
     if clips:
         gradients = [_clipped(one) for one in gradients]
     train_op = made.apply_gradients(zip(gradients, variables), tf.train.get_or_create_global_step())
-    restore = tf.train.Saver()
-    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
-    directory = ctx.temporary_directory()
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
-                                           save_checkpoint_steps=STEPS) as sess:
+    with ctx.saving_session(path) as sess:
         for number in range(STEPS):
             found = sess.run([loss, lengths, train_op], inputs.feed(ctx, data, number))
             ctx.record(loss=found[0], longest=max(found[1][0]))
-    written = tf.train.latest_checkpoint(directory)
-    if written:  # of worker 0
-        reader = tf.train.load_checkpoint(written)
-        ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-        ctx.results['path'] = written
 
 
 def refused(ctx: Context, **arguments: Any) -> None:

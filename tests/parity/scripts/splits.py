@@ -334,19 +334,10 @@ def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1,
     loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups, ratios, apart))
     train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
-    restore = tf.train.Saver()
-    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
-    directory = ctx.temporary_directory()
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
-                                           save_checkpoint_steps=STEPS) as sess:
+    with ctx.saving_session(path) as sess:
         for number in range(STEPS):
             rows = [ctx.step_rows(values, number) for values in data]
             ctx.record(loss=sess.run([loss, train_op], dict(zip(inputs, rows)))[0])
-    path = tf.train.latest_checkpoint(directory)
-    if path:  # of worker 0
-        reader = tf.train.load_checkpoint(path)
-        ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-        ctx.results['path'] = path
 
 
 def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config: Any) -> None:

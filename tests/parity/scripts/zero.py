@@ -120,18 +120,9 @@ def saved(ctx: Context, path: str = '', name: str = 'embedding', **config: Any) 
     data, inputs = samples(), Inputs()
     loss = MODELS[name](*inputs.tensors())
     train_op = ALL_OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
-    restore = tf.train.Saver()
-    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
-    directory = ctx.temporary_directory()
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
-                                           save_checkpoint_steps=STEPS) as sess:
+    with ctx.saving_session(path) as sess:
         for number in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
-    path = tf.train.latest_checkpoint(directory)
-    if path:  # of worker 0
-        reader = tf.train.load_checkpoint(path)
-        ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-        ctx.results['path'] = path
 
 
 def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:

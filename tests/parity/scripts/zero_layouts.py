@@ -20,19 +20,9 @@ def saved(ctx: Context, path: str = "", name: str = "mlp", **pipeline: Any) -> N
     with tf.variable_scope("net"):
         loss = plan.loss(name, inputs)
     train_op = OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
-    restore = tf.train.Saver()
-    scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
-    directory = ctx.temporary_directory()
-    with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None, save_checkpoint_steps=STEPS
-    ) as sess:
+    with ctx.saving_session(path, STEPS) as sess:
         for step in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], feed(inputs, plan.rows(step)))[0])
-    path = tf.train.latest_checkpoint(directory)
-    if path:  # of worker 0
-        reader = tf.train.load_checkpoint(path)
-        ctx.results["variables"] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-        ctx.results["path"] = path
 
 
 def beside(ctx: Context, name: str, **pipeline: Any) -> None:

@@ -113,9 +113,7 @@ def train(ctx: Context, optimizer: str, rows: int, path: str = '', resource: boo
             tf.global_variables(), sess.run(tf.global_variables()))}
         ctx.results['fetched'] = [fetched]
         if ctx.worker == 0:
-            ctx.results['path'] = saver.save(sess, directory + '/slots')
-            reader = tf.train.load_checkpoint(ctx.results['path'])
-            ctx.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+            ctx.record_checkpoint(saver.save(sess, directory + '/slots'))
 
 
 def refused(ctx: Context, optimizer: str, rows: int, **config: Any) -> None:

@@ -1,0 +1,12 @@
+"""A piece of a tensor along one of its dimensions."""
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+
+def slice_along(tensor: tf.Tensor, dim: int, begin: Any, size: tf.Tensor) -> tf.Tensor:
+    """So many rows of dimension `dim`, from the row `begin`; all of the other dimensions."""
+    before, after = dim, (tensor.shape.ndims or 0) - dim - 1
+    begins = [0] * before + [tf.cast(begin, tf.int32)] + [0] * after
+    return tf.slice(tensor, begins, [-1] * before + [tf.cast(size, tf.int32)] + [-1] * after)
