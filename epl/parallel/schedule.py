@@ -139,8 +139,8 @@ def validate(
 
     Raises:
       ValueError: an action is missing, is there twice, does not belong to the schedule or stands on a device that is
-        not its stage's; a backward pass stands before its forward pass; the devices wait for each other in a circle;
-        or more micro batches are in flight than allowed.
+        not its stage's; a pass runs a micro batch before an earlier one; a backward pass stands before its forward
+        pass; the devices wait for each other in a circle; or more micro batches are in flight than allowed.
     """
     check_devices(schedule.device_of_stage)
     if schedule.num_micro_batch < 1:
@@ -263,7 +263,7 @@ def peak_in_flight(schedule: Schedule) -> Tuple[int, ...]:
 
 
 def _check_actions(schedule: Schedule) -> None:
-    """Each action once, on its stage's device, backward after forward."""
+    """Each action once, on its stage's device, backward after forward, micro batch after micro batch."""
     expected = set(all_actions(schedule.num_stages, schedule.num_micro_batch))
     seen: Set[Action] = set()
     for device, actions in enumerate(schedule.actions):
@@ -278,6 +278,9 @@ def _check_actions(schedule: Schedule) -> None:
                 raise ValueError(f"{where} belongs to device {schedule.device_of_stage[action.stage]}")
             if action in seen:
                 raise ValueError(f"{where} is there twice: expected each action once")
+            before = action._replace(micro_batch=action.micro_batch - 1)
+            if action.micro_batch and before not in seen:
+                raise ValueError(f"{where} stands before {before}: expected the micro batches of a pass in their order")
             if action.kind == BACKWARD and action._replace(kind=FORWARD) not in seen:
                 raise ValueError(f"{where} stands before {action._replace(kind=FORWARD)}, whose activations it reads")
             seen.add(action)

@@ -85,6 +85,7 @@ def test_a_schedule_that_does_all_of_the_work_is_valid():
         ("0F1", "0F2", "device 0: 0F2 does not exist: expected stages 0 to 1 and micro batches 0 to 1"),
         ("0F1", "2F1", "device 0: 2F1 does not exist"),
         ("1F0 1B0", "1B0 1F0", "device 1: 1B0 stands before 1F0"),
+        ("1F0 1B0 1F1 1B1", "1F0 1F1 1B1 1B0", "device 1: 1B1 stands before 1B0: expected the micro batches"),
         ("device 1: 1F0 1B0 1F1 1B1", "", "actions for 1 devices and stages on 2"),
         ("micro_batches=2", "micro_batches=0", "has 0 micro batches"),
         ("device_of_stage=0,1", "device_of_stage=0,2", "there is none on device 1"),

@@ -24,11 +24,11 @@ def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
 
 
-Barrier = NamedTuple("Barrier", [("feed", str), ("merged", str), ("passed", str)])
+Barrier = NamedTuple("Barrier", [("node", tf.NodeDef), ("merged", str), ("passed", str)])
 Barrier.__doc__ = """A barrier among NodeDefs.
 
 Attributes:
-  feed: name of the tensor to feed, True.
+  node: the placeholder, to be fed True; the barrier waits for what it waits for.
   merged: name of the merge; an edge from it stays, whatever makes it superfluous.
   passed: name of the op to wait for.
 """
@@ -43,4 +43,4 @@ def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Barr
     merged.attr["N"].i = 1
     passed = added.add("passed" + suffix, "Assert", [merged.name, merged.name])
     passed.attr["T"].list.type.append(tf.bool.as_datatype_enum)
-    return Barrier(done.name + ":0", merged.name, passed.name)
+    return Barrier(done, merged.name, passed.name)

@@ -26,7 +26,7 @@ from epl.parallel.passes.merge_outputs import merge
 from epl.parallel.passes.order_lanes import keys_of_copies, lanes_of, nodes_of, order_lanes, order_rest
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
-from epl.parallel.passes.schedule_actions import Beginnings, order_actions
+from epl.parallel.passes.schedule_actions import Between, order_actions
 from epl.parallel.passes.shared_values import share_values
 from epl.parallel.passes.sum_gradients import GradientSums, of_all_micro_batches
 from epl.parallel.rewrite import Rewrite
@@ -58,10 +58,10 @@ def run(rewrite: Rewrite) -> None:
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in copied)
     _note_stages(rewrite, view, copied, stages, copies)
     waits: Waits = {}
-    beginnings: Beginnings = {}
-    barriers = order_actions(rewrite, view, actions, waits, beginnings)
+    between: Between = {}
+    barriers = order_actions(rewrite, view, actions, waits, between)
     order_lanes(rewrite, view, lanes, copied, copies, waits)
-    sums = GradientSums(rewrite, beginnings)
+    sums = GradientSums(rewrite, view, actions, between)
     extra = barriers + sums.nodes + shared.nodes
     keys = keys_of_copies(view, lanes, copied, copies)
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs, keys)

@@ -9,7 +9,7 @@ every op of the action lies between the two. Ops within a loop, or in a branch o
 no sources or sinks themselves: the loop and the cond as a whole are.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -19,17 +19,18 @@ from epl.parallel.micro_batches import Actions
 from epl.parallel.passes.barriers import Barrier, add_barrier
 from epl.parallel.passes.plan_nodes import PlanNodes, Waits
 from epl.parallel.rewrite import Rewrite
-from epl.parallel.schedule import BACKWARD, Action, from_text
+from epl.parallel.schedule import Action, from_text
 
-# (number of the training, stage, micro batch) -> the merge of the barrier before its backward pass
-Beginnings = Dict[Tuple[int, int, int], str]
+# (number of the training, action) -> the barriers before and behind it; the first action of a device has none before
+# it, the last none behind.
+Between = Dict[Tuple[int, Action], Tuple[Optional[Barrier], Optional[Barrier]]]
 
 Ends = NamedTuple("Ends", [("sources", List[int]), ("sinks", List[int])])
 Ends.__doc__ = """The first and last ops of an action: nodes of micro batch 0."""
 
 
 def order_actions(
-    rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits, beginnings: Beginnings
+    rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits, between: Between
 ) -> List[tf.NodeDef]:
     """The barriers of the plan's schedule, for every training by itself, to be added to the graph with the clones.
 
@@ -38,7 +39,7 @@ def order_actions(
       view: of the graph before it is cloned.
       trainings: the nodes of the actions of micro batch 0.
       waits: what waits for the barriers is entered here.
-      beginnings: where backward passes begin is entered here.
+      between: the barriers around each action are entered here.
     """
     schedule = from_text(rewrite.plan.schedule)
     depths = depths_of(view)
@@ -48,11 +49,11 @@ def order_actions(
         for device, order in enumerate(schedule.actions):
             stage = schedule.device_of_stage.index(device)
             added = PlanNodes(rewrite, "schedule{}/device{}".format(number, device), stage)
-            barriers = _order_device(rewrite, view, added, order, ends, waits)
-            for action, barrier in barriers:
-                rewrite.barriers[number].append(barrier.feed)
-                if action.kind == BACKWARD:
-                    beginnings[number, action.stage, action.micro_batch] = barrier.merged
+            ordered = [action for action in order if (action.stage, action.kind) in ends]
+            barriers = _order_device(rewrite, view, added, ordered, ends, waits)
+            rewrite.barriers[number] += [barrier.node.name + ":0" for barrier in barriers]
+            for action, before, behind in zip(ordered, [None, *barriers], [*barriers, None]):
+                between[number, action] = before, behind
             nodes += added.nodes
     return nodes
 
@@ -64,17 +65,15 @@ def _order_device(
     order: Sequence[Action],
     ends: Dict[Tuple[int, str], Ends],
     waits: Waits,
-) -> List[Tuple[Action, Barrier]]:
-    """The barriers between the actions of a device, each with the action behind it."""
-    barriers: List[Tuple[Action, Barrier]] = []
+) -> List[Barrier]:
+    """The barriers between the actions of a device."""
+    barriers: List[Barrier] = []
     waiting: List[str] = []
     for action in order:
-        if (action.stage, action.kind) not in ends:
-            continue
         own = ends[action.stage, action.kind]
         if waiting:
             barrier = add_barrier(added, str(len(barriers)), waiting)
-            barriers.append((action, barrier))
+            barriers.append(barrier)
             for node in own.sources:
                 waits.setdefault((action.micro_batch, node), []).append(barrier.passed)
             waiting = [barrier.passed]

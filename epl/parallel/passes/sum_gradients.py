@@ -4,21 +4,26 @@
                          =>   g/1 -----'         /
                               g/2 --------------'
 
-One gradient at a time: no more than two of each are alive. TensorFlow's optimizer makes one AddN of additions in a
-row, which keeps all that it takes, but not of additions that wait for something. So each waits for the beginning of the
-backward pass of its micro batch, which its gradient needs anyway: for the merge in the barrier there, as the optimizer
-removes an edge from another op as superfluous.
+One gradient at a time: no more than two of each are alive. So the next action of the device waits for the additions of
+a backward pass; a busy machine would run them late, and keep what was not added yet. TensorFlow's optimizer makes one
+AddN of additions in a row, which keeps all that it takes, but not of additions that wait for something. So each waits
+for the beginning of the backward pass of its micro batch, which its gradient needs anyway: for the merge in the barrier
+there, as the optimizer removes an edge from another op as superfluous.
 """
 
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.boundary import source_of
+from epl.ir.view import GraphView
+from epl.parallel.micro_batches import Actions
 from epl.parallel.passes.aggregate_gradients import replace_source
+from epl.parallel.passes.barriers import Barrier
 from epl.parallel.passes.plan_nodes import PlanNodes
-from epl.parallel.passes.schedule_actions import Beginnings
+from epl.parallel.passes.schedule_actions import Between
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.schedule import Action
 from epl.parallel.stages import stage_of_op
 
 
@@ -29,7 +34,15 @@ class GradientSums(object):
       nodes: those of dense gradients, to be added to the graph with the clones.
     """
 
-    def __init__(self, rewrite: Rewrite, beginnings: Beginnings) -> None:
+    def __init__(self, rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], between: Between) -> None:
+        """Makes the nodes, and lets barriers wait for them.
+
+        Args:
+          rewrite: the ops of the micro batches are noted in it.
+          view: of the graph before it is cloned.
+          trainings: by training, the nodes of the actions of micro batch 0.
+          between: the barriers around each action, which are not in the graph yet.
+        """
         self.nodes: List[tf.NodeDef] = []
         self._rewrite = rewrite
         self._dense: List[Tuple[tf.Tensor, str]] = []
@@ -40,32 +53,44 @@ class GradientSums(object):
         for number, training in enumerate(rewrite.trainings):
             scope = "micro_batches/gradients{}/stage{}"
             added = [PlanNodes(rewrite, scope.format(number, stage), stage) for stage in range(len(stages))]
-            before = [
-                [beginnings.get((number, stage, copy), "") for copy in range(rewrite.plan.num_micro_batch)]
-                for stage in range(len(stages))
-            ]
             for variable, bound in training.boundaries:
                 stage = stage_of_op(rewrite.operation(variable), stages)
                 if isinstance(bound, tf.IndexedSlices):
                     self._sparse.append((bound, stage))
                 else:
-                    self._dense.append((bound, self._add(added[stage], source_of(bound), before[stage])))
+                    gradient = source_of(bound)
+                    barriers = self._barriers(number, trainings[number], view.index[gradient.op.name], between)
+                    self._dense.append((bound, self._add(added[stage], gradient, barriers)))
             self.nodes += [node for of_stage in added for node in of_stage.nodes]
 
-    def _add(self, added: PlanNodes, gradient: tf.Tensor, before: Sequence[str]) -> str:
-        """Adds the nodes for one gradient, whose additions wait for `before`, by micro batch; the result."""
-        parts = _names_in_all_micro_batches(self._rewrite, gradient)
+    def _barriers(
+        self, number: int, actions: Actions, node: int, between: Between
+    ) -> List[Tuple[Optional[Barrier], Optional[Barrier]]]:
+        """By micro batch, the barriers before and behind the action that computes `node`."""
+        copies = range(self._rewrite.plan.num_micro_batch)
+        for (stage, kind), members in actions.items():
+            if node in members:
+                return [between[number, Action(stage, kind, copy)] for copy in copies]
+        return [(None, None)] * len(copies)
+
+    def _add(
+        self,
+        added: PlanNodes,
+        gradient: tf.Tensor,
+        barriers: Sequence[Tuple[Optional[Barrier], Optional[Barrier]]],
+    ) -> str:
+        """Adds the nodes for one gradient, each addition between its barriers; the name of the result."""
+        name = "{}/{{}}{{}}".format(len(self._dense))
         dtype = gradient.dtype.base_dtype
-        total = parts[0]
-        steps = [
-            ("sum{}".format(copy), "AddV2", [part] + ["^" + name for name in before[copy : copy + 1] if name])
-            for copy, part in enumerate(parts)
-            if copy
-        ]
+        total, *parts = _names_in_all_micro_batches(self._rewrite, gradient)
+        for copy, (part, (before, behind)) in enumerate(zip(parts, barriers[1:]), 1):
+            waits = [] if before is None else ["^" + before.merged]
+            total = added.add(name.format("sum", copy), "AddV2", [total, part] + waits, T=dtype).name
+            if behind is not None:
+                behind.node.input.append("^" + total)
         if self._rewrite.plan.reduce_method == "mean":
-            steps.append(("mean", "RealDiv", [added.constant(len(parts), dtype)]))
-        for name, op, others in steps:
-            total = added.add("{}/{}".format(len(self._dense), name), op, [total] + others, T=dtype).name
+            count = added.constant(len(barriers), dtype)
+            total = added.add(name.format("mean", ""), "RealDiv", [total, count], T=dtype).name
         return total
 
     def apply(self) -> None:
