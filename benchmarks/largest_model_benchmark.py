@@ -17,6 +17,8 @@ SIZES, QUICK_SIZES = [1024, 4], [512, 4]
 SMALL, QUICK_SMALL = (4, 8), (1, 2)
 # Sizes that are tried after those; each at most so many times as large as the largest before.
 TRIES, GROWTH = 5, 3
+# Nothing is timed, and the ranks share a machine: what is freed goes back to the system, as malloc has it by default.
+GIVES_BACK = {'MALLOC_MMAP_MAX_': '65536', 'MALLOC_TRIM_THRESHOLD_': '131072'}
 VARIANTS = [
     PLAIN,
     AUTO,
@@ -90,7 +92,7 @@ def fitting(peaks: Dict[int, float], limit: float) -> int:
 @contextlib.contextmanager
 def _running(variant: Variant, sizes: List[int]) -> Iterator[groups.Group]:
     """The processes of a variant, which are ended behind the block."""
-    group = groups_of(variant, sizes)()
+    group = groups_of(variant._replace(config=dict(GIVES_BACK, **variant.config)), sizes)()
     try:
         with group.awake():
             yield group
