@@ -1,12 +1,12 @@
 """Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
 
-State per rank is to be 1/N of all. Variables that are too small to be cut, and the smallest ones besides, stay whole:
-together at most `WHOLE_SHARE` of the bytes, so that a rank holds little more than 1/N and moves few tensors.
+State per rank is to be 1/N of all. A rank has one row of a variable that has fewer than N of them in each dimension.
+The smallest variables stay whole, together at most `WHOLE_SHARE` of the bytes, so that a rank moves few tensors.
 """
 
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
-from epl.parallel.split.layouts import Layout, balanced_sizes, shard
+from epl.parallel.split.layouts import Layout, balanced_sizes, shard, shard_few
 
 WHOLE_SHARE = 0.02
 
@@ -38,10 +38,17 @@ def choose_parts(candidates: Sequence[Candidate], ranks: int) -> Dict[str, Layou
 
 
 def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
-    """The dimension whose parts differ least, the first among equals; None if no dimension has a row for each rank."""
+    """Along the dimension whose parts differ least, the first among equals; if all are short, along the longest.
+
+    None if that has but one row.
+    """
     best: Optional[Tuple[float, int]] = None
-    for dim, size in enumerate(one.shape[: 1 if one.by_rows else None]):
+    shape = one.shape[: 1 if one.by_rows else None]
+    for dim, size in enumerate(shape):
         sizes = balanced_sizes(size, ranks)
         if sizes is not None and (best is None or max(sizes) / size < best[0]):
             best = max(sizes) / size, dim
-    return None if best is None else shard(best[1], balanced_sizes(one.shape[best[1]], ranks))
+    if best is not None:
+        return shard(best[1], balanced_sizes(shape[best[1]], ranks))
+    rows = max(shape, default=0)
+    return shard_few(shape.index(rows), rows, ranks) if rows > 1 else None

@@ -55,7 +55,7 @@ class ComputedParts(object):
         if tensor not in self._shapes:
             return tensor
         variable = self._shapes[tensor]
-        size = tf.constant([sum(variable.sizes or ())], tensor.dtype)
+        size = tf.constant([variable.size or 0], tensor.dtype)
         return tf.concat([tensor[: variable.dim], size, tensor[variable.dim + 1 :]], 0)
 
     def _variable(self, tensor: tf.Tensor) -> Layout:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.random_seeds import own_seed
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.emission import copy_op
-from epl.parallel.split.layouts import Layout, offsets
+from epl.parallel.split.layouts import Layout
 
 logger = logging.getLogger("epl")
 
@@ -39,9 +39,8 @@ def local_shape(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[i
 
 def local_offset(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[int, ...]:
     """Where a rank's part begins, in every dimension."""
-    assert layout.sizes is not None
     begin = [0] * len(full_shape)
-    begin[layout.dim] = offsets(layout.sizes)[rank]
+    begin[layout.dim] = layout.begins[rank]
     return tuple(begin)
 
 

@@ -112,7 +112,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
         shape = [dim.size for dim in op.get_attr("shape").dim]
         assert layout.sizes is not None
         assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
-        full_shape = tuple(shape[: layout.dim] + [sum(layout.sizes)] + shape[layout.dim + 1 :])
+        full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
             if is_uneven(layout):

@@ -179,7 +179,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
             "{!r} has the shape {}: only a variable of known shape can be split.".format(variable.name, variable.shape)
         )
     shape = tuple(variable.shape.as_list())
-    assert layout.is_shard and layout.sizes is not None and sum(layout.sizes) == shape[layout.dim], (layout, shape)
+    assert layout.is_shard and layout.size == shape[layout.dim], (layout, shape)
     return shape
 
 

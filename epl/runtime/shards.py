@@ -425,8 +425,12 @@ class Shards(object):
     def written(self, prefixes: Sequence[str]) -> List[Slice]:
         """Those of the slices that this process writes into checkpoints: each part is written by one rank."""
         slices = self.slices(prefixes)
+        ranks = [self._rank + copy for copy in range(len(prefixes))]
         return [
-            part for name in self.held for copy, part in enumerate(slices[name]) if self._rank + copy in self._writers
+            part
+            for name, held in self.held.items()
+            for rank, part in zip(ranks, slices[name])
+            if rank in self._writers and (held.layout.few is None or self.place(rank).rank < held.layout.few)
         ]
 
     @property

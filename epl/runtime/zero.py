@@ -28,7 +28,7 @@ from epl.parallel.plan import Stage
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split.bundles import Member
 from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import Layout
+from epl.parallel.split.layouts import Layout, offsets
 from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
@@ -263,10 +263,10 @@ class ZeroModel(Shards):
 
     def _own_rows(self, gradient: tf.IndexedSlices, whole: WholeVariable) -> tf.IndexedSlices:
         """Those rows of a sparse gradient that go into this rank's part."""
-        begin, size = self.exchange.own_range(whole.made.layout, None)
-        own = gradient.indices - tf.cast(begin, gradient.indices.dtype)
-        kept = tf.logical_and(own >= 0, own < tf.cast(size, own.dtype))
         made = whole.made
+        sizes = made.layout.sizes or ()
+        own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)  # copies of a row have none
+        kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
         shapes = [local_shape(made.full_shape, made.layout, rank) for rank in range(self.ranks)]
         shape = self.exchange.own(shapes, own.dtype)
         return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
@@ -288,8 +288,8 @@ class ZeroModel(Shards):
         """How much of a variable each rank holds."""
         if name not in self._variables:
             return [1.0]
-        sizes = self._variables[name].made.layout.sizes or ()
-        return [size / sum(sizes) for size in sizes]
+        layout = self._variables[name].made.layout
+        return [size / (layout.size or 1) for size in layout.sizes or ()]
 
     # ---- When the graph is built.
 

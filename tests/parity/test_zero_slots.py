@@ -8,7 +8,7 @@ from tests.parity.checks import continue_from_each_other
 from tests.parity.oracle import Oracle
 from tests.parity.scripts import zero_slots
 
-EVEN, UNEVEN = 12, 11
+EVEN, UNEVEN, FEW = 12, 11, 3
 
 
 def _long(*values: object) -> object:
@@ -22,7 +22,10 @@ def _long(*values: object) -> object:
     _long((1, 2), 'v1', 'dense', EVEN, False), _long((2, 1), 'v1', 'dense', UNEVEN, False),
     _long((1, 2), 'v2', 'dense', EVEN, False), _long((1, 2), 'v1', 'dense', EVEN, True),
     _long((1, 2), 'v1', 'factored', UNEVEN, False), _long((2, 1), 'v0', 'factored', EVEN, False),
-    _long((1, 2), 'v2', 'factored', UNEVEN, False)], ids=str)
+    _long((1, 2), 'v2', 'factored', UNEVEN, False), _long((1, 4), 'v1', 'lazy_adam', FEW, False),
+    _long((1, 4), 'v0', 'dense', FEW, False), _long((2, 2), 'v1', 'dense', FEW, False),
+    _long((4, 1), 'v1', 'lazy_adam', FEW, False), _long((1, 4), 'v2', 'factored', FEW, False),
+    _long((4, 1), 'v0', 'constant', FEW, False)], ids=str)
 def test_slots(oracle: Oracle, topology: Tuple[int, int], level: str, optimizer: str, rows: int,
                resource: bool) -> None:
     arguments = {'optimizer': optimizer, 'rows': rows, 'resource': resource}

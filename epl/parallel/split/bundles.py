@@ -11,7 +11,7 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.conversions import Exchange, from_front, is_uneven, to_front
+from epl.parallel.split.conversions import Exchange, from_front, is_uneven, rows_of_all
 from epl.parallel.split.layouts import Layout
 
 Member = NamedTuple("Member", [("shape", Tuple[int, ...]), ("layout", Layout)])
@@ -50,7 +50,7 @@ def reduce_scatter(
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
     """[ranks, length]: what each rank gets of a whole tensor."""
-    front = to_front(tensor, member.layout.dim)
+    front = rows_of_all(tensor, member.layout)
     if not is_uneven(member.layout):
         return tf.reshape(front, [len(_sizes(member)), _length(member)])
     padding = [[0, 0]] * len(_others(member))

@@ -8,6 +8,9 @@
 
 A sharded op that takes a FULL tensor has a part of its gradient only. Such an op takes the tensor through
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
+
+Of few rows each rank has one: where there are fewer than ranks, the last ones have the last row once more. Nobody reads
+these copies, so that it does not matter what an update makes of them.
 """
 
 from functools import lru_cache
@@ -27,21 +30,35 @@ class Layout(NamedTuple):
       kind: "full", "shard" or "partial".
       dim: the dimension that is cut, -1 if none is.
       sizes: of the parts, by rank; None: rows of a batch, of which each rank knows its own number alone.
+      few: how many rows there are, if they are fewer than ranks.
     """
 
     kind: str
     dim: int = -1
     sizes: Optional[Tuple[int, ...]] = None
+    few: Optional[int] = None
 
     @property
     def is_shard(self) -> bool:
         """Whether each rank has a part."""
         return self.kind == _SHARD
 
+    @property
+    def size(self) -> Optional[int]:
+        """Of the dimension that is cut; None: not known."""
+        return self.few or (None if self.sizes is None else sum(self.sizes))
+
+    @property
+    def begins(self) -> Tuple[int, ...]:
+        """Where the parts begin, by rank; () without sizes. Copies of the last row begin where it does."""
+        begins = offsets(self.sizes or ())
+        return begins if self.few is None else tuple(min(begin, self.few - 1) for begin in begins)
+
     def __str__(self) -> str:
         if not self.is_shard:
             return self.kind
-        return "shard({}{})".format(self.dim, "" if self.sizes is None else ": " + "+".join(map(str, self.sizes)))
+        sizes = () if self.sizes is None else self.sizes[: self.few]
+        return "shard({}{})".format(self.dim, ": " + "+".join(map(str, sizes)) if sizes else "")
 
 
 FULL = Layout(_FULL)
@@ -51,6 +68,11 @@ PARTIAL = Layout(_PARTIAL)
 def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Layout:
     """The layout of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
     return Layout(_SHARD, dim, None if sizes is None else tuple(sizes))
+
+
+def shard_few(dim: int, rows: int, ranks: int) -> Layout:
+    """The layout of a tensor with fewer rows in dimension `dim` than there are ranks, one on each."""
+    return Layout(_SHARD, dim, (1,) * ranks, rows)
 
 
 def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tuple[int, ...]]:

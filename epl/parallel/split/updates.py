@@ -299,8 +299,23 @@ class _Tracer(object):
         return found
 
     def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
+        few = next((layout for layout in layouts if layout.few is not None), None)
+        if few is not None:
+            return self._choice_of_rows(op, layouts, few)
         info = op_info(op, layouts, self._ranks)
         return next((choice for choice in choices_of(info) if choice.inputs == tuple(layouts)), None)
+
+    def _choice_of_rows(self, op: tf.Operation, layouts: Sequence[Layout], few: Layout) -> Optional[Choice]:
+        """The same for parts of few rows: copies of the last one must count for nothing, so no rows may meet."""
+        if any(layout.sizes is not None and layout.few != few.few for layout in layouts):
+            return None
+        choice = self._choice_of(op, [layout._replace(few=None) for layout in layouts])
+        if choice is None or choice.emit is not None:
+            return None
+        if any(layout != FULL and layout.sizes != few.sizes for layout in choice.outputs):
+            return None
+        outputs = tuple(layout._replace(few=few.few) if layout != FULL else FULL for layout in choice.outputs)
+        return choice._replace(inputs=tuple(layouts), outputs=outputs)
 
 
 def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
@@ -326,7 +341,7 @@ def _whole(tensor: tf.Tensor, layout: Layout) -> TensorInfo:
         return TensorInfo(None, tensor.dtype.base_dtype)
     shape = known.as_list()
     if layout.is_shard:
-        shape[layout.dim] = None if layout.sizes is None else sum(layout.sizes)
+        shape[layout.dim] = layout.size
     constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
     batch = layout.dim if layout.is_shard and layout.sizes is None else None
     return TensorInfo(tuple(shape), tensor.dtype.base_dtype, constant, batch)
@@ -466,7 +481,7 @@ def _as_part(tensor: tf.Tensor, layout: Layout, exchange: Exchange) -> tf.Tensor
     """This rank's part of a tensor that is whole; one that has the size of the part is one already."""
     begin, size = exchange.own_range(layout, None)
     tensor = hidden(tensor, layout.dim)  # its static size may be that of the part
-    is_whole = tf.equal(tf.shape(tensor)[layout.dim], sum(layout.sizes or ()))
+    is_whole = tf.equal(tf.shape(tensor)[layout.dim], layout.size)
     return slice_along(tensor, layout.dim, tf.where_v2(is_whole, begin, 0), size)
 
 

@@ -98,7 +98,7 @@ def train(ctx: Context, optimizer: str, rows: int, path: str = '', resource: boo
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     table = weights('table', [rows, 6], use_resource=resource)
-    found = tf.reduce_sum(tf.nn.embedding_lookup(table, inputs.ids), 1)
+    found = tf.reduce_sum(tf.nn.embedding_lookup(table, inputs.ids % rows), 1)
     loss = cross_entropy(inputs.y, dense(found, CLASSES, 'out'))
     train_op = MAKERS[optimizer]().minimize(loss)
     saver, directory = tf.train.Saver(), ctx.temporary_directory()

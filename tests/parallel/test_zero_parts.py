@@ -1,0 +1,57 @@
+"""Which variables ZeRO cuts, and how."""
+
+import random
+
+import pytest
+
+from epl.parallel.split.layouts import shard, shard_few
+from epl.parallel.zero_parts import WHOLE_SHARE, Candidate, choose_parts
+
+
+def candidates(*shapes, by_rows=()):
+    """Variables of float32, (name, shape) each; those named in `by_rows` with sparse gradients."""
+    found = []
+    for name, shape in shapes:
+        count = 4
+        for size in shape:
+            count *= size
+        found.append(Candidate(name, shape, count, name in by_rows))
+    return found
+
+
+def test_the_dimension_whose_parts_differ_least_is_cut():
+    layouts = choose_parts(candidates(("a", (7, 8)), ("b", (8, 8)), ("c", (9, 10))), 4)
+    assert layouts == {"a": shard(1, [2] * 4), "b": shard(0, [2] * 4), "c": shard(1, (3, 3, 2, 2))}
+
+
+def test_of_few_rows_each_rank_has_one():
+    layouts = choose_parts(candidates(("a", (2, 3, 3)), ("b", (3, 1)), ("c", (2,))), 4)
+    assert layouts == {"a": shard_few(1, 3, 4), "b": shard_few(0, 3, 4), "c": shard_few(0, 2, 4)}
+    assert (layouts["c"].size, layouts["c"].begins, str(layouts["c"])) == (2, (0, 1, 1, 1), "shard(0: 1+1)")
+
+
+def test_a_sparse_gradient_has_its_variable_cut_by_rows():
+    layouts = choose_parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
+    assert layouts == {"a": shard_few(0, 3, 4), "b": shard(0, (3, 2, 2, 2))}
+
+
+def test_scalars_single_rows_and_the_smallest_stay_whole():
+    variables = candidates(("w", (100, 100)), ("scalar", ()), ("empty", (0, 4)), ("one", (1, 1)), ("bias", (100,)))
+    assert list(choose_parts(variables, 4)) == ["w"]
+    assert sum(one.bytes for one in variables[1:]) <= WHOLE_SHARE * variables[0].bytes
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7, 32])
+def test_a_rank_holds_its_share_and_little_more(ranks):
+    """Of the bytes, 1/N and 5% besides: also where variables have fewer rows than there are ranks."""
+    draw = random.Random(ranks)
+    for _ in range(20):
+        shapes = [(str(number), tuple(draw.randint(20, 64) for _ in range(draw.randint(1, 3)))) for number in range(40)]
+        variables = candidates(*shapes)
+        layouts = choose_parts(variables, ranks)
+        whole = sum(one.bytes for one in variables)
+        held = sum(
+            one.bytes if one.name not in layouts else one.bytes * max(layouts[one.name].sizes) / layouts[one.name].size
+            for one in variables
+        )
+        assert held <= whole * (1 / ranks + 0.05)
