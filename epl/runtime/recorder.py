@@ -126,7 +126,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     try:
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
-            zero.hold_parts(graph, pairs)
+            zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []

@@ -39,25 +39,40 @@ from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
 from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
-from epl.utils.errors import NotAvailableError
+from epl.utils.errors import NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
+# Optimizers that compute each element of a variable by itself, whatever its shape. What is derived from them may not.
+_BY_ELEMENT = (
+    tf.train.AdadeltaOptimizer,
+    tf.train.AdagradDAOptimizer,
+    tf.train.AdagradOptimizer,
+    tf.train.AdamOptimizer,
+    tf.train.FtrlOptimizer,
+    tf.train.GradientDescentOptimizer,
+    tf.train.MomentumOptimizer,
+    tf.train.ProximalAdagradOptimizer,
+    tf.train.ProximalGradientDescentOptimizer,
+    tf.train.RMSPropOptimizer,
+)
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
 _Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
 
 
-def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
+def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
     """With `zero.level`, makes parts of the variables that are about to be trained.
 
     Args:
       graph: the annotated model.
       pairs: what is given to apply_gradients.
+      optimizer: its class.
 
     Raises:
       NotAvailableError: the model asks for what ZeRO does not go with yet.
-      PlanError: scopes that were opened since the last call have changed the stages.
+      PlanError: scopes that were opened since the last call have changed the stages; or another optimizer has had a
+        variable cut in a way that this one may not know what to do with.
     """
     env = Env.get()
     level = env.config.zero.level
@@ -81,7 +96,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
             graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
             if graph.split is not None:
                 graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
-        graph.zero.hold(pairs)
+        graph.zero.hold(pairs, optimizer)
 
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
@@ -192,13 +207,18 @@ class ZeroModel(Shards):
         """Raises PlanError if scopes that were opened since the first apply_gradients have changed the stages."""
         refuse_other_stages(self._graph, cluster, self._stages, self.setting)
 
-    def hold(self, pairs: Sequence[Pair]) -> None:
+    def hold(self, pairs: Sequence[Pair], optimizer: type) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
+        by_element = optimizer in _BY_ELEMENT
         by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
         for gradient, variable in pairs:
             name = variable_name(variable)
-            if gradient is None or name is None or name in self._variables or name in variables or is_shard(variable):
+            if gradient is None or name is None or name in variables or is_shard(variable):
+                continue
+            if name in self._variables:
+                if not by_element:
+                    _refuse_few_rows(self._variables[name], self.ranks, optimizer)
                 continue
             reason = why_whole(variable)
             if reason:
@@ -207,7 +227,7 @@ class ZeroModel(Shards):
             variables[name] = variable
             shape = tuple(variable.shape.as_list())
             size = variable.shape.num_elements() * variable.dtype.base_dtype.size
-            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
+            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices), by_element)
             by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
         self._candidates.update({one.name: one for one in candidates})
@@ -384,6 +404,19 @@ class ZeroModel(Shards):
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             part = exchange.hide_size(made.variable.read_value(), made.layout)
             return exchange.gather(part, made.layout)
+
+
+def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
+    """Raises PlanError if there is one row of a variable on each rank, copies among them."""
+    made = variable.made
+    if made.layout.few is not None:
+        raise PlanError(
+            "{!r}, of the shape {}, has fewer rows than the {} devices: each has one of them since another optimizer "
+            "applied its gradient (zero.level). {} applies one now, and may compute over rows. Let it apply its "
+            "gradients first: then the variable is whole for it.".format(
+                made.name, list(made.full_shape), ranks, optimizer.__name__
+            )
+        )
 
 
 def _controls(op: tf.Operation) -> List[tf.Operation]:

@@ -8,14 +8,14 @@ from epl.parallel.split.layouts import shard, shard_few
 from epl.parallel.zero_parts import WHOLE_SHARE, Candidate, choose_parts
 
 
-def candidates(*shapes, by_rows=()):
+def candidates(*shapes, by_rows=(), by_element=True):
     """Variables of float32, (name, shape) each; those named in `by_rows` with sparse gradients."""
     found = []
     for name, shape in shapes:
         count = 4
         for size in shape:
             count *= size
-        found.append(Candidate(name, shape, count, name in by_rows))
+        found.append(Candidate(name, shape, count, name in by_rows, by_element))
     return found
 
 
@@ -30,14 +30,20 @@ def test_of_few_rows_each_rank_has_one():
     assert (layouts["c"].size, layouts["c"].begins, str(layouts["c"])) == (2, (0, 1, 1, 1), "shard(0: 1+1)")
 
 
+def test_few_rows_stay_together_unless_each_element_is_computed_by_itself():
+    variables = candidates(("a", (2, 3, 3)), ("b", (3, 8)), by_element=False)
+    assert choose_parts(variables, 4) == {"b": shard(1, [2] * 4)}
+
+
 def test_a_sparse_gradient_has_its_variable_cut_by_rows():
     layouts = choose_parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
     assert layouts == {"a": shard_few(0, 3, 4), "b": shard(0, (3, 2, 2, 2))}
 
 
 def test_scalars_single_rows_and_the_smallest_stay_whole():
-    variables = candidates(("w", (100, 100)), ("scalar", ()), ("empty", (0, 4)), ("one", (1, 1)), ("bias", (100,)))
+    variables = candidates(("w", (100, 100)), ("scalar", ()), ("empty", (0, 3)), ("one", (1, 1)), ("bias", (100,)))
     assert list(choose_parts(variables, 4)) == ["w"]
+    assert not choose_parts(candidates(("large", (1, 1, 1000)), ("empty", (0, 3))), 4)
     assert sum(one.bytes for one in variables[1:]) <= WHOLE_SHARE * variables[0].bytes
 
 

@@ -415,11 +415,9 @@ def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
 
 
 def rows_of_all(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """What all ranks have of a whole tensor in turn, along dimension 0; copies of the last row are zeros."""
+    """What all ranks have of a whole tensor in turn, along dimension 0."""
     front = to_front(tensor, layout.dim)
-    if layout.few is None:
-        return front
-    return tf.pad(front, [[0, len(layout.sizes or ()) - layout.few]] + [[0, 0]] * (front.shape.ndims - 1))
+    return front if layout.few is None else tf.gather(front, layout.begins)
 
 
 def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:

@@ -70,7 +70,8 @@ def _layout_of_size(size: tf.Tensor, shapes: Mapping[tf.Tensor, Layout], known: 
     if value is None or not value.size:
         return None
     rows = int(value.reshape([-1])[0])
-    return next((one for one in known if one.dim == 0 and set(one.sizes or ()) == {rows}), None)
+    found = {one for one in known if one.dim == 0 and set(one.sizes or ()) == {rows}}
+    return found.pop() if len(found) == 1 else None
 
 
 def refuse_rows(op: tf.Operation, what: str) -> NoReturn:

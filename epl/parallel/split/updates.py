@@ -460,7 +460,8 @@ def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Te
 
 def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -> List[tf.Tensor]:
     """The op on gathered tensors."""
-    inputs = [exchange.gather(t, layout) if layout != FULL else t for t, layout in zip(op.inputs, layouts)]
+    # What an assign gives may be a reference.
+    inputs = [t if layout == FULL else exchange.gather(tf.identity(t), layout) for t, layout in zip(op.inputs, layouts)]
     made = list(copy_op(op, inputs, {}).outputs)
     if op.type in _OTHER_SHAPE_WHOLE:  # what is made is cut where it meets parts
         return [_of_both_sizes(before, after) for before, after in zip(op.outputs, made)]
