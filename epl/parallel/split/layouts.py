@@ -10,7 +10,7 @@ A sharded op that takes a FULL tensor has a part of its gradient only. Such an o
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
 
 Of few rows each rank has one: where there are fewer than ranks, the last ones have the last row once more. Nobody reads
-these copies; what is computed element by element need not know of them, and nothing else may be.
+these copies. They make no difference to what is computed element by element, and such layouts are for nothing else.
 """
 
 from functools import lru_cache
