@@ -64,6 +64,12 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Ex
     return part
 
 
+def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """This rank's part of a value that is the same on every rank; of a checkpoint's no more than that is read."""
+    part = restored_part(full, full_shape, layout, exchange)
+    return cut(full, full_shape, layout, exchange) if part is None else part
+
+
 def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
 ) -> Optional[tf.Tensor]:

@@ -13,9 +13,18 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.layouts import Layout
-from epl.runtime.shard_initial import Redraw, local_shape
+from epl.runtime.shard_initial import Redraw, local_shape, restored_part
 from epl.runtime.shard_savers import Held
-from epl.runtime.shard_variables import SCOPE, Shard, beside, is_shard, mark_shard, objects_of
+from epl.runtime.shard_variables import (
+    SCOPE,
+    Shard,
+    beside,
+    initializer_of,
+    is_shard,
+    mark_shard,
+    objects_of,
+)
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 Slots = NamedTuple(
@@ -64,6 +73,10 @@ def watched_slots() -> Iterator[List[Made]]:
 
     with tf.variable_creator_scope(create):
         yield made
+    stored = tf_compat.stored_variables()  # where tf.train.init_from_checkpoint looks for names
+    for asked in [name for name in stored if SCOPE + "/" in name]:
+        outer, _, name = asked.rpartition(SCOPE + "/")
+        stored[outer + name] = stored.pop(asked)
 
 
 def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:
@@ -148,6 +161,19 @@ def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[s
                     held.full_name, held.layout, redraw.unknown, exchange.ranks
                 )
             )
+
+
+def follow_initial_values() -> None:
+    """Lets what a part was given as its initial value (tf.train.init_from_checkpoint) be read from there in part."""
+    graph = tf.get_default_graph()
+    members = [member for key in graph.get_all_collection_keys() for member in graph.get_collection_ref(key)]
+    for variable in filter(is_shard, members):
+        initializer = initializer_of(variable)
+        _, full_shape, layout, exchange = variable._epl_full
+        with beside(variable.op):
+            part = restored_part(initializer.inputs[1], full_shape, layout, exchange)
+        if part is not None:
+            initializer._update_input(1, part)
 
 
 def _shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:

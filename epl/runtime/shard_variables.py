@@ -344,9 +344,7 @@ class Users(object):
             )
         value = op.inputs[1]
         with beside(op):
-            part = shard_initial.restored_part(value, *self._cut)
-            part = shard_initial.cut(value, *self._cut) if part is None else part
-            after = self._copied(op, [part])
+            after = self._copied(op, [shard_initial.part_of(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))

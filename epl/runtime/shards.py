@@ -28,7 +28,7 @@ from epl.parallel.transformation import process_server
 from epl.runtime.computed_parts import ComputedParts
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
-from epl.runtime.shard_slots import Made, adopt_slots, slot_layouts
+from epl.runtime.shard_slots import Made, adopt_slots, follow_initial_values, slot_layouts
 from epl.runtime.shard_variables import SCOPE, Shard, objects_of, wait_instead
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
@@ -380,6 +380,7 @@ class Shards(object):
         self.held.update(slots.held)
         self.shapes.update(slots.shapes)
         self.seeds.update(slots.seeds)
+        follow_initial_values()
 
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten."""

@@ -16,7 +16,7 @@ from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout
-from epl.runtime.shard_initial import restored_part
+from epl.runtime.shard_initial import part_of, restored_part
 from epl.runtime.shard_variables import (
     Shard,
     Users,
@@ -92,8 +92,11 @@ class WholeVariable(object):
         """Makes the part; `seed`: as in `shard_variable`."""
         self._variable = variable
         part = make_part(variable, layout, exchange, seed)
-        self._users = _Users(part.old, part.variable, part.full_shape, layout, exchange)
+        self._cut = part.full_shape, layout, exchange
+        self._users = _Users(part.old, part.variable, *self._cut)
         self._seen: Set[tf.Operation] = set()
+        self._initializer = initializer_of(variable)
+        self._initial_value = self._initializer.inputs[1]
         self.made: Shard = part._replace(replaced=self._users.replaced)
         own: Any = type(variable)
         metaclass: Any = type(own)
@@ -162,9 +165,13 @@ class WholeVariable(object):
                     refuse_late(consumer, self.made.name)
 
     def _follow(self) -> None:
-        initializer = initializer_of(self._variable)
-        self._users.replace(initializer, initializer_of(self.made.variable))
-        done = self._seen | {initializer}
+        initializers = {self._initializer}
+        if not self._users.is_late:
+            initializers.add(initializer_of(self._variable))
+            self._follow_initial_value()
+        for one in initializers:
+            self._users.replace(one, initializer_of(self.made.variable))
+        done = self._seen | initializers
         consumers = self.made.old.consumers()
         self._users.redirect(done)
         for value, _ in self.reads:
@@ -181,6 +188,15 @@ class WholeVariable(object):
             if self._users.is_late:
                 refuse_late(op, self.made.name)
         self._seen.update(consumers)  # what is refused is refused in the next run, too
+
+
+    def _follow_initial_value(self) -> None:
+        """Lets the part begin with what the variable was given since it was cut (tf.train.init_from_checkpoint)."""
+        value = initializer_of(self._variable).inputs[1]
+        if value is not self._initial_value:
+            self._initial_value = value
+            with beside(self.made.old.op):
+                initializer_of(self.made.variable)._update_input(1, part_of(value, *self._cut))
 
 
 class _Users(Users):

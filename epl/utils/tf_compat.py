@@ -4,7 +4,7 @@ Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and 
 to another TensorFlow is a change of this file. Each name says what it is used for.
 """
 
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
@@ -247,6 +247,11 @@ def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
 def attr_scope(graph: tf.Graph, name: str) -> Any:
     """The mark of ops that are created in `graph` now, or None."""
     return graph._attr_scope_map.get(name)
+
+
+def stored_variables() -> Dict[str, Any]:
+    """What `tf.get_variable` has made in the default graph, by the names that it was asked for."""
+    return variable_scope._get_default_variable_store()._vars
 
 
 def last_op_id(graph: tf.Graph) -> int:

@@ -107,6 +107,50 @@ def test_parts_begin_with_what_tensorflow_reads_from_the_checkpoint(init, checkp
             np.testing.assert_array_equal(value, wanted)
 
 
+def load_with_tensorflow(path, variables):
+    tf.train.init_from_checkpoint(path, {"/": "/"})
+
+
+def load_by_object(path, variables):
+    tf.train.init_from_checkpoint(path, {variable.op.name: variable for variable in variables})
+
+
+def load_with_loader(path, variables):
+    ShardingLoader(path, variables).restore()
+
+
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("config", [{}, {"zero__level": "v0"}, {"zero__level": "v1"}, {"zero__level": "v2"}], ids=str)
+@pytest.mark.parametrize("load", [load_with_tensorflow, load_by_object, load_with_loader])
+@pytest.mark.parametrize("rows", [6, 7])
+def test_variables_begin_with_a_checkpoint_that_is_read_behind_minimize(init, tmp_path, load, config, resource, rows):
+    """Slots, too, where everything is loaded."""
+
+    def trained(devices, config):
+        init(devices, **config)
+        with tf.variable_scope("", use_resource=resource):
+            variables = [tf.get_variable(name, [rows, 4]) for name in "ab"]
+        optimizer = tf.train.MomentumOptimizer(0.1, 0.9)
+        train_op = optimizer.minimize(tf.reduce_sum(tf.square(variables[0] + variables[1])))
+        return variables, optimizer, train_op
+
+    variables, _, train_op = trained(1, {"annotate": False})
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        path = tf.train.Saver().save(session, str(tmp_path / "saved"))
+        saved = values_of(path)
+    variables, optimizer, train_op = trained(2, config)
+    load(path, variables)
+    if load is load_with_tensorflow:
+        variables += [optimizer.get_slot(variable, "momentum") for variable in variables]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for variable, name in zip(variables, ["a", "b", "a/Momentum", "b/Momentum"]):
+            np.testing.assert_array_equal(session.run(variable), saved[name], name)
+        session.run(train_op)
+
+
 def test_a_part_of_a_value(init, checkpoint):
     init(1, annotate=False)
     part = tf.get_variable("table", [2, 3])

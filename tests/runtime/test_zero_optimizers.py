@@ -78,3 +78,43 @@ def test_another_optimizer_of_few_rows_may_come_first(init):
         sess.run(tf.global_variables_initializer())
         sess.run(second)
         np.testing.assert_allclose(sess.run(variable), np.zeros([3, 2]))
+
+
+class Reshaping(tf.train.GradientDescentOptimizer):
+    """What it makes of a gradient with an op that no rule knows on parts is whole, and meets parts again."""
+
+    def _apply_dense(self, grad, var):
+        rows = tf.reshape(grad, [-1, 2])
+        mean = tf.reduce_mean(rows, axis=0, keepdims=True)
+        return super()._apply_dense(rows * grad + mean * grad, var)
+
+
+class Squeezing(tf.train.MomentumOptimizer):
+    """Of a part of one row the dimension goes, too."""
+
+    def _apply_dense(self, grad, var):
+        return super()._apply_dense(grad + tf.expand_dims(tf.squeeze(self.get_slot(var, "momentum")), 0), var)
+
+
+def test_a_dimension_that_parts_alone_lose_is_refused(init):
+    init(4, zero__level="v1")
+    variable = tf.get_variable("v", [4, 2])
+    with tf.Session() as sess:
+        with pytest.raises(PlanError, match="another shape on whole tensors, .4, 2., than on parts, .2,."):
+            sess.run(Squeezing(0.25, 0.9).minimize(tf.reduce_sum(variable)))
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_whole_meets_parts(init, devices, rows):
+    """Also parts of one row, which have the shape of what is repeated along the rows."""
+    init(devices, zero__level="v1")
+    value = np.arange(2.0 * rows, dtype=np.float32).reshape([rows, 2]) / 10
+    variable = tf.get_variable("v", initializer=value)
+    train_op = Reshaping(0.25).minimize(tf.reduce_sum(tf.square(variable)))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        grad = 2 * value
+        update = grad * grad + grad.mean(axis=0) * grad
+        np.testing.assert_allclose(sess.run(variable), value - 0.25 * update, rtol=1e-5)

@@ -51,6 +51,9 @@ def _squeeze(op: OpInfo) -> Iterator[Choice]:
             dims = dims or [dim for dim, size in enumerate(shape) if size == 1]
             data = dimensions(op.inputs[0])
             kept = [dim for dim in data if dim not in dims]
+            result = op.outputs[0].shape
+            if result is not None and len(result) != len(kept):  # of a part of size 1 one dimension more has gone
+                return
 
             def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
                 return emission.same(inputs, squeeze_dims=dims) if dims else [tf.identity(inputs[0])]

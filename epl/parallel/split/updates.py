@@ -286,7 +286,9 @@ class _Tracer(object):
         that no part was written into yet): whole, it would be larger.
         """
         parts = [(tensor.shape, layout) for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
-        found = self._choice_of(op, layouts)
+        # By its shape, which is still that of a part, a whole would be repeated along the rows if the part has one.
+        is_whole = parts[0][1].sizes is not None and any(t in self._whole and t.shape.ndims for t in op.inputs)
+        found = None if is_whole else self._choice_of(op, layouts)
         if found is None and all(
             tensor.shape.ndims == 0 or tensor.shape.is_compatible_with(parts[0][0])
             for tensor in list(op.inputs) + list(op.outputs)
@@ -296,7 +298,7 @@ class _Tracer(object):
             for index, slot in enumerate(slots):
                 if found is not None and slot != FULL:
                     self._cut(op, index, slot)
-        return found
+        return self._choice_of(op, layouts) if is_whole and found is None else found
 
     def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
         few = next((layout for layout in layouts if layout.few is not None), None)
