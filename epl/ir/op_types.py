@@ -31,6 +31,7 @@ _RESOURCE_WRITES = [
     "ResourceSparseApplyKerasMomentum",
 ] + ["Resource" + name for name in _REF_WRITES if "Apply" in name]  # fmt: skip
 ROW_WRITES = frozenset(name for name in _REF_WRITES + _RESOURCE_WRITES if "Scatter" in name or "SparseApply" in name)
+SLICE_WRITES = frozenset(["StridedSliceAssign", "ResourceStridedSliceAssign"])
 REF_WRITES = frozenset(_REF_WRITES)  # they give the reference that they take
 WRITES = frozenset(_REF_WRITES + _RESOURCE_WRITES)
 PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])

@@ -22,10 +22,13 @@ from epl.runtime.shard_variables import (
     initializer_of,
     is_shard,
     mark_shard,
+    note_slice,
     objects_of,
 )
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+
+_ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
 
 Slots = NamedTuple(
     "Slots",
@@ -71,12 +74,27 @@ def watched_slots() -> Iterator[List[Made]]:
         made.append(Made(variable, name if scope else variable.op.name))
         return variable
 
-    with tf.variable_creator_scope(create):
+    with _stored_as_asked(), tf.variable_creator_scope(create):
         yield made
-    stored = tf_compat.stored_variables()  # where tf.train.init_from_checkpoint looks for names
+
+
+@contextlib.contextmanager
+def _stored_as_asked() -> Iterator[None]:
+    """Lets `tf.get_variable` know slots of parts by the names that it is asked for inside, and outside by their own.
+
+    tf.train.init_from_checkpoint looks for names there; an optimizer in a scope that is entered again shares its slots.
+    """
+    stored = tf_compat.stored_variables()
+    for name, variable in list(stored.items()):
+        if hasattr(variable, _ASKED):
+            stored[getattr(variable, _ASKED)] = stored.pop(name)
+    yield
     for asked in [name for name in stored if SCOPE + "/" in name]:
         outer, _, name = asked.rpartition(SCOPE + "/")
-        stored[outer + name] = stored.pop(asked)
+        variable = stored[outer + name] = stored.pop(asked)
+        setattr(variable, _ASKED, asked)
+        if is_shard(variable):
+            note_slice(variable)  # found again, it has got another from TensorFlow
 
 
 def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:
@@ -169,9 +187,8 @@ def follow_initial_values() -> None:
     members = [member for key in graph.get_all_collection_keys() for member in graph.get_collection_ref(key)]
     for variable in filter(is_shard, members):
         initializer = initializer_of(variable)
-        _, full_shape, layout, exchange = variable._epl_full
         with beside(variable.op):
-            part = restored_part(initializer.inputs[1], full_shape, layout, exchange)
+            part = restored_part(initializer.inputs[1], *variable._epl_full[1:])
         if part is not None:
             initializer._update_input(1, part)
 

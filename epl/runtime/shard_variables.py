@@ -238,6 +238,12 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
     metaclass: Any = type(own)
     variable.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
     variable._epl_full = (name, full_shape, layout, exchange)
+    note_slice(variable)
+
+
+def note_slice(variable: Any) -> None:
+    """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
+    name, full_shape, layout, exchange = variable._epl_full
     offset = shard_initial.local_offset(full_shape, layout, exchange.rank)
     shape = shard_initial.local_shape(full_shape, layout, exchange.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
@@ -336,18 +342,21 @@ class Users(object):
 
     def _write(self, op: tf.Operation) -> None:
         if op.type not in _SIMPLE_WRITES:
-            raise PlanError(
-                "{!r} ({}) was built before tf.gradients and writes into {!r}, which is split over {} devices. Build "
-                "it after tf.gradients or minimize, or keep the variable out of epl.split.".format(
-                    op.name, op.type, self._old.op.name, self._cut[2].ranks
-                )
-            )
+            self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
             after = self._copied(op, [shard_initial.part_of(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))
+
+    def _refuse_write(self, op: tf.Operation) -> NoReturn:
+        raise PlanError(
+            "{!r} ({}) was built before tf.gradients and writes into {!r}, which is split over {} devices. Build "
+            "it after tf.gradients or minimize, or keep the variable out of epl.split.".format(
+                op.name, op.type, self._old.op.name, self._cut[2].ranks
+            )
+        )
 
     def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
         """The op on the new variable, and on other inputs; it waits for what the old one waited for."""

@@ -1,11 +1,12 @@
 """`ShardingLoader`: variables begin with values, or slices of values, of a checkpoint."""
 
 import logging
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.runtime.shard_initial import spec_of
+from epl.runtime.shard_initial import part_of, spec_of
+from epl.runtime.shard_variables import beside, is_shard
 
 logger = logging.getLogger("epl")
 
@@ -69,7 +70,10 @@ class ShardingLoader(object):
                     shape_and_slices=[spec],
                     dtypes=[variable.dtype.base_dtype],
                 )
-            value.set_shape(variable.shape)
+            value.set_shape(_shape(variable))
+            if is_shard(variable):
+                with beside(variable.op), tf.control_dependencies(before):
+                    value = part_of(value, *variable._epl_full[1:])
             variable.initializer._update_input(1, value)
             variable._initial_value = value  # as tf.train.init_from_checkpoint does
             before = [variable.initializer]
@@ -84,7 +88,7 @@ class ShardingLoader(object):
                     place, name, ", ".join(sorted(shapes)[:20])
                 )
             )
-        full, wanted = shapes[name], variable.shape.as_list()
+        full, wanted = shapes[name], _shape(variable)
         begin, size = self._sharding_info.get(name, ([0] * len(full), full))
         begin, size = [int(number) for number in begin], [int(number) for number in size]
         if len(begin) != len(full) or len(size) != len(full):
@@ -105,3 +109,8 @@ class ShardingLoader(object):
                 )
             )  # fmt: skip
         return name, spec_of(full, begin, size) if size != full else ""
+
+
+def _shape(variable: Any) -> List[int]:
+    """Of the whole, if the variable is a part."""
+    return list(variable._epl_full[1]) if is_shard(variable) else variable.shape.as_list()

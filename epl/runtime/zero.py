@@ -13,12 +13,13 @@ follows when the whole graph is built (`zero_variables.py`); slots, checkpoints 
 """
 
 import logging
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster import Cluster
 from epl.env import Env
+from epl.ir import op_types
 from epl.ir.boundary import variable_name
 from epl.ir.colocation import in_taskgraph
 from epl.ir.graph import Gradient, Graph
@@ -328,10 +329,13 @@ class ZeroModel(Shards):
             late: List[_Late] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
-                early = [use for use in of_variable if not self._is_late(use)]
-                lookups = [op for op in variable.lookups() if not self._waits(op)]
-                late += [(use.consumer, variable, use) for use in of_variable if self._is_late(use)]
-                late += [(op, variable, None) for op in variable.lookups() if self._waits(op)]
+                writes = variable.writes()
+                late_uses = [use for use in of_variable if self._is_late(use, writes)]
+                late_lookups = [op for op in variable.lookups() if self._waits(op) or _is_behind(op, writes)]
+                late += [(use.consumer, variable, use) for use in late_uses]
+                late += [(op, variable, None) for op in late_lookups]
+                early = [use for use in of_variable if use not in late_uses]
+                lookups = [op for op in variable.lookups() if op not in late_lookups]
                 if early or lookups:
                     self._give(variable, early, lookups)
             if updates.rounds:
@@ -345,9 +349,10 @@ class ZeroModel(Shards):
             for variable in self._variables.values():
                 variable.follow_late()
 
-    def _is_late(self, use: Use) -> bool:
-        """Whether a value is taken behind an update."""
-        return self._waits(use.value.op) or self._waits(use.consumer)
+    def _is_late(self, use: Use, writes: Collection[tf.Operation]) -> bool:
+        """Whether a value is taken behind an update, or one of `writes`."""
+        value = use.value.op
+        return self._waits(value) or self._waits(use.consumer) or _is_write(value) or _is_behind(value, writes)
 
     def _waits(self, op: tf.Operation) -> bool:
         """Whether an op was built behind apply_gradients, and waits for something."""
@@ -365,6 +370,7 @@ class ZeroModel(Shards):
                 op._add_control_input(exchange.collectives[-1])  # an update does not change what is being gathered
         for use in uses:
             use.consumer._update_input(use.position, whole)
+            use.consumer._add_control_inputs(_controls(use.value.op))  # which the read alone waited for
         for lookup in lookups:
             variable.give_rows(lookup, whole)
 
@@ -375,35 +381,62 @@ class ZeroModel(Shards):
 
     def _give_late(self, late: Sequence[_Late]) -> None:
         made: Dict[Tuple[WholeVariable, Tuple[str, ...]], tf.Tensor] = {}
+        lanes: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
+
+        def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
+            stage = self._stage(variable)
+            lane = lanes.setdefault((stage, names), "late{}/{}".format(stage, len(lanes)))
+            return self._further(lane, stage)
 
         def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
             """The value once all that `ops` wait for is done."""
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
-                stage = self._stage(variable)
-                made[key] = self.gather(variable, self._further("late{}".format(stage), stage), controls)
+                made[key] = self.gather(variable, exchange(*key), controls)
             return made[key]
 
-        # In the order of the takers: what one waits for may need the value that an earlier one takes.
+        def written(variable: WholeVariable, part: tf.Tensor) -> tf.Tensor:
+            """What a write gives."""
+            key = variable, ("of " + part.op.name,)
+            if key not in made:
+                made[key] = self.gather(variable, exchange(*key), part=part)
+            return made[key]
+
+        # In the order of the takers, which is the same in every process.
         for taker, variable, use in sorted(late, key=lambda one: tf_compat.op_id(one[0])):
+            if len(self._stages) > 1 and tf_compat.op_id(taker) <= self._first_apply:
+                _refuse_writes_in_stages(variable, taker)
             if use is None:
                 variable.give_rows(taker, whole(variable, taker))
+            elif _is_write(use.value.op):
+                taker._update_input(use.position, written(variable, use.part))
             else:
-                taker._update_input(use.position, whole(variable, use.value.op, taker))
+                behind = [taker] if self._waits(taker) else []
+                taker._update_input(use.position, whole(variable, use.value.op, *behind))
         for variable in self._variables.values():
             for value, part in variable.reads:
-                self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
+                if not _is_write(value.op):
+                    self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
 
     def _stage(self, variable: WholeVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
 
-    def gather(self, variable: WholeVariable, exchange: Exchange, controls: Sequence[tf.Operation] = ()) -> tf.Tensor:
-        """The whole of a variable, gathered behind the other collectives of `exchange`, and behind `controls`."""
+    def gather(
+        self,
+        variable: WholeVariable,
+        exchange: Exchange,
+        controls: Sequence[tf.Operation] = (),
+        part: Optional[tf.Tensor] = None,
+    ) -> tf.Tensor:
+        """The whole of a variable, gathered behind the other collectives of `exchange`, and behind `controls`.
+
+        `part`: what has its value; that of the variable itself if there is none.
+        """
         made = variable.made
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
-            part = exchange.hide_size(made.variable.read_value(), made.layout)
-            return exchange.gather(part, made.layout)
+            own = made.variable.read_value() if part is None else tf.identity(part)
+            return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
 
 
 def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
@@ -417,6 +450,33 @@ def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> No
                 made.name, list(made.full_shape), ranks, optimizer.__name__
             )
         )
+
+
+def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:
+    """Raises PlanError for a value that a micro batch takes behind a write of its own."""
+    raise PlanError(
+        "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights once "
+        "in a step, before all micro batches. Write into the variable behind minimize, or set zero.level to ''.".format(
+            taker.name, taker.type, variable.made.name
+        )
+    )
+
+
+def _is_write(op: tf.Operation) -> bool:
+    return op.type in op_types.WRITES
+
+
+def _is_behind(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
+    """Whether an op waits for one of `writes`."""
+    stack, seen = list(_controls(op)) if writes else [], set()
+    while stack:
+        one = stack.pop()
+        if one in writes:
+            return True
+        if one not in seen:
+            seen.add(one)
+            stack += [*one.control_inputs, *[tensor.op for tensor in one.inputs]]
+    return False
 
 
 def _controls(op: tf.Operation) -> List[tf.Operation]:

@@ -7,7 +7,7 @@ The optimizer alone gets the part. Whatever else takes the user's op is given th
 graph runs first, and so the model may be differentiated, evaluated and shown before and behind apply_gradients.
 """
 
-from typing import Any, List, NamedTuple, Set, Tuple
+from typing import Any, List, NamedTuple, NoReturn, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +16,7 @@ from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout
+from epl.parallel.split.own_rows import refuse_rows_of_whole
 from epl.runtime.shard_initial import part_of, restored_part
 from epl.runtime.shard_variables import (
     Shard,
@@ -26,6 +27,7 @@ from epl.runtime.shard_variables import (
     is_shard,
     make_part,
     refuse_load,
+    wait_instead,
 )
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -36,12 +38,13 @@ _PLAIN_USES = op_types.READS | frozenset(
     + ["IsVariableInitialized", "SaveV2", "VarIsInitializedOp", "VariableShape"]
 )
 
-Use = NamedTuple("Use", [("consumer", tf.Operation), ("position", int), ("value", tf.Tensor)])
+Use = NamedTuple("Use", [("consumer", tf.Operation), ("position", int), ("value", tf.Tensor), ("part", tf.Tensor)])
 Use.__doc__ = """Where the value of a variable is taken.
 
 Attributes:
   consumer, position: the op, and which of its inputs.
   value: what it takes.
+  part: the same of the part.
 """
 
 
@@ -116,12 +119,17 @@ class WholeVariable(object):
         """
         self._follow()
         return [
-            Use(consumer, position, value)
-            for value, _ in self.reads
+            Use(consumer, position, value, part)
+            for value, part in self.reads
             for consumer in value.consumers()
             for position, tensor in enumerate(consumer.inputs)
             if tensor is value
         ]
+
+    def writes(self) -> Set[tf.Operation]:
+        """What writes into the part where the script wrote into the variable, but for its initial value."""
+        own = initializer_of(self.made.variable)
+        return {op for op in self._users.replaced.values() if op is not own and op.type in op_types.WRITES}
 
     def updates(self) -> List[tf.Operation]:
         """What takes the part itself to update it, or leads it to where that is done."""
@@ -148,6 +156,7 @@ class WholeVariable(object):
                 rows = tf.gather(whole, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
             else:
                 rows = tf.gather_nd(whole, lookup.inputs[1])
+        rows.op._add_control_inputs(lookup.control_inputs)
         self._users.use(lookup, rows.op)
 
     def follow_late(self) -> None:
@@ -156,13 +165,20 @@ class WholeVariable(object):
         Raises:
           PlanError: another op takes the variable.
         """
-        values = [value for value, _ in self.reads]
+        replaced, taken = dict(self._users.replaced), self._taken()
         self._users.is_late = True
         self._follow()
-        for value in values:
-            for consumer in value.consumers():
-                if consumer not in self._seen:
-                    refuse_late(consumer, self.made.name)
+        for before, after in replaced.items():
+            if before.type == "VariableShape" or (before.outputs and asks_whether_initialized(before.outputs[0])):
+                self._users.use(before, after)
+            wait_instead(before, after)
+        for consumer in [consumer for value in taken for consumer in value.consumers()]:
+            if consumer not in self._seen:
+                refuse_late(consumer, self.made.name)
+
+    def _taken(self) -> List[tf.Tensor]:
+        """What the user's ops took, or may take yet, that others stand for."""
+        return [value for value, _ in self.reads] + [out for op in self._users.replaced for out in op.outputs]
 
     def _follow(self) -> None:
         initializers = {self._initializer}
@@ -174,8 +190,8 @@ class WholeVariable(object):
         done = self._seen | initializers
         consumers = self.made.old.consumers()
         self._users.redirect(done)
-        for value, _ in self.reads:
-            self._seen.update(value.consumers() if not self._users.is_late else ())
+        if not self._users.is_late:
+            self._seen.update(consumer for value in self._taken() for consumer in value.consumers())
         for op in self._users.others:
             if op in done or _is_choice(op):
                 continue
@@ -209,6 +225,9 @@ class _Users(Users):
             for consumer in op.outputs[0].consumers():
                 refuse_late(consumer, self._old.op.name)
         super(_Users, self)._read(op)
+
+    def _refuse_write(self, op: tf.Operation) -> NoReturn:
+        refuse_rows_of_whole(op, self._old.op.name)
 
     def _write(self, op: tf.Operation) -> None:
         if self.is_late and restored_part(op.inputs[1], *self._cut) is None:

@@ -80,6 +80,40 @@ def test_another_optimizer_of_few_rows_may_come_first(init):
         np.testing.assert_allclose(sess.run(variable), np.zeros([3, 2]))
 
 
+def test_optimizers_of_one_scope_share_slots(init, tmp_path):
+    init(2, zero__level="v1")
+    variable = tf.get_variable("v", [8, 2], initializer=tf.ones_initializer())
+
+    def train(loss):
+        with tf.variable_scope("train", reuse=tf.AUTO_REUSE):
+            return tf.train.MomentumOptimizer(0.5, 0.5).minimize(loss)
+
+    ops = [train(tf.reduce_sum(variable)), train(tf.reduce_sum(2 * variable))]
+    assert [variable.op.name for variable in tf.global_variables()] == ["v", "train/v/Momentum"]
+    slot = tf.global_variables()[1]
+    saver = tf.train.Saver()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for op in ops:
+            sess.run(op)
+        np.testing.assert_allclose(sess.run(slot), np.full([8, 2], 2.5))
+        path = saver.save(sess, str(tmp_path / "saved"))
+    assert dict(tf.train.list_variables(path)) == {"v": [8, 2], "train/v/Momentum": [8, 2]}
+
+
+@pytest.mark.parametrize("of_slot", [False, True])
+@pytest.mark.parametrize("clear", [lambda v: tf.scatter_update(v, [1], [[0.0, 0.0]]), lambda v: v[1].assign([0.0, 0.0])])
+def test_rows_are_written_by_update_rules_alone(init, of_slot, clear):
+    init(2, zero__level="v1")
+    variable = tf.get_variable("v", [8, 2])
+    optimizer = tf.train.MomentumOptimizer(0.5, 0.5)
+    optimizer.minimize(tf.reduce_sum(variable))
+    cleared = clear(optimizer.get_slot(variable, "momentum") if of_slot else variable)
+    with tf.Session() as sess:
+        with pytest.raises(PlanError, match=r"writes rows or slices of 'v"):
+            sess.run(cleared)
+
+
 class Reshaping(tf.train.GradientDescentOptimizer):
     """What it makes of a gradient with an op that no rule knows on parts is whole, and meets parts again."""
 

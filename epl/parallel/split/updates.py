@@ -23,7 +23,7 @@ from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.split.conversions import Exchange, hidden
 from epl.parallel.split.emission import RankEmission, copy_op
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout
-from epl.parallel.split.own_rows import NO_ROWS, OWN_ROWS, OwnRows, layout_of_rows, refuse_rows
+from epl.parallel.split.own_rows import NO_ROWS, OWN_ROWS, OwnRows, layout_of_rows, refuse_rows, refuse_rows_of_whole
 from epl.parallel.split.rules import Choice, OpInfo, TensorInfo, choices_of
 from epl.parallel.split.slices import slice_along
 from epl.utils import tf_compat
@@ -202,6 +202,9 @@ class _Tracer(object):
         found = next((layout for layout in layouts if layout.sizes is not None), None)
         if found is None:
             return self._write_rows(op)
+        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and OWN_ROWS not in layouts
+        if rows_of_whole or op.type in op_types.SLICE_WRITES:
+            refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
         shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
         outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
         for tensor in op.inputs:

@@ -173,16 +173,22 @@ def deep(ctx: Context, **config: Any) -> None:
     """Many layers, their weights no multiple of the ranks, one of them used again and again, and all penalized."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    hidden = inputs.x
-    for layer in range(4):
-        hidden = dense(hidden, 13, 'layer%d' % layer, tf.nn.tanh)
-    shared = weights('shared', [13, 11])
-    for _ in range(2):
-        hidden = tf.tanh(tf.matmul(tf.tanh(tf.matmul(hidden, shared)), shared, transpose_b=True))
-        tf.add_to_collection('checkpoints', hidden)
-    loss = cross_entropy(inputs.y, dense(hidden, CLASSES, 'out'))
-    loss += 0.01 * tf.add_n([tf.nn.l2_loss(variable) for variable in tf.trainable_variables()])
-    train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+
+    def model(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        hidden = x
+        for layer in range(4):
+            hidden = dense(hidden, 13, 'layer%d' % layer, tf.nn.tanh)
+        shared = weights('shared', [13, 11])
+        for _ in range(2):
+            hidden = tf.tanh(tf.matmul(tf.tanh(tf.matmul(hidden, shared)), shared, transpose_b=True))
+            tf.add_to_collection('checkpoints', hidden)
+        loss = cross_entropy(y, dense(hidden, CLASSES, 'out'))
+        return loss + 0.01 * tf.add_n([tf.nn.l2_loss(variable) for variable in tf.trainable_variables()])
+
+    losses = ctx.towers(model, [inputs.x, inputs.y])
+    loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
+    optimizer = tf.train.MomentumOptimizer(0.05, 0.9)
+    train_op = optimizer.apply_gradients(ctx.gradients(losses, optimizer))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):

@@ -1,0 +1,92 @@
+"""Reads and writes of variables that stand in the order of the script: what they wait for, and what they give (ZeRO)."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.utils.errors import PlanError
+
+LEVELS = pytest.mark.parametrize("level", ["v0", "v1", "v2"])
+KINDS = pytest.mark.parametrize("resource", [False, True])
+
+
+def loss_of(output):
+    return tf.reduce_mean(tf.square(output))
+
+
+@LEVELS
+@pytest.mark.parametrize("lookup", [False, True])
+def test_what_a_read_waits_for_is_done(init, level, lookup):
+    """TensorFlow lets the read alone wait, and not what is computed with the value."""
+    init(2, zero__level=level)
+    x = tf.placeholder(tf.int32 if lookup else tf.float32, [None] if lookup else [None, 8])
+    count = tf.Variable(0, trainable=False)
+    weight = tf.get_variable("w", [8, 8], use_resource=True)
+    with tf.control_dependencies([tf.assign_add(count, 1)]):
+        output = tf.nn.embedding_lookup(weight, x) if lookup else tf.matmul(x, weight)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss_of(output))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(3):
+            sess.run(train_op, {x: np.ones([4] if lookup else [4, 8])})
+        assert sess.run(count) == 3
+
+
+@LEVELS
+def test_a_read_behind_an_assignment_is_of_what_was_assigned(init, level):
+    init(2, zero__level=level)
+    mask = np.tile([1.0, 0.0], [8, 4]).astype(np.float32)
+    x = tf.placeholder(tf.float32, [None, 8])
+    weight = tf.get_variable("w", [8, 8], initializer=tf.ones_initializer(), use_resource=True)
+    other = tf.get_variable("other", [8, 8], initializer=tf.ones_initializer(), use_resource=True)
+    with tf.control_dependencies([weight.assign(weight * mask)]):
+        output = tf.matmul(x, weight) + tf.matmul(x, other)
+    train_op = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.reduce_sum(output, axis=1)))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        first, _ = sess.run([output, train_op], {x: np.ones([2, 8])})
+        np.testing.assert_allclose(first, np.tile([16.0, 8.0], [1, 4]))
+        np.testing.assert_allclose(sess.run(weight), mask - 0.5)
+        np.testing.assert_allclose(sess.run(other), np.full([8, 8], 0.5))
+        second = sess.run(output, {x: np.ones([2, 8])})
+        np.testing.assert_allclose(second, np.tile([8.0, 4.0], [2, 4])[: len(second)])
+        np.testing.assert_allclose(sess.run(weight), 0.5 * mask)
+
+
+@LEVELS
+@KINDS
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_an_assignment_gives_is_what_was_assigned(init, level, resource, behind):
+    init(2, zero__level=level)
+    weight = tf.get_variable("w", [8, 8], use_resource=resource)
+
+    def assigned():
+        return tf.reduce_sum(weight.assign(tf.ones([8, 8])))
+
+    total = None if behind else assigned()
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss_of(weight))
+    total = assigned() if behind else total
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        assert sess.run(total) == 64
+        np.testing.assert_array_equal(sess.run(weight), np.ones([8, 8]))
+
+
+@LEVELS
+@KINDS
+def test_assignments_that_a_later_op_waits_for(init, level, resource):
+    """Built before the first run, and the op that groups them behind it."""
+    init(2, zero__level=level)
+    weights = [tf.get_variable(name, [6, 4], use_resource=resource) for name in "ab"]
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(weights[0] * weights[1]))
+    assignments = [weight.assign(tf.zeros([6, 4])) for weight in weights]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        sess.run(tf.group(*assignments))
+        np.testing.assert_array_equal(sess.run(weights), np.zeros([2, 6, 4]))
+        late = tf.identity(assignments[0])
+        if not resource:
+            with pytest.raises(PlanError, match="was built behind the first Session.run"):
+                sess.run(late)
