@@ -8,15 +8,18 @@
 3. What is left of INFER and CLEAR is half between two ops of half precision,
 4. and ops of CLEAR beside one.
 
-(The rules of TensorFlow's own rewriter for mixed precision.) What is computed from variables and constants alone stays
-float: its result is converted where it is used. So does what a loop carries or a branch hands on, as its ops are in
-PRESERVE, and what has no kernel in half precision on its device. Nothing of the graph is changed here.
+(The rules of TensorFlow's own rewriter for mixed precision.) Ops of INFER and CLEAR that take a number of the script
+which half precision makes zero or infinite stay float: tf.maximum(x, 1e-9). What is computed from variables and
+constants alone stays float: its result is converted where it is used. So does what a loop carries or a branch hands on,
+as its ops are in PRESERVE, and what has no kernel in half precision on its device. Nothing of the graph is
+changed here.
 """
 
 import collections
 import re
 from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
@@ -28,6 +31,10 @@ from epl.utils import tf_compat
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _FLOAT = tf.float32.as_datatype_enum
 _FOLLOWING = amp_lists.INFER | amp_lists.CLEAR
+# What gives numbers of the script other shapes, and repeats them: 1e-9 * tf.ones_like(x).
+_HAND_ON = frozenset(
+    ["BroadcastTo", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Tile", "Transpose"]
+)
 _LISTED = amp_lists.ALLOW | amp_lists.DENY | _FOLLOWING
 
 Places = NamedTuple("Places", [("inputs", FrozenSet[int]), ("outputs", FrozenSet[int])])
@@ -75,6 +82,7 @@ def choose(
     places = _Places(tf_graph, view)
     able = _Able(view, half, device_type, has_kernel)
     weights, constants = _constant(tf_graph, view, order)
+    lossy = _lossy(view, order, half)
     listed = {
         node: places.of(node) for node in order if view.types[node] in _LISTED and places.is_float(node)
     }  # fmt: skip
@@ -84,7 +92,11 @@ def choose(
         for node in listed
         if node not in kept
         and able.is_able(node)
-        and (view.types[node] in amp_lists.ALLOW or _takes_activations(view, node, listed[node], weights))
+        and (
+            view.types[node] in amp_lists.ALLOW
+            or _takes_activations(view, node, listed[node], weights)
+            and not _takes(view, node, listed[node], lossy)
+        )
     }
     chosen = {node for node in possible if view.types[node] in amp_lists.ALLOW}
     follows = {node for node in possible if view.types[node] in _FOLLOWING} - _denied(view, edges, listed)
@@ -236,6 +248,28 @@ def _takes_activations(view: GraphView, node: int, places: Places, weights: Set[
     """Whether what would be converted for an op is something else than weights: a lookup takes a whole table."""
     inputs = data_inputs(view, node)
     return any(inputs[position][0] not in weights for position in places.inputs)
+
+
+def _takes(view: GraphView, node: int, places: Places, values: Collection[int]) -> bool:
+    """Whether one of `values` would be converted for an op."""
+    inputs = data_inputs(view, node)
+    return any(inputs[position][0] in values for position in places.inputs)
+
+
+def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:
+    """The nodes that hand on a number of the script that half precision makes zero or infinite: 1e-9, -1e9."""
+    found: Set[int] = set()
+    for node in order:
+        op_type = view.types[node]
+        if op_type == "Const" and view.nodes[node].attr["dtype"].type == _FLOAT:
+            values = tf.make_ndarray(view.nodes[node].attr["value"].tensor)
+            with np.errstate(over="ignore", under="ignore"):
+                halves = values.astype(half.as_numpy_dtype).astype(np.float32)
+            if ((halves == 0) & (values != 0) | np.isinf(halves) & np.isfinite(values)).any():
+                found.add(node)
+        elif op_type in _HAND_ON and any(producer in found for producer, _ in data_inputs(view, node)):
+            found.add(node)
+    return found
 
 
 def _casts(

@@ -24,6 +24,7 @@ from epl.parallel.amp_colours import Choice, data_inputs, type_attr
 from epl.utils import tf_compat
 
 _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
+_NAMED = "_EPL_AMP_"  # in the names of what is made here
 
 
 def make_twins(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> List[tf.Operation]:
@@ -44,6 +45,11 @@ def make_twins(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) ->
             maker.make(node)
         maker.connect()
     return maker.weight_casts
+
+
+def is_of_twins(name: str) -> bool:
+    """Whether an op of that name is a twin, or a conversion between twins and the rest."""
+    return _NAMED in name.rpartition("/")[2]
 
 
 def use_twins(graph: Graph) -> None:
@@ -123,7 +129,7 @@ class _Maker(object):
         attrs[type_attr(proto.op)] = tf.AttrValue(type=self._half.as_datatype_enum)
         with tf_compat.listed_in_context(op.graph, tf_compat.control_flow_context_of(op)):
             twin = op.graph.create_op(
-                op.type, inputs, None, name="{}_EPL_AMP_{}".format(op.name, self._half.name), attrs=attrs
+                op.type, inputs, None, name="{}{}{}".format(op.name, _NAMED, self._half.name), attrs=attrs
             )
         twin._set_device(op.device)
         for original, output in zip(op.outputs, twin.outputs):
@@ -248,7 +254,7 @@ def _cast(
         attrs[TASKGRAPH_ATTR] = tf.AttrValue(i=taskgraph)
     if is_weight:
         attrs[WEIGHT_ATTR] = tf.AttrValue(b=True)
-    name = "{}_EPL_AMP_cast_{}".format(tensor.op.name, dtype.name)
+    name = "{}{}cast_{}".format(tensor.op.name, _NAMED, dtype.name)
     with tf_compat.listed_in_context(tensor.graph, context):
         op = tensor.graph.create_op("Cast", [tensor], None, name=name, attrs=attrs)
     same_taskgraph = taskgraph is None or taskgraph == taskgraph_index(like)

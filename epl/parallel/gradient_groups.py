@@ -107,6 +107,13 @@ def find_trainings(graph: Graph) -> List[Training]:
     return [_training(graph, boundaries) for _, boundaries in _without_repetition(trainings)]
 
 
+def find_trained_by_hand(graph: Graph) -> List[str]:
+    """The variables whose gradients go into trained variables otherwise than through an optimizer."""
+    by_identity = _boundaries_of_gradients(graph)
+    taken = {name for applied in graph.apply_calls for name in _earliest_boundaries(applied, by_identity)}
+    return [variable for variable, _ in _written_without_optimizer(graph, by_identity, taken, only_trained=True)]
+
+
 def _training(graph: Graph, boundaries: Sequence[Boundary]) -> Training:
     names = {first_tensor(gradient).name for _, gradient in boundaries}
     calls = [
@@ -220,10 +227,13 @@ def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> D
     return earliest
 
 
-def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:
+def _written_without_optimizer(
+    graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str], only_trained: bool = False
+) -> List[Boundary]:
     """The boundaries of tf.gradients that the user writes into variables other than through an optimizer.
 
     A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
+    `only_trained`: into variables that are trained.
     """
     names = [name for name in by_identity if name not in taken]
     if not names:
@@ -238,7 +248,7 @@ def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], t
         reached = view.descendants([start], stop=(stop - {start}).__contains__)
         variables = {v for node in reached if view.types[node] in op_types.WRITES for v in view.variable_inputs(node)}
         if any(view.nodes[v].name in trained for v in variables) or (
-            variables and not view.descendants(variables) & (stop - {start})
+            not only_trained and variables and not view.descendants(variables) & (stop - {start})
         ):
             written.append(by_identity[name])
     return written

@@ -14,7 +14,7 @@ from epl.ir import op_types
 from epl.ir.boundary import readiness
 from epl.ir.graph import Gradient, Graph, GraphKeys
 from epl.ops import fusion
-from epl.parallel.gradient_groups import BoundaryGroup
+from epl.parallel.gradient_groups import BoundaryGroup, find_trained_by_hand
 from epl.parallel.own_devices import has_own_devices
 from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
 from epl.parallel.schedule import to_text
@@ -86,6 +86,19 @@ def warn_of_precision(graph: Graph, config: Config) -> None:
             "no op of the model computes in half precision"
             if graph.gradient_calls
             else "tf.gradients was not called for variables of the model",
+        )
+
+
+def refuse_unskipped(graph: Graph, config: Config) -> None:
+    """Raises PlanError for updates that a dynamic loss scale cannot skip: EPL sees those of optimizers."""
+    if not graph.twins or config.amp.loss_scale != "dynamic":
+        return
+    by_hand = find_trained_by_hand(graph)
+    if by_hand:
+        raise PlanError(
+            "amp.loss_scale is 'dynamic', and the gradient of {} is written into a variable without apply_gradients "
+            "({} in all): a step whose gradients overflow could not be skipped. Apply the gradients by an optimizer, "
+            "or set amp.loss_scale to a number.".format(by_hand[0], len(by_hand))
         )
 
 

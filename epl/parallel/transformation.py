@@ -116,6 +116,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             graph.shards.finish()
         amp_twins.use_twins(graph)
         planner.warn_of_precision(graph, env.config)
+        planner.refuse_unskipped(graph, env.config)
         stages, owners = plan_stages(graph, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)

@@ -16,6 +16,7 @@ from epl.parallel import transformation
 from epl.parallel.memory import what_if
 from epl.parallel.memory.estimate import MemoryEstimate, StepGraph, estimate, prepare
 from epl.parallel.memory.report import describe
+from epl.runtime import amp
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.step import StepFinder
 from epl.utils import tf_compat
@@ -87,6 +88,7 @@ def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]
     rewrite = None if graph is None else graph.plan
     targets = [item for item in elements if isinstance(item, tf.Operation)]
     fetches = [item for item in elements if not isinstance(item, tf.Operation)]
+    fetches = amp.fetched(tf_graph, fetches, _by_tensor(tf_graph, feed_dict))
     if rewrite is not None and not rewrite.runs_as_it_is:
         sharing = FeedSharing(rewrite)
         feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
+from epl.parallel.amp_twins import is_of_twins
 from epl.parallel.costs import Costs, node_costs
 from epl.parallel.costs_shapes import num_bytes
 
@@ -48,4 +49,8 @@ def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:
     """The nodes of the user: what the rewriting added would count the model several times."""
     known = Graph.of(graph or tf.get_default_graph())
     added = known.plan.added if known is not None and known.plan is not None else frozenset()
-    return (node for node in range(len(view)) if view.nodes[node].name not in added)
+    return (
+        node
+        for node in range(len(view))
+        if view.nodes[node].name not in added and not is_of_twins(view.nodes[node].name)
+    )

@@ -45,8 +45,9 @@ def run(
       FeedError: a tensor is fed that the backward pass computes again, from something else.
     """
     graph = Graph.of(session.graph)
-    if graph is None or graph.plan is None or not graph.plan.recomputed:
+    if not is_due(session):
         return run_step(fetches, feeds)
+    assert graph is not None
     _refuse_feeds(graph.plan, targets, fetches, feeds)
     checks = _due(graph.plan, _done(session), targets, fetches)
     if not checks:
@@ -71,6 +72,12 @@ def run(
                 )
             )
     return values[: len(fetches)]
+
+
+def is_due(session: tf.Session) -> bool:
+    """Whether runs of the session are looked at: something of its graph is recomputed."""
+    graph = Graph.of(session.graph)
+    return graph is not None and graph.plan is not None and bool(graph.plan.recomputed)
 
 
 def _refuse_feeds(

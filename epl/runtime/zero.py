@@ -455,8 +455,8 @@ def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> No
 def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:
     """Raises PlanError for a value that a micro batch takes behind a write of its own."""
     raise PlanError(
-        "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights once "
-        "in a step, before all micro batches. Write into the variable behind minimize, or set zero.level to ''.".format(
+        "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights "
+        "once in a step, before all micro batches. Write into it behind minimize, or set zero.level to ''.".format(
             taker.name, taker.type, variable.made.name
         )
     )

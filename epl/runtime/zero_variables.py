@@ -205,7 +205,6 @@ class WholeVariable(object):
                 refuse_late(op, self.made.name)
         self._seen.update(consumers)  # what is refused is refused in the next run, too
 
-
     def _follow_initial_value(self) -> None:
         """Lets the part begin with what the variable was given since it was cut (tf.train.init_from_checkpoint)."""
         value = initializer_of(self._variable).inputs[1]

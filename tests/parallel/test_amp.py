@@ -79,6 +79,25 @@ def test_what_is_computed_from_weights_alone_stays_float(init: Any) -> None:
     assert halves(tf.reduce_mean(tf.matmul(rows, kernel))) == {"MatMul", "embedding_lookup/Identity"}
 
 
+@pytest.mark.parametrize("number, kept", [(1e-9, True), (-1e9, True), (1e-3, False), (1e4, False)])
+@pytest.mark.parametrize(
+    "guard",
+    [
+        lambda product, number: tf.maximum(product, number),
+        lambda product, number: tf.where(product > 0, product, number * tf.ones_like(product)),
+        lambda product, number: tf.where(product > 0, product, tf.fill(tf.shape(product), number)),
+        lambda product, number: tf.pad(product, [[0, 0], [0, 1]], constant_values=number),
+    ],
+)
+def test_a_number_that_half_precision_cannot_hold_keeps_its_op_float(init: Any, guard: Any, number: float, kept: bool):
+    init(1)
+    guarded = guard(tf.matmul(batch(4), weights("w", 4, 4)), number)
+    found = halves(tf.reduce_mean(guarded))
+    assert (guarded.op.name not in found) == kept and "MatMul" in found
+    if number < 0:  # bfloat16 has the range of float32
+        assert guarded.op.name in halves(tf.reduce_mean(guarded), tf.bfloat16, has_kernel=lambda *_: True)
+
+
 def test_an_op_without_kernel_stays_float(init: Any) -> None:
     init(1)
     images = tf.placeholder(tf.float32, [None, 4, 4, 1])

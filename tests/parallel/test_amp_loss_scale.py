@@ -198,3 +198,29 @@ def test_processes_compare_the_precision(mixed: Any) -> None:
     train_op, _ = scalar_model()
     run(train_op, {"x:0": [[1.0], [1.0]]})
     assert Graph.get().plan.plan.precision == "float16, loss scale 4.0"
+
+
+# ---- Updates without apply_gradients
+
+
+def by_hand(to: Any) -> tf.Operation:
+    """A gradient that is written by an op of the script; `to` takes it and its variable."""
+    x = tf.placeholder(tf.float32, [None, 1], "x")
+    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer())
+    (gradient,) = tf.gradients(tf.reduce_mean(tf.matmul(x, kernel)), [kernel])
+    return to(gradient, kernel)
+
+
+def test_an_update_that_could_not_be_skipped_is_refused(mixed: Any) -> None:
+    mixed(amp__loss_scale="dynamic")
+    update = by_hand(lambda gradient, kernel: kernel.assign_sub(0.5 * gradient))
+    text = error_text(run, update.op, {"x:0": [[1.0]]})
+    assert "amp.loss_scale is 'dynamic', and the gradient of w is written into a variable without apply_grad" in text
+
+
+@pytest.mark.parametrize("scale, trains", [("dynamic", False), (128.0, True)])
+def test_a_norm_that_is_kept_and_a_fixed_scale_are_not_refused(mixed: Any, scale: Any, trains: bool) -> None:
+    mixed(amp__loss_scale=scale)
+    norm = tf.Variable(0.0, trainable=False)
+    update = by_hand(lambda gradient, kernel: kernel.assign_sub(gradient) if trains else norm.assign(tf.norm(gradient)))
+    run(update.op, {"x:0": [[1.0]]})

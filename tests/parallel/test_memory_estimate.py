@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl import cluster
 from epl.ir import op_types
+from epl.ir.graph import Graph
 from epl.parallel.costs_shapes import TensorType
 from epl.parallel.memory import kernels
 from epl.parallel.memory.report import describe
@@ -218,6 +219,14 @@ def test_a_shape_may_stand_for_an_array(init):
     model = Mlp(layers=4)
     shape = tf.TensorShape(model.feed[model.x].shape)
     assert memory_estimate(model.train_op, {model.x: shape}) == memory_estimate(model.train_op, model.feed)
+
+
+def test_a_fetched_activation_of_half_precision_is_computed_once(init):
+    begin(init, amp__level="O1")
+    model = Mlp(layers=4)
+    (twin,) = [twin for twin in Graph.get().twins.values() if twin.original.op.name.endswith("3/MatMul")]
+    users, computed = (memory_estimate([model.train_op, one], model.feed) for one in (twin.original, twin.shown))
+    assert users == computed
 
 
 def test_twice_the_rows_take_twice_the_activations(init):

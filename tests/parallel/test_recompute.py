@@ -426,12 +426,13 @@ def test_right_gradients_pass_the_check_in_the_first_step_alone(collect):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_gradient_that_differs_is_named(collect, devices):
+@pytest.mark.parametrize("second", [2.0, np.nan, np.inf])
+def test_a_gradient_that_differs_is_named(collect, devices, second):
     calls = []
 
     def unsteady(value):
         calls.append(1)
-        return value * np.float32(len(calls))
+        return value * np.float32(1.0 if len(calls) == 1 else second)
 
     def between(hidden, index):
         if index:
@@ -446,6 +447,23 @@ def test_a_gradient_that_differs_is_named(collect, devices):
         sess.run(tf.global_variables_initializer())
         text = error_text(sess.run, model.train_op, model.feed())
     assert text.startswith("PlanError: The gradient of l") and "differs from the plain one by" in text
+
+
+def test_callables_are_checked_and_refuse_what_is_recomputed(init):
+    init(1, gradient_checkpoint__type="auto", gradient_checkpoint__check_gradients=True)
+    model = Layers()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        feed = model.feed()
+        train = sess.make_callable([model.loss, model.train_op], list(feed))
+        loss, _ = train(*feed.values())
+        assert loss.shape == () and sess._epl_checked
+        graph = tf.get_default_graph()
+        copied = [name[len(COPY) :] for name in tf_compat.op_names(graph) if name.startswith(COPY)]
+        hidden = next(t for name in copied for t in graph.get_operation_by_name(name).outputs if t.op.type == "Tanh")
+        other = np.zeros([len(next(iter(feed.values()))), hidden.shape[1]], np.float32)
+        text = error_text(sess.make_callable(model.train_op, [*feed, hidden]), *feed.values(), other)
+        assert "was fed in a step that computes it again" in text
 
 
 def test_what_comes_through_a_loop_is_not_compared_and_named(collect, caplog):

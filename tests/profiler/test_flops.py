@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ir.graph import Graph
 from epl.profiler import profiler, step_flops, step_stats
 from epl.profiler.flops import FlopsProfilerHook, profile_flops
 from epl.profiler.roles import Kind
@@ -173,3 +174,14 @@ def test_the_static_tables_count_the_user_s_model_alone(init):
         sess.run(train_op, model.feed())
     assert (profiler.profile_flops(), profiler.profile_memory()) == before
     assert before[0]["out"] == 2 * 32 * 3 and before[1]["w:0"] == 12
+
+
+def test_the_static_tables_count_twins_of_half_precision_for_nobody(init):
+    init(1, amp__level="O1")
+    model = Linear()
+    forward = profiler.profile_flops()
+    model.minimize()
+    assert Graph.get().twins
+    found = profiler.profile_flops()
+    assert {name for name in found if "EPL_AMP" in name.rpartition("/")[2]} == set()
+    assert {name: found.get(name) for name in forward} == forward

@@ -102,7 +102,9 @@ def test_optimizers_of_one_scope_share_slots(init, tmp_path):
 
 
 @pytest.mark.parametrize("of_slot", [False, True])
-@pytest.mark.parametrize("clear", [lambda v: tf.scatter_update(v, [1], [[0.0, 0.0]]), lambda v: v[1].assign([0.0, 0.0])])
+@pytest.mark.parametrize(
+    "clear", [lambda v: tf.scatter_update(v, [1], [[0.0, 0.0]]), lambda v: v[1].assign([0.0, 0.0])]
+)
 def test_rows_are_written_by_update_rules_alone(init, of_slot, clear):
     init(2, zero__level="v1")
     variable = tf.get_variable("v", [8, 2])

@@ -1,4 +1,4 @@
-"""Reads and writes of variables that stand in the order of the script: what they wait for, and what they give (ZeRO)."""
+"""Reads and writes of variables that wait for something, and what they give (ZeRO)."""
 
 import numpy as np
 import pytest

@@ -11,6 +11,7 @@ are not compared: a loop of the backward pass takes from stacks what the forward
 import logging
 from typing import Dict, FrozenSet, List, Sequence, Set
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import Edit, clone_nodes
@@ -117,5 +118,7 @@ def _difference(seen: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
     same = tf.equal(seen, expected) | (tf.is_nan(seen) & tf.is_nan(expected))
     zero = tf.zeros_like(expected)
     largest = tf.reduce_max(tf.where(tf.is_finite(expected), tf.abs(expected), zero))
-    apart = tf.reduce_max(tf.where(same, zero, tf.abs(seen - expected)))
+    apart = tf.abs(seen - expected)
+    apart = tf.where(tf.is_nan(apart), tf.fill(tf.shape(apart), tf.constant(np.inf, tf.float64)), apart)
+    apart = tf.reduce_max(tf.where(same, zero, apart))  # which does not see what is no number
     return tf.where(tf.equal(apart, 0), apart, apart / largest)
