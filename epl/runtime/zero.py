@@ -330,12 +330,18 @@ class ZeroModel(Shards):
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
                 writes = variable.writes()
-                late_uses = [use for use in of_variable if self._is_late(use, writes)]
-                late_lookups = [op for op in variable.lookups() if self._waits(op) or _is_behind(op, writes)]
-                late += [(use.consumer, variable, use) for use in late_uses]
-                late += [(op, variable, None) for op in late_lookups]
-                early = [use for use in of_variable if use not in late_uses]
-                lookups = [op for op in variable.lookups() if op not in late_lookups]
+                early: List[Use] = []
+                lookups: List[tf.Operation] = []
+                for use in of_variable:
+                    if self._is_late(use, writes):
+                        late.append((use.consumer, variable, use))
+                    else:
+                        early.append(use)
+                for op in variable.lookups():
+                    if self._waits(op) or _is_behind(op, writes):
+                        late.append((op, variable, None))
+                    else:
+                        lookups.append(op)
                 if early or lookups:
                     self._give(variable, early, lookups)
             if updates.rounds:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.utils.errors import PlanError
 
 LEVELS = pytest.mark.parametrize("level", ["v0", "v1", "v2"])
@@ -90,3 +91,33 @@ def test_assignments_that_a_later_op_waits_for(init, level, resource):
         if not resource:
             with pytest.raises(PlanError, match="was built behind the first Session.run"):
                 sess.run(late)
+
+
+def pipeline(init, write):
+    """Two replicas of two stages of a pipeline; the first one reads behind an op; the training step and its feed."""
+    init(4, annotate=False, zero__level="v1", pipeline__num_micro_batch=2)
+    x = tf.placeholder(tf.float32, [None, 8])
+    with epl.replicate(1):
+        count = tf.Variable(0, trainable=False)
+        first = tf.get_variable("first", [8, 8], use_resource=True)
+        with tf.control_dependencies([first.assign(0.5 * first) if write else tf.assign_add(count, 1)]):
+            hidden = tf.matmul(x, first)
+    with epl.replicate(1):
+        output = tf.matmul(hidden, tf.get_variable("second", [8, 8]))
+    return tf.train.GradientDescentOptimizer(0.1).minimize(loss_of(output)), {x: np.ones([8, 8])}, count
+
+
+def test_a_pipeline_does_what_a_read_waits_for(init):
+    train_op, feed, count = pipeline(init, write=False)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(3):
+            sess.run(train_op, feed)
+        assert sess.run(count) == 3  # as without ZeRO: it takes nothing of a micro batch
+
+
+def test_a_read_behind_an_assignment_in_a_pipeline_is_refused(init):
+    train_op, feed, _ = pipeline(init, write=True)
+    with tf.Session() as sess:
+        with pytest.raises(PlanError, match="takes 'first' behind what the model writes into it"):
+            sess.run(tf.global_variables_initializer())
