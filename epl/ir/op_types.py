@@ -62,6 +62,15 @@ DATA_SOURCES = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
+# Ops that draw random numbers from a state that is a variable.
+GENERATORS = frozenset(
+    [
+        "NonDeterministicInts", "RngSkip", "StatefulRandomBinomial", "StatefulStandardNormal",
+        "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform", "StatefulUniformFullInt",
+        "StatefulUniformInt",
+    ]  # fmt: skip
+)  # fmt: skip
+
 # Ops that fill a queue: what they need is the input pipeline, which all replicas of a process share.
 ENQUEUES = frozenset(
     ["QueueEnqueue", "QueueEnqueueV2", "QueueEnqueueMany", "QueueEnqueueManyV2", "BarrierInsertMany"]  # fmt: skip

@@ -155,7 +155,7 @@ class FeedSharing(object):
         tensors = (key.indices, key.values, key.dense_shape)
         indices, values, shape = (np.asarray(fed[t.name]) for t in tensors)
         copies = [self.copies(t) for t in tensors]
-        count = len(copies[0])
+        count = max(len(of) for of in copies)  # what the model does not take, or is constant, has fewer
         rows, rest = divmod(int(shape[0]), count)
         if rest or not rows:
             raise FeedError(
@@ -168,8 +168,9 @@ class FeedSharing(object):
             part[:, 0] -= copy * rows
             own_shape = shape.copy()
             own_shape[0] = rows
-            for tensor, value in zip(copies, (part, values[own], own_shape)):
-                shared[tensor[copy]] = value
+            for of, value in zip(copies, (part, values[own], own_shape)):
+                for tensor in of[copy : copy + 1] if len(of) == count else of:
+                    shared[tensor] = value
 
     def copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The tensor in every local replica, and there in every micro batch that has its own; itself first."""

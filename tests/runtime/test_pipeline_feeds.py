@@ -96,6 +96,29 @@ def test_a_vector_that_only_the_update_takes_is_not_cut(init):
     assert np.isfinite(train(model, feed))
 
 
+@pytest.mark.parametrize("devices, stages, micro_batches", [(2, 1, 1), (2, 2, 2), (4, 2, 2)])
+@pytest.mark.parametrize("rows", [None, 2])
+def test_a_sparse_placeholder_whose_shape_nobody_takes(init, devices, stages, micro_batches, rows):
+    """embedding_lookup_sparse takes indices and values alone."""
+    begin(init, micro_batches, devices)
+    ids = tf.sparse_placeholder(tf.int64, None if rows is None else [rows, 1], "ids")
+    with stage():
+        table = tf.get_variable("table", [16, 4], initializer=tf.ones_initializer())
+        hidden = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean")
+    if stages > 1:
+        with stage():
+            hidden = 1.0 * hidden
+    train_op = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_mean(hidden))
+    count = devices // stages * micro_batches * 2
+    value = tf.SparseTensorValue([[row, 0] for row in range(count)], range(count), [count, 1])
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {ids: value})
+        expected = np.ones([16, 4])
+        expected[:count] -= 1 / (4 * count)
+        np.testing.assert_allclose(sess.run(table), expected, rtol=1e-5)
+
+
 def test_a_sparse_placeholder_is_cut_by_its_dense_rows(init):
     begin(init, 4, 2)
     x = tf.sparse_placeholder(tf.float32, [None, 3], "x")

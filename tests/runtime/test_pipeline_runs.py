@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.profiler import step_stats
+from epl.utils.errors import PlanError
 from tests.parallel.pipelines import Chain, begin, dense, rewritten, rows, stage
 
 
@@ -107,6 +108,32 @@ def test_gradients_fetched_alone_and_with_the_step(init):
         found = sess.run([gradient, model.train_op], feed)[0]
         np.testing.assert_allclose(alone, found, rtol=1e-5)
         np.testing.assert_allclose(sess.run(pairs[0][1]), before - 0.1 * found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_what_is_fetched_with_gradients_is_of_all_that_is_fed(init, devices):
+    begin(init, 4, devices)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with stage():
+        hidden = tf.layers.dense(x, 3)
+    with stage():
+        losses = tf.reduce_sum(tf.square(hidden), axis=1)
+        loss = tf.reduce_mean(losses)
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    _, seen = tf.metrics.mean(losses)
+    train_op = optimizer.apply_gradients(pairs)
+    rows = np.random.RandomState(0).rand(32, 3).astype(np.float32) * np.arange(1, 33)[:, None]
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        expected = sess.run(loss, {x: rows})
+        found, _ = sess.run([loss, pairs[0][0]], {x: rows})
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        mean, _ = sess.run([seen, pairs[0][0]], {x: rows})
+        trained, _ = sess.run([loss, train_op], {x: rows})
+        np.testing.assert_allclose(trained, expected, rtol=1e-5)
+        if devices == 2:  # one replica, whose metric has seen all rows
+            np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
 def test_python_functions_and_strings_in_a_stage(init):
@@ -213,3 +240,19 @@ def test_an_evaluation_by_an_iterator_of_its_own_draws_one_batch(init):
         assert sess.run(count) == [0]
         sess.run(train_op)
         assert sess.run(count) == [2]
+
+
+@pytest.mark.parametrize("devices, micro_batches", [(2, 1), (2, 2)])
+def test_random_numbers_of_a_generator_are_refused(init, devices, micro_batches):
+    begin(init, micro_batches, devices)
+    generator = tf.random.experimental.Generator.from_seed(1)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with stage():
+        hidden = tf.layers.dense(x, 3) + generator.normal([4, 3])
+    if micro_batches > 1:
+        with stage():
+            hidden = tf.layers.dense(hidden, 3)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+    with tf.Session() as sess:
+        with pytest.raises(PlanError, match="draws from a tf.random.experimental.Generator"):
+            sess.run(train_op, {x: np.ones([8, 3])})

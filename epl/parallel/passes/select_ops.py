@@ -48,6 +48,7 @@ def run(rewrite: Rewrite) -> None:
             "{!r} reads a checkpoint within the training step. Restore before training (tf.train.Saver.restore, or "
             "tf.train.init_from_checkpoint).".format(view.nodes[min(restored)].name)
         )
+    _refuse_generators(view, rewrite.cloned)
     _refuse_tapes(rewrite, view)
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
@@ -114,6 +115,17 @@ def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
                 if needed <= data[gate]:
                     _add_edge(rewrite, view, gate, write)
                     break
+
+
+def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
+    """Raises PlanError for random numbers whose state is a variable: all copies would begin with the same."""
+    for node in sorted(cloned.intersection(view.of_types(op_types.GENERATORS))):
+        raise PlanError(
+            "{!r} ({}) draws from a tf.random.experimental.Generator, whose state is a variable: replicas and micro "
+            "batches would have the same numbers. Draw with tf.random.normal, tf.random.uniform and the like.".format(
+                view.nodes[node].name, view.types[node]
+            )
+        )
 
 
 def _op(rewrite: Rewrite, view: GraphView, node: int) -> tf.Operation:
