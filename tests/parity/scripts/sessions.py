@@ -160,8 +160,9 @@ def save_or_resume(ctx: Context, save: str, resume: str, steps: Tuple[int, int],
     x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
     ids = tf.placeholder(tf.int32, [None, data.ids.shape[1]], 'ids')
     y = tf.placeholder(tf.int32, [None], 'y')
-    loss = MODELS[name](x, ids, y)
-    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    losses = ctx.towers(MODELS[name], [x, ids, y])
+    loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
+    train_op = ctx.minimize(losses, OPTIMIZERS['adam']())
     saver = tf.train.Saver()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
