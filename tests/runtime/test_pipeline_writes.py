@@ -232,3 +232,28 @@ def test_gradients_given_by_a_tensor_of_the_model_begin_the_backward_pass(init):
     gradients = tf.gradients([out], variables, grad_ys=[hidden])
     tf.train.GradientDescentOptimizer(0.1).apply_gradients(zip(gradients, variables))
     assert len(rewritten().barriers[0]) == 6
+
+
+@pytest.mark.parametrize("strategy", ["PreferForward", "PreferBackward"])
+def test_the_forward_pass_sees_a_variable_as_it_is_before_the_step_that_updates_it_beside(init, strategy):
+    """As one device does, whose update takes the same read."""
+    begin(init, 4, 2, pipeline__strategy=strategy)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with stage():
+        mean = tf.get_variable("mean", [3], initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+        before = mean.read_value()
+        hidden = dense(x - before, 3, 0)
+        update = mean.assign(0.5 * before + 0.5 * tf.reduce_mean(x, axis=0), read_value=False)
+    with stage():
+        loss = tf.reduce_mean(tf.square(dense(hidden, 1, 1)))
+    train_op = tf.group(sgd(loss), update)
+    values = rows(16) + 100.0
+    with started() as sess:
+        for _ in range(20):
+            old, expected = sess.run([mean, loss], {x: values})
+            seen, _ = sess.run([loss, train_op], {x: values})
+            np.testing.assert_allclose(seen, expected, rtol=1e-4)
+            for part in np.split(values, 4):
+                old = 0.5 * old + 0.5 * part.mean(axis=0)
+            np.testing.assert_allclose(sess.run(mean), old, rtol=1e-5)
+            sess.run(mean.initializer)

@@ -80,7 +80,7 @@ def order_writes(
     data = [view.ancestors(micro_batches.boundary_nodes(view, [training])) for training in rewrite.trainings]
     sources = _ends_of_sources(view, ops)
     data = [needed.intersection(sources) for needed in data]
-    readers_of = {write: micro_batches.readers_of(view, view.variable_inputs(write)) for write in ops.writes}
+    readers_of = {write: _readers_of(view, write) for write in ops.writes}
     consumers = view.consumers()
     readers_of_all: Set[int] = set().union(*readers_of.values())
     takers = {consumer for reader in readers_of_all for consumer in consumers[reader]}
@@ -111,8 +111,21 @@ def order_writes(
                 op._add_control_inputs(before)
             for reader in sorted(shared):
                 _read_again(rewrite, view, reader, path - trained, copy, before, stages[reader])
+                _read_once(rewrite, view, reader, copy)
     if copies:
         _wait_for_all_writes(rewrite, view, ops, copies, stages)
+
+
+def _readers_of(view: GraphView, write: int) -> Set[int]:
+    """What reads the variables of a write, and what hands on such a value (`v.read_value()`)."""
+    found = micro_batches.readers_of(view, view.variable_inputs(write))
+    consumers = view.consumers()
+    stack = [node for node in found if view.types[node] in op_types.READS]
+    while stack:
+        more = {node for node in consumers[stack.pop()] if view.types[node] == "Identity"} - found
+        found |= more
+        stack.extend(more)
+    return found
 
 
 def _taken_by(view: GraphView, leading: Dict[int, Set[int]]) -> Dict[int, Set[int]]:
@@ -165,6 +178,19 @@ def _read_again(
                 taker._update_input(position, value)
 
 
+def _read_once(rewrite: Rewrite, view: GraphView, reader: int, copy: int) -> None:
+    """What else takes such a reader, the forward pass, sees the value of before the step, as micro batch 0 does.
+
+    Nothing orders it and the writes of the micro batches before.
+    """
+    (first,), (own,) = (_operations(rewrite, view, [reader], number) for number in (0, copy))
+    if own.type in op_types.READS:
+        for taker in own.outputs[0].consumers():
+            for position, tensor in enumerate(taker.inputs):
+                if tensor is own.outputs[0]:
+                    taker._update_input(position, first.outputs[0])
+
+
 def _beginnings(view: GraphView, nodes: Set[int], loops: Dict[int, int], ops: MicroBatchOps) -> Set[int]:
     """The nodes; in place of those in a loop what leads into the loop."""
     entered = {loops[node] for node in nodes if node in loops}
@@ -177,6 +203,8 @@ def _beginnings(view: GraphView, nodes: Set[int], loops: Dict[int, int], ops: Mi
 
 def read_variable(read: tf.Operation) -> tf.Tensor:
     """Another read of the variable that `read` reads."""
+    while read.inputs[0].op.type in op_types.READS:
+        read = read.inputs[0].op
     if read.type == "Identity":
         return tf.identity(read.inputs[0])
     return tf.raw_ops.ReadVariableOp(resource=read.inputs[0], dtype=read.outputs[0].dtype)
