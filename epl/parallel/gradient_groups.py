@@ -7,7 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.config import Config
 from epl.ir import op_types
+from epl.ir.colocation import phase_of
 from epl.ir.graph import ApplyCall, Gradient, Graph, first_tensor
+from epl.ir.taskgraph import Phase
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage
 from epl.parallel.stages import stage_of_op
@@ -108,10 +110,23 @@ def find_trainings(graph: Graph) -> List[Training]:
 
 
 def find_trained_by_hand(graph: Graph) -> List[str]:
-    """The variables whose gradients go into trained variables otherwise than through an optimizer."""
+    """The variables whose gradients are computed into what the script itself writes into trained variables."""
     by_identity = _boundaries_of_gradients(graph)
     taken = {name for applied in graph.apply_calls for name in _earliest_boundaries(applied, by_identity)}
-    return [variable for variable, _ in _written_without_optimizer(graph, by_identity, taken, only_trained=True)]
+    trained = {variable for variable, _ in by_identity.values()}
+    found = []
+    for name in [name for name in by_identity if name not in taken]:
+        stack, seen = [graph.tf_graph.get_operation_by_name(name)], set()
+        while stack:
+            op = stack.pop()
+            if op in seen or (op.name in by_identity and op.name != name) or phase_of(op) == Phase.APPLY:
+                continue
+            seen.add(op)
+            if op.type in op_types.WRITES:
+                found += [by_identity[name][0]] if op.inputs[0].op.name in trained else []
+            else:
+                stack += [consumer for output in op.outputs for consumer in output.consumers()]
+    return list(dict.fromkeys(found))
 
 
 def _training(graph: Graph, boundaries: Sequence[Boundary]) -> Training:
@@ -227,13 +242,10 @@ def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> D
     return earliest
 
 
-def _written_without_optimizer(
-    graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str], only_trained: bool = False
-) -> List[Boundary]:
+def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:
     """The boundaries of tf.gradients that the user writes into variables other than through an optimizer.
 
     A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
-    `only_trained`: into variables that are trained.
     """
     names = [name for name in by_identity if name not in taken]
     if not names:
@@ -248,7 +260,7 @@ def _written_without_optimizer(
         reached = view.descendants([start], stop=(stop - {start}).__contains__)
         variables = {v for node in reached if view.types[node] in op_types.WRITES for v in view.variable_inputs(node)}
         if any(view.nodes[v].name in trained for v in variables) or (
-            not only_trained and variables and not view.descendants(variables) & (stop - {start})
+            variables and not view.descendants(variables) & (stop - {start})
         ):
             written.append(by_identity[name])
     return written

@@ -94,7 +94,7 @@ def refuse_unskipped(graph: Graph, config: Config) -> None:
     if not graph.twins or config.amp.loss_scale != "dynamic":
         return
     by_hand = find_trained_by_hand(graph)
-    if by_hand:
+    if by_hand and not graph.apply_calls:  # beside an optimizer it may be taken back, as in adversarial training
         raise PlanError(
             "amp.loss_scale is 'dynamic', and the gradient of {} is written into a variable without apply_gradients "
             "({} in all): a step whose gradients overflow could not be skipped. Apply the gradients by an optimizer, "

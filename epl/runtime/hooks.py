@@ -344,7 +344,8 @@ def _make_callable_from_options(original: Callable[..., Any], session: Any, call
     targets = list(callable_options.target)
 
     def call(*args: Any, **kwargs: Any) -> List[Any]:
-        return session.run((fetches, targets), dict(zip(feeds, args)), **kwargs)[0]
+        given = dict(kwargs, options=callable_options.run_options)
+        return session.run((fetches, targets), dict(zip(feeds, args)), **given)[0]
 
     return call
 

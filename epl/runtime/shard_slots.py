@@ -88,13 +88,15 @@ def _stored_as_asked() -> Iterator[None]:
     for name, variable in list(stored.items()):
         if hasattr(variable, _ASKED):
             stored[getattr(variable, _ASKED)] = stored.pop(name)
-    yield
-    for asked in [name for name in stored if SCOPE + "/" in name]:
-        outer, _, name = asked.rpartition(SCOPE + "/")
-        variable = stored[outer + name] = stored.pop(asked)
-        setattr(variable, _ASKED, asked)
-        if is_shard(variable):
-            note_slice(variable)  # found again, it has got another from TensorFlow
+    try:
+        yield
+    finally:
+        for asked in [name for name in stored if SCOPE + "/" in name]:
+            outer, _, name = asked.rpartition(SCOPE + "/")
+            variable = stored[outer + name] = stored.pop(asked)
+            setattr(variable, _ASKED, asked)
+            if is_shard(variable):
+                note_slice(variable)  # found again, it has got another from TensorFlow
 
 
 def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:

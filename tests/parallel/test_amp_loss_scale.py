@@ -224,3 +224,42 @@ def test_a_norm_that_is_kept_and_a_fixed_scale_are_not_refused(mixed: Any, scale
     norm = tf.Variable(0.0, trainable=False)
     update = by_hand(lambda gradient, kernel: kernel.assign_sub(gradient) if trains else norm.assign(tf.norm(gradient)))
     run(update.op, {"x:0": [[1.0]]})
+
+
+def accumulating(gradients: Any, variables: Any, optimizer: Any) -> Any:
+    sums = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
+    with tf.control_dependencies([one.assign_add(gradient) for one, gradient in zip(sums, gradients)]):
+        return optimizer(0.5).apply_gradients([(one.read_value(), v) for one, v in zip(sums, variables)])
+
+
+def looking(gradients: Any, variables: Any, optimizer: Any) -> Any:
+    with tf.control_dependencies([tf.print(tf.global_norm(gradients))]):
+        return optimizer(0.5).minimize(tf.get_collection("loss")[0])
+
+
+def by_norm(gradients: Any, variables: Any, optimizer: Any) -> Any:
+    return optimizer(0.5 / (1 + tf.global_norm(gradients))).minimize(tf.get_collection("loss")[0])
+
+
+def perturbing(gradients: Any, variables: Any, optimizer: Any) -> Any:
+    kept = [variable.read_value() for variable in variables]
+    with tf.control_dependencies(kept):
+        moved = [variable.assign_add(0.0 * gradient) for variable, gradient in zip(variables, gradients)]
+    with tf.control_dependencies(moved):
+        train_op = optimizer(0.5).minimize(tf.get_collection("loss")[0])
+    with tf.control_dependencies([train_op]):
+        return tf.no_op()
+
+
+@pytest.mark.parametrize("train", [accumulating, looking, by_norm, perturbing])
+def test_what_goes_through_an_optimizer_is_not_refused(mixed: Any, train: Any) -> None:
+    mixed(amp__loss_scale="dynamic")
+    x = tf.placeholder(tf.float32, [None, 1], "x")
+    kernel = tf.get_variable("w", [1, 1], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf.matmul(x, kernel))
+    tf.add_to_collection("loss", loss)
+    train_op = train(tf.gradients(loss, [kernel]), [kernel], tf.train.GradientDescentOptimizer)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {"x:0": [[1.0]]})
+        assert sess.run(kernel) < 1.0

@@ -203,7 +203,7 @@ class _Tracer(object):
         if found is None:
             return self._write_rows(op)
         rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and OWN_ROWS not in layouts
-        if rows_of_whole or op.type in op_types.SLICE_WRITES:
+        if layouts[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
             refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
         shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
         outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
