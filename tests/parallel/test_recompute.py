@@ -425,14 +425,13 @@ def test_right_gradients_pass_the_check_in_the_first_step_alone(collect):
         sess.run(model.train_op, model.feed())
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("second", [2.0, np.nan, np.inf])
-def test_a_gradient_that_differs_is_named(collect, devices, second):
+@pytest.mark.parametrize("devices, later", [(1, None), (2, None), (1, np.nan), (1, np.inf)])
+def test_a_gradient_that_differs_is_named(collect, devices, later):
     calls = []
 
     def unsteady(value):
         calls.append(1)
-        return value * np.float32(1.0 if len(calls) == 1 else second)
+        return value * np.float32(len(calls) if later is None or len(calls) == 1 else later)
 
     def between(hidden, index):
         if index:

@@ -86,7 +86,7 @@ def test_what_is_behind_the_loss_can_be_fetched_in_a_training_step_and_alone(ini
         of_first = {tensor: rows[:4] for tensor, rows in feed.items()}
         assert sess.run(model.best, of_first) != first  # the step has changed the weights
     np.testing.assert_allclose(trained, loss, rtol=1e-6)
-    assert 0 < first <= alone
+    assert 0 < first <= alone * (1 + 1e-6)  # products of other sizes
 
 
 def test_a_value_whose_gradient_alone_needs_a_collective_is_fetched_in_a_training_step(init):  # noqa: F811
