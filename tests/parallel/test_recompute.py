@@ -458,8 +458,8 @@ def test_callables_are_checked_and_refuse_what_is_recomputed(init):
         loss, _ = train(*feed.values())
         assert loss.shape == () and sess._epl_checked
         graph = tf.get_default_graph()
-        copied = [name[len(COPY) :] for name in tf_compat.op_names(graph) if name.startswith(COPY)]
-        hidden = next(t for name in copied for t in graph.get_operation_by_name(name).outputs if t.op.type == "Tanh")
+        copied = sorted(op.name for op in graph.get_operations() if op.name.startswith(COPY) and op.type == "Tanh")
+        hidden = graph.get_tensor_by_name(copied[0][len(COPY) :] + ":0")
         other = np.zeros([len(next(iter(feed.values()))), hidden.shape[1]], np.float32)
         text = error_text(sess.make_callable(model.train_op, [*feed, hidden]), *feed.values(), other)
         assert "was fed in a step that computes it again" in text
