@@ -11,8 +11,7 @@
 (The rules of TensorFlow's own rewriter for mixed precision.) Ops of INFER and CLEAR that take a number of the script
 which half precision makes zero or infinite stay float: tf.maximum(x, 1e-9). What is computed from variables and
 constants alone stays float: its result is converted where it is used. So does what a loop carries or a branch hands on,
-as its ops are in PRESERVE, and what has no kernel in half precision on its device. Nothing of the graph is
-changed here.
+as its ops are in PRESERVE, and what has no kernel in half precision on its device. Nothing is changed here.
 """
 
 import collections
@@ -87,16 +86,15 @@ def choose(
         node: places.of(node) for node in order if view.types[node] in _LISTED and places.is_float(node)
     }  # fmt: skip
     edges = _Edges(view, listed)
+
+    def may_follow(node: int) -> bool:
+        converted = _converted(view, node, listed[node])
+        return not converted <= weights and converted.isdisjoint(lossy)  # a lookup takes a whole table
+
     possible = {
         node
         for node in listed
-        if node not in kept
-        and able.is_able(node)
-        and (
-            view.types[node] in amp_lists.ALLOW
-            or _takes_activations(view, node, listed[node], weights)
-            and not _takes(view, node, listed[node], lossy)
-        )
+        if node not in kept and able.is_able(node) and (view.types[node] in amp_lists.ALLOW or may_follow(node))
     }
     chosen = {node for node in possible if view.types[node] in amp_lists.ALLOW}
     follows = {node for node in possible if view.types[node] in _FOLLOWING} - _denied(view, edges, listed)
@@ -244,16 +242,10 @@ def _constant(tf_graph: tf.Graph, view: GraphView, order: Iterable[int]) -> Tupl
     return weights, constants
 
 
-def _takes_activations(view: GraphView, node: int, places: Places, weights: Set[int]) -> bool:
-    """Whether what would be converted for an op is something else than weights: a lookup takes a whole table."""
+def _converted(view: GraphView, node: int, places: Places) -> Set[int]:
+    """The nodes whose values would be converted for an op."""
     inputs = data_inputs(view, node)
-    return any(inputs[position][0] not in weights for position in places.inputs)
-
-
-def _takes(view: GraphView, node: int, places: Places, values: Collection[int]) -> bool:
-    """Whether one of `values` would be converted for an op."""
-    inputs = data_inputs(view, node)
-    return any(inputs[position][0] in values for position in places.inputs)
+    return {inputs[position][0] for position in places.inputs}
 
 
 def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:

@@ -7,9 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.config import Config
 from epl.ir import op_types
-from epl.ir.colocation import phase_of
 from epl.ir.graph import ApplyCall, Gradient, Graph, first_tensor
-from epl.ir.taskgraph import Phase
 from epl.ir.view import GraphView
 from epl.parallel.plan import Stage
 from epl.parallel.stages import stage_of_op
@@ -110,16 +108,15 @@ def find_trainings(graph: Graph) -> List[Training]:
 
 
 def find_trained_by_hand(graph: Graph) -> List[str]:
-    """The variables whose gradients are computed into what the script itself writes into trained variables."""
+    """In a script without optimizer, the variables whose gradients are computed into what trained variables get."""
     by_identity = _boundaries_of_gradients(graph)
-    taken = {name for applied in graph.apply_calls for name in _earliest_boundaries(applied, by_identity)}
     trained = {variable for variable, _ in by_identity.values()}
     found = []
-    for name in [name for name in by_identity if name not in taken]:
+    for name in by_identity:
         stack, seen = [graph.tf_graph.get_operation_by_name(name)], set()
         while stack:
             op = stack.pop()
-            if op in seen or (op.name in by_identity and op.name != name) or phase_of(op) == Phase.APPLY:
+            if op in seen or (op.name in by_identity and op.name != name):
                 continue
             seen.add(op)
             if op.type in op_types.WRITES:

@@ -90,11 +90,14 @@ def warn_of_precision(graph: Graph, config: Config) -> None:
 
 
 def refuse_unskipped(graph: Graph, config: Config) -> None:
-    """Raises PlanError for updates that a dynamic loss scale cannot skip: EPL sees those of optimizers."""
-    if not graph.twins or config.amp.loss_scale != "dynamic":
+    """Raises PlanError for updates that a dynamic loss scale cannot skip: EPL sees those of optimizers.
+
+    Beside an optimizer what the script writes may be taken back, as in adversarial training.
+    """
+    if not graph.twins or config.amp.loss_scale != "dynamic" or graph.apply_calls:
         return
     by_hand = find_trained_by_hand(graph)
-    if by_hand and not graph.apply_calls:  # beside an optimizer it may be taken back, as in adversarial training
+    if by_hand:
         raise PlanError(
             "amp.loss_scale is 'dynamic', and the gradient of {} is written into a variable without apply_gradients "
             "({} in all): a step whose gradients overflow could not be skipped. Apply the gradients by an optimizer, "

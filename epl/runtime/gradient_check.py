@@ -5,7 +5,7 @@ The comparisons stand in the graph (`epl/parallel/passes/compare_gradients.py`).
 what the user fetches, in the same run, as another run would have other data.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -44,12 +44,11 @@ def run(
       PlanError: a gradient differs from the plain one.
       FeedError: a tensor is fed that the backward pass computes again, from something else.
     """
-    graph = Graph.of(session.graph)
-    if not is_due(session):
+    rewrite = recomputing(session)
+    if rewrite is None:
         return run_step(fetches, feeds)
-    assert graph is not None
-    _refuse_feeds(graph.plan, targets, fetches, feeds)
-    checks = _due(graph.plan, _done(session), targets, fetches)
+    _refuse_feeds(rewrite, targets, fetches, feeds)
+    checks = _due(rewrite, _done(session), targets, fetches)
     if not checks:
         return run_step(fetches, feeds)
     tensor = session.graph.get_tensor_by_name
@@ -74,10 +73,11 @@ def run(
     return values[: len(fetches)]
 
 
-def is_due(session: tf.Session) -> bool:
-    """Whether runs of the session are looked at: something of its graph is recomputed."""
+def recomputing(session: tf.Session) -> Optional[Rewrite]:
+    """How the graph of the session was rewritten, if something of it is recomputed: its runs are looked at."""
     graph = Graph.of(session.graph)
-    return graph is not None and graph.plan is not None and bool(graph.plan.recomputed)
+    rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+    return rewrite if rewrite is not None and rewrite.recomputed else None
 
 
 def _refuse_feeds(

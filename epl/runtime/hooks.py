@@ -315,7 +315,7 @@ def _make_callable(
     feed_list: Optional[List[Any]] = None,
     accept_options: bool = False,
 ) -> Any:
-    if _rewritten(session) is None and not gradient_check.is_due(session):
+    if _rewritten(session) is None and gradient_check.recomputing(session) is None:
         return original(session, fetches, feed_list, accept_options)
     feed_list = list(feed_list or [])
 
@@ -331,7 +331,7 @@ def _make_callable(
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
     is_rewritten = _rewritten(session) is not None
-    is_checked = gradient_check.is_due(session) and not callable_options.tensor_connection
+    is_checked = gradient_check.recomputing(session) is not None and not callable_options.tensor_connection
     if not is_rewritten and not is_checked:
         return original(session, callable_options)
     if callable_options.tensor_connection:

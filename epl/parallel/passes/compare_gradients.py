@@ -11,7 +11,6 @@ are not compared: a loop of the backward pass takes from stacks what the forward
 import logging
 from typing import Dict, FrozenSet, List, Sequence, Set
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import Edit, clone_nodes
@@ -119,6 +118,6 @@ def _difference(seen: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
     zero = tf.zeros_like(expected)
     largest = tf.reduce_max(tf.where(tf.is_finite(expected), tf.abs(expected), zero))
     apart = tf.abs(seen - expected)
-    apart = tf.where(tf.is_nan(apart), tf.fill(tf.shape(apart), tf.constant(np.inf, tf.float64)), apart)
+    apart = tf.where(tf.is_nan(apart), zero + float("inf"), apart)
     apart = tf.reduce_max(tf.where(same, zero, apart))  # which does not see what is no number
     return tf.where(tf.equal(apart, 0), apart, apart / largest)
