@@ -143,9 +143,9 @@ class StepFinder(object):
         touched |= outputs
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
         local_merges = any(not sibling.op for sibling in shown.union(merged.values()))
+        together = self._collectives | self._global_writes | self._staging
         # Gradients are of all that is fed, and so is what is asked for beside them.
-        together = self._collectives | self._global_writes | self._staging | self._all_boundaries
-        alone = not (touched | needed & self._all_boundaries) & together
+        alone = not touched & together and not needed & self._all_boundaries
         if alone and self._is_fed_inference(needed, fed) and self._can_show_plain(asked, fed, idle):
             fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
             targets = [self._plain_summary(op) for op in targets]
