@@ -11,6 +11,7 @@ from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.feeds import FeedSharing
+from epl.runtime.shards import Choice
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
 
@@ -56,19 +57,32 @@ class GraphRunner(object):
     ) -> List[Any]:
         """What the user asked for, on all replicas that it concerns."""
         step = self._steps.find(fetches, targets, feeds)
-        if not step.first:
+        chosen = self._chosen(session, step.choices)
+        if not step.first and not chosen:
             return self._run(session, step, fetches, feeds, {}, options, metadata)
-        first = step.first
+        first = tuple(dict.fromkeys([*step.first, *chosen.values()]))
         reads = self._shards.reads
         others = [op for tensor in first for op in reads.get(tensor, ())]
         step = self._steps.find(first, others, ())
         values = dict(zip(first, self._run(session, step, first, {}, {}, None, None)))
         wholes = {copy: value for t, value in values.items() if t not in reads for copy in self.feeds.copies(t)}
+        for choice, variable in chosen.items():
+            wholes.update((copy, np.asarray(True)) for flag in choice.flags for copy in self.feeds.copies(flag))
+            wholes.update((copy, values[variable]) for read in choice.reads for copy in self.feeds.copies(read))
         targets = [op for op in targets if op not in others]
         rest = [tensor for tensor in fetches if tensor not in values]
         step = self._steps.find(rest, targets, [*feeds, *wholes])
         values.update(zip(rest, self._run(session, step, rest, feeds, wholes, options, metadata)))
         return [values[tensor] for tensor in fetches]
+
+    def _chosen(self, session: tf.Session, choices: Sequence[Choice]) -> Dict[Choice, tf.Tensor]:
+        """The choices whose variables have a value, and what gives it."""
+        if not choices:
+            return {}
+        checks = {sync.variable: sync.is_initialized for sync in self.rewrite.syncs}
+        flags = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
+        has_value = self._raw(session, None, [], flags, {}, None, None)
+        return {choice: self._shards.shown(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
         self,

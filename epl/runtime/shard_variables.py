@@ -377,11 +377,32 @@ def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
 def _chooses(flag: tf.Tensor) -> bool:
     """Whether a flag chooses between a variable and its initial value: `initialized_value` of before the split.
 
-    It goes on asking for the full variable, which never has a value, so that the initial value is taken.
+    It goes on asking for the full variable, which never has a value, so that the initial value is taken, unless the
+    session says otherwise: see `choices_of`.
     """
     return any(
         op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
     )
+
+
+def choices_of(old: tf.Tensor) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+    """What `initialized_value` has built for a variable before that became a part.
+
+    Args:
+      old: the reference or handle of the full variable.
+
+    Returns:
+      The flags that choose; and what stands for the value of the variable where that is chosen.
+    """
+    flags = [op.outputs[0] for op in old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
+    taken = [op.outputs[1] for op in old.consumers() if is_choice(op)]
+    reads = [op.outputs[0] for value in taken for op in value.consumers() if op.type in op_types.READS]
+    return flags, reads
+
+
+def is_choice(op: tf.Operation) -> bool:
+    """Whether an op is a part of `initialized_value`."""
+    return op.type in op_types.SWITCHES and asks_whether_initialized(op.inputs[1])
 
 
 def asks_whether_initialized(flag: tf.Tensor) -> bool:

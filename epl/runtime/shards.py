@@ -29,7 +29,7 @@ from epl.runtime.computed_parts import ComputedParts
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of
 from epl.runtime.shard_slots import Made, adopt_slots, follow_initial_values, slot_layouts
-from epl.runtime.shard_variables import SCOPE, Shard, objects_of, wait_instead
+from epl.runtime.shard_variables import SCOPE, Shard, choices_of, initializer_of, objects_of, wait_instead
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 
@@ -41,6 +41,26 @@ Shown.__doc__ = """What a run gives for a tensor of the user.
 Attributes:
   tensor: that has the value.
   others: collectives of the other ranks of this process that it needs.
+"""
+
+Choice = NamedTuple(
+    "Choice",
+    [
+        ("flags", Tuple[tf.Tensor, ...]),
+        ("reads", Tuple[tf.Tensor, ...]),
+        ("variable", tf.Tensor),
+        ("part", str),
+        ("initializer", str),
+    ],
+)
+Choice.__doc__ = """`initialized_value` of a variable in parts: its value, or the initial value if it has none yet.
+
+Attributes:
+  flags: what chooses; left to itself, it chooses the initial value.
+  reads: the value that is to be chosen.
+  variable: has this value; for `Shards.shown`.
+  part: name of the op of the part.
+  initializer: name of the op that gives the part its initial value.
 """
 
 
@@ -342,6 +362,16 @@ class Shards(object):
     def part_of(self, name: str) -> str:
         """The variable op that stands for one of the user, if that is a part now; both by name."""
         return self._instead.get(name, name)
+
+    def choices(self) -> List[Choice]:
+        """Those that were built for variables before they became parts."""
+        found = []
+        for made in self._shards:
+            flags, reads = choices_of(made.old)
+            if flags:
+                initializer = initializer_of(made.variable).name
+                found.append(Choice(tuple(flags), tuple(reads), made.old, made.variable.op.name, initializer))
+        return found
 
     def initializers(self) -> List[str]:
         """Names of the ops that give the parts their initial values: every rank runs its own."""

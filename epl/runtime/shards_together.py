@@ -17,7 +17,7 @@ from epl.ops.service import CommunicatorSpec
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held
 from epl.runtime.shard_slots import Made
-from epl.runtime.shards import Shards, Shown
+from epl.runtime.shards import Choice, Shards, Shown
 
 _Attrs = Dict[int, List[List[Tuple[str, tf.AttrValue]]]]
 
@@ -97,6 +97,10 @@ class ShardsTogether(object):
     def replaced(self) -> List[str]:
         """As that of Shards."""
         return [name for one in self._members for name in one.replaced()]
+
+    def choices(self) -> List[Choice]:
+        """As that of Shards."""
+        return [choice for one in self._members for choice in one.choices()]
 
     def initializers(self) -> List[str]:
         """As that of Shards."""

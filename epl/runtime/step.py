@@ -20,6 +20,7 @@ from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.rewrite import Rewrite
+from epl.runtime.shards import Choice
 
 Step = NamedTuple(
     "Step",
@@ -36,6 +37,7 @@ Step = NamedTuple(
         ("barriers", Tuple[tf.Tensor, ...]),
         ("unneeded", FrozenSet[str]),
         ("first", Tuple[tf.Tensor, ...]),
+        ("choices", Tuple[Choice, ...]),
     ],
 )
 Step.__doc__ = """A Session.run as it is really run.
@@ -54,6 +56,7 @@ Attributes:
   unneeded: names of the fed tensors that nothing in the run takes.
   first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
     while others are updated would be of two steps. What is fetched, and what the run is to be fed.
+  choices: of the values of variables in parts, in which the run is to be fed those that there are.
 """
 
 
@@ -91,6 +94,8 @@ class StepFinder(object):
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
         self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
+        shards = rewrite.graph.shards
+        self._choices: Sequence[Choice] = () if shards is None else shards.choices()
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
@@ -179,7 +184,14 @@ class StepFinder(object):
             barriers=self._barrier_tensors(idle),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),
+            choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, fed)),
         )
+
+    def _chooses(self, choice: Choice, needed: Set[int], fed: FrozenSet[str]) -> bool:
+        """Whether a run begins something with a variable to which it does not give its initial value itself."""
+        index = self._view.index
+        asks = any(index[flag.op.name] in needed and flag.name not in fed for flag in choice.flags)
+        return asks and index[choice.initializer] not in needed
 
     def _initializers(self) -> Sequence[str]:
         shards = self._rewrite.graph.shards

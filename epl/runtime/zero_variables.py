@@ -24,6 +24,7 @@ from epl.runtime.shard_variables import (
     asks_whether_initialized,
     beside,
     initializer_of,
+    is_choice,
     is_shard,
     make_part,
     refuse_load,
@@ -68,7 +69,7 @@ def why_whole(variable: Any) -> str:
     if not variable.shape.is_fully_defined():
         return "has the shape {}".format(variable.shape)
     for op in variable.op.outputs[0].consumers():
-        if op.type not in _PLAIN_USES | _LOOKUPS and not _is_choice(op):
+        if op.type not in _PLAIN_USES | _LOOKUPS and not is_choice(op):
             return "is taken by {!r} ({})".format(op.name, op.type)
     return ""
 
@@ -193,9 +194,9 @@ class WholeVariable(object):
         if not self._users.is_late:
             self._seen.update(consumer for value in self._taken() for consumer in value.consumers())
         for op in self._users.others:
-            if op in done or _is_choice(op):
+            if op in done or (is_choice(op) and not self._users.is_late):
                 continue
-            if op.type not in _LOOKUPS:
+            if op.type not in _LOOKUPS and not is_choice(op):
                 raise PlanError(
                     "{!r} ({}) takes {!r}, of which each device has a part (zero.level), as something else than its "
                     "value. Read the variable outside of the loop, branch or function, before minimize or "
@@ -242,8 +243,3 @@ def refuse_late(op: tf.Operation, variable: str) -> None:
             op.name, op.type, variable
         )
     )
-
-
-def _is_choice(op: tf.Operation) -> bool:
-    """Whether an op is a part of `initialized_value`."""
-    return op.type in op_types.SWITCHES and asks_whether_initialized(op.inputs[1])

@@ -124,6 +124,7 @@ def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
         node
         for node in view.of_types(op_types.VARIABLES)
         if view.nodes[node].name not in own
+        and rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # else nothing gives it a value
         and (node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables)
     ]
 

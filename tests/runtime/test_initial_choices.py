@@ -1,0 +1,111 @@
+"""What begins with the value of a variable in parts (`initialized_value`), as the averages of weights do."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.utils.errors import PlanError
+
+KINDS = pytest.mark.parametrize("resource", [False, True])
+CUTS = pytest.mark.parametrize("cut", ["split", "v0", "v1", "v2"])
+
+
+def weight_in_parts(init, cut, resource):
+    """A weight and an output that takes it, to be trained by two devices."""
+    init(2, **({"cluster__colocate_split_and_replicate": True} if cut == "split" else {"zero__level": cut}))
+    with epl.split(2) if cut == "split" else tf.name_scope("replicated"):
+        weight = tf.get_variable("weight", [8, 8], use_resource=resource)
+        return weight, tf.matmul(tf.ones([4, 8]), weight)
+
+
+def train(output, **arguments):
+    return tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(output)), **arguments)
+
+
+@CUTS
+@KINDS
+@pytest.mark.parametrize("behind", [False, True])
+def test_it_is_the_value_that_the_variable_has_by_then(init, cut, resource, behind):
+    weight, output = weight_in_parts(init, cut, resource)
+
+    def double():
+        return tf.get_variable("double", initializer=2 * weight.initialized_value(), trainable=False)
+
+    other = None if behind else double()
+    train_op = train(output)
+    other = double() if behind else other
+    average = tf.train.ExponentialMovingAverage(0.5)
+    update = average.apply([weight])
+    given = tf.placeholder(tf.float32, [8, 8])
+    assign = weight.assign(given)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        begin, twice, same = sess.run([weight, other, average.average(weight)])
+        np.testing.assert_array_equal(twice, 2 * begin)
+        np.testing.assert_array_equal(same, begin)
+        sess.run(train_op)
+        sess.run(update)
+        sess.run(tf.variables_initializer([other, average.average(weight)]))
+        now, twice, same = sess.run([weight, other, average.average(weight)])
+        assert not np.array_equal(now, begin)
+        np.testing.assert_array_equal(twice, 2 * now)
+        np.testing.assert_array_equal(same, now)
+    value = np.arange(64, dtype="f").reshape(8, 8)
+    with tf.Session() as sess:  # as a Saver does
+        sess.run(assign, {given: value})
+        sess.run(other.initializer)
+        np.testing.assert_array_equal(sess.run(other), 2 * value)
+
+
+@KINDS
+@pytest.mark.parametrize("level", ["v1", "v2"])
+def test_a_variable_in_parts_begins_with_another(init, level, resource):
+    weight, output = weight_in_parts(init, level, resource)
+    second = tf.get_variable("second", initializer=2 * weight.initialized_value(), use_resource=resource)
+    train_op = train(tf.matmul(output, second))
+    value = np.arange(64, dtype="f").reshape(8, 8)
+    assign = weight.assign(value)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        begin, twice = sess.run([weight, second])
+        np.testing.assert_array_equal(twice, 2 * begin)
+        sess.run(train_op)
+        sess.run(assign)
+        sess.run(second.initializer)
+        np.testing.assert_array_equal(sess.run(second), 2 * value)
+        sess.run(train_op)
+        assert not np.array_equal(sess.run(second), 2 * value)
+
+
+def test_in_the_stages_of_a_pipeline(init):
+    init(4, annotate=False, zero__level="v1", pipeline__num_micro_batch=2)
+    x = tf.placeholder(tf.float32, [None, 8])
+    with epl.replicate(1):
+        hidden = tf.layers.dense(x, 8, use_bias=False, name="first")
+    with epl.replicate(1):
+        output = tf.layers.dense(hidden, 8, use_bias=False, name="second")
+    train_op = train(output)
+    weights = tf.trainable_variables()
+    average = tf.train.ExponentialMovingAverage(0.5)
+    average.apply(weights)
+    shadows = [average.average(weight) for weight in weights]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {x: np.ones([8, 8])})
+        begin = sess.run(shadows)
+        sess.run(tf.variables_initializer(shadows))
+        np.testing.assert_array_equal(sess.run(shadows), sess.run(weights))
+        assert not np.array_equal(sess.run(shadows), begin)
+
+
+@KINDS
+def test_one_that_is_built_behind_the_first_run_is_refused(init, resource):
+    weight, output = weight_in_parts(init, "v1", resource)
+    train_op = train(output)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op)
+        late = weight.initialized_value()
+        with pytest.raises(PlanError, match="was built behind the first Session.run"):
+            sess.run(late)
