@@ -38,6 +38,7 @@ from epl.runtime.shard_initial import local_shape
 from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
+from epl.runtime.zero_gathers import gather_pack, packs
 from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
@@ -60,6 +61,8 @@ _BY_ELEMENT = (
 )
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
 _Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
+# Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
+_Given = Tuple[WholeVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
 def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
@@ -327,6 +330,7 @@ class ZeroModel(Shards):
             self.adopt_updates()  # a moving average is built behind apply_gradients
             updates = self._updates()
             late: List[_Late] = []
+            given: List[_Given] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
                 writes = variable.writes()
@@ -343,7 +347,8 @@ class ZeroModel(Shards):
                     else:
                         lookups.append(op)
                 if early or lookups:
-                    self._give(variable, early, lookups)
+                    given.append((variable, early, lookups))
+            self._give(given)
             if updates.rounds:
                 with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
                     self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
@@ -364,21 +369,31 @@ class ZeroModel(Shards):
         """Whether an op was built behind apply_gradients, and waits for something."""
         return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
 
-    def _give(self, variable: WholeVariable, uses: Sequence[Use], lookups: Sequence[tf.Operation]) -> None:
-        stage = self._stage(variable)
-        exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
+    def _give(self, given: Sequence[_Given]) -> None:
+        """Lets those who take variables before they are written take the wholes."""
         if self.level == "v2":
-            whole = variable.stand_in()
-            self.stand_ins.append(StandIn(whole, variable))
+            self.stand_ins = [StandIn(variable.stand_in(), variable) for variable, _, _ in given]
+            wholes = [one.tensor for one in self.stand_ins]
         else:
-            whole = self.gather(variable, exchange)
-            for op in variable.updates():
+            wholes = self._gather_once([variable for variable, _, _ in given])
+        for (variable, uses, lookups), whole in zip(given, wholes):
+            for use in uses:
+                use.consumer._update_input(use.position, whole)
+                use.consumer._add_control_inputs(_controls(use.value.op))  # which the read alone waited for
+            for lookup in lookups:
+                variable.give_rows(lookup, whole)
+
+    def _gather_once(self, variables: Sequence[WholeVariable]) -> List[tf.Tensor]:
+        """The wholes, gathered at the beginning of a step in the order of the variables."""
+        wholes: Dict[WholeVariable, tf.Tensor] = {}
+        for pack in packs(variables, self._stage):
+            stage = self._stage(pack[0])
+            exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
+            gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
+            wholes.update(zip(pack, gathered))
+            for op in [op for variable in pack for op in variable.updates()]:
                 op._add_control_input(exchange.collectives[-1])  # an update does not change what is being gathered
-        for use in uses:
-            use.consumer._update_input(use.position, whole)
-            use.consumer._add_control_inputs(_controls(use.value.op))  # which the read alone waited for
-        for lookup in lookups:
-            variable.give_rows(lookup, whole)
+        return [wholes[variable] for variable in variables]
 
     def new_lane(self) -> Exchange:
         """For gathers in an order of their own."""

@@ -1,18 +1,18 @@
-"""Several gradients that are cut into parts go in one collective, a reduce-scatter.
+"""Several tensors that are cut into parts go in one collective: gradients in a reduce-scatter, weights in an all-gather.
 
     a [4, 2]   b [2, 3]                 bundle [2 ranks, 4 + 3]
-    a0 a1  |   b0 b1 b2      =>         a0..a3  b0 b1 b2        what rank 0 gets
-    ...    |   b3 b4 b5                 a4..a7  b3 b4 b5        rank 1
+    a0 a1  |   b0 b1 b2      <=>        a0..a3  b0 b1 b2        of rank 0
+    ...    |   b3 b4 b5                 a4..a7  b3 b4 b5        of rank 1
 
 A part that is smaller than the largest one is filled up with zeros.
 """
 
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.conversions import Exchange, from_front, is_uneven, rows_of_all
-from epl.parallel.split.layouts import Layout
+from epl.parallel.split.conversions import Exchange, from_front, is_uneven, rows_of_all, to_front
+from epl.parallel.split.layouts import Layout, shard
 
 Member = NamedTuple("Member", [("shape", Tuple[int, ...]), ("layout", Layout)])
 Member.__doc__ = """A tensor of a bundle.
@@ -46,6 +46,52 @@ def reduce_scatter(
             front = front[: exchange.own(_sizes(member), tf.int32)]
         parts.append(from_front(front, member.layout.dim))
     return parts
+
+
+def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], exchange: Exchange) -> List[tf.Tensor]:
+    """The wholes of tensors of one dtype; no gradient.
+
+    Args:
+      parts: of this rank.
+      members: what the wholes are.
+      exchange: of this rank; the collective is behind those that it has.
+    """
+    lengths = [_length(member) for member in members]
+    own = tf.concat([tf.reshape(_filled(*one, exchange=exchange), [-1]) for one in zip(parts, members)], axis=0)
+    own.set_shape([sum(lengths)])
+    every = exchange.gather(own, shard(0, [sum(lengths)] * exchange.ranks))
+    lines = tf.split(tf.reshape(every, [exchange.ranks, sum(lengths)]), lengths, axis=1)
+    return [_whole(line, member) for line, member in zip(lines, members)]
+
+
+def _filled(part: tf.Tensor, member: Member, exchange: Exchange) -> tf.Tensor:
+    """A part with its rows in front, as many as the largest part has."""
+    front = to_front(part, member.layout.dim)
+    if not is_uneven(member.layout):
+        return front
+    missing = exchange.own([max(_sizes(member)) - size for size in _sizes(member)], tf.int32)
+    rows = tf.stack([tf.zeros_like(missing), missing])
+    return tf.pad(front, tf.concat([[rows], tf.zeros([len(_others(member)), 2], tf.int32)], axis=0))
+
+
+def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
+    """The tensor of which the parts of all ranks are given."""
+    most = max(_sizes(member))
+    front = tf.reshape(line, [len(_sizes(member)) * most] + _others(member))
+    kept = _kept(member)
+    whole = from_front(front if kept is None else tf.gather(front, kept), member.layout.dim)
+    whole.set_shape(member.shape)
+    return whole
+
+
+def _kept(member: Member) -> Optional[List[int]]:
+    """The rows that are no filling, of those of all ranks; None: all."""
+    if member.layout.few is not None:
+        return list(range(member.layout.few))
+    if not is_uneven(member.layout):
+        return None
+    most = max(_sizes(member))
+    return [rank * most + row for rank, size in enumerate(_sizes(member)) for row in range(size)]
 
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:

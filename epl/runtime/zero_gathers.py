@@ -1,0 +1,54 @@
+"""Which weights of ZeRO are gathered together at the beginning of a step: small ones in packs, each in one collective.
+
+    v0, v1      [b0 w1 b1 w2 ...]   w0      [b7 w8 ...]   w5        packs of small ones in the order of their first use
+
+A pack costs one more copy of its weights, and saves the round of each. `v2` gathers block by block: `regather.py`.
+"""
+
+from typing import Callable, Dict, List, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.split.bundles import Member, all_gather
+from epl.parallel.split.conversions import Exchange
+from epl.runtime.shard_variables import beside
+from epl.runtime.zero_variables import WholeVariable
+
+SMALL = 128 << 10  # bytes of a weight that goes into a pack
+PACK = 4 << 20  # bytes of a full pack
+
+
+def packs(variables: Sequence[WholeVariable], stage: Callable[[WholeVariable], int]) -> List[List[WholeVariable]]:
+    """What is gathered together, in the order of the first of each.
+
+    Args:
+      variables: in their order.
+      stage: gives the stage of the model in which a variable is.
+    """
+    found: List[List[WholeVariable]] = []
+    open_packs: Dict[Tuple[int, tf.DType, str], List[WholeVariable]] = {}
+    for variable in variables:
+        kind = stage(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
+        pack = open_packs.get(kind, [])
+        if size_of(variable) > SMALL:
+            found.append([variable])
+        elif pack and sum(map(size_of, pack)) + size_of(variable) <= PACK:
+            pack.append(variable)
+        else:
+            open_packs[kind] = [variable]
+            found.append(open_packs[kind])
+    return found
+
+
+def size_of(variable: WholeVariable) -> int:
+    """Bytes of the whole."""
+    elements: int = tf.TensorShape(variable.made.full_shape).num_elements()
+    return elements * variable.made.variable.dtype.base_dtype.size
+
+
+def gather_pack(pack: Sequence[WholeVariable], exchange: Exchange) -> List[tf.Tensor]:
+    """The wholes of several variables of one dtype and device, in one collective behind the others of `exchange`."""
+    first = pack[0].made
+    with beside(first.old.op), tf.device(first.variable.device), tf.name_scope("pack"):
+        own = [exchange.hide_size(one.made.variable.read_value(), one.made.layout) for one in pack]
+        return all_gather(own, [Member(one.made.full_shape, one.made.layout) for one in pack], exchange)
