@@ -1,4 +1,4 @@
-"""Several tensors that are cut into parts go in one collective: gradients in a reduce-scatter, weights in an all-gather.
+"""Several tensors that are cut into parts go in one collective: gradients are reduce-scattered, weights all-gathered.
 
     a [4, 2]   b [2, 3]                 bundle [2 ranks, 4 + 3]
     a0 a1  |   b0 b1 b2      <=>        a0..a3  b0 b1 b2        of rank 0
