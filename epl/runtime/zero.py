@@ -188,6 +188,7 @@ class ZeroModel(Shards):
         self._opened: Dict[str, Exchange] = {}  # by what they are for
         self._transport, self._of_weights = of_devices, of_weights
         self._variables: Dict[str, WholeVariable] = {}
+        self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
         self._candidates: Dict[str, Candidate] = {}
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.stand_ins: List[StandIn] = []
@@ -214,6 +215,7 @@ class ZeroModel(Shards):
     def hold(self, pairs: Sequence[Pair], optimizer: type) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
         by_element = optimizer in _BY_ELEMENT
+        number = max(self._calls.values(), default=0) + 1
         by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
         for gradient, variable in pairs:
@@ -244,6 +246,7 @@ class ZeroModel(Shards):
             with tf.init_scope():
                 made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, self.next_seed())
             self._variables[one.name] = made
+            self._calls[made] = number
             self.add_shard(made.made)
 
     def part(self, pair: Pair) -> Pair:
@@ -386,7 +389,7 @@ class ZeroModel(Shards):
     def _gather_once(self, variables: Sequence[WholeVariable]) -> List[tf.Tensor]:
         """The wholes, gathered at the beginning of a step in the order of the variables."""
         wholes: Dict[WholeVariable, tf.Tensor] = {}
-        for pack in packs(variables, self._stage):
+        for pack in packs(variables, lambda one: (self._stage(one), self._calls[one])):
             stage = self._stage(pack[0])
             exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)

@@ -2,10 +2,11 @@
 
     v0, v1      [b0 w1 b1 w2 ...]   w0      [b7 w8 ...]   w5        packs of small ones in the order of their first use
 
-A pack costs one more copy of its weights, and saves the round of each. `v2` gathers block by block: `regather.py`.
+A pack costs one more copy of its weights, and saves the round of each. What different optimizers train is in packs of
+its own: they may be run before the others' variables have values. `v2` gathers block by block: `regather.py`.
 """
 
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Hashable, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -18,17 +19,17 @@ SMALL = 128 << 10  # bytes of a weight that goes into a pack
 PACK = 4 << 20  # bytes of a full pack
 
 
-def packs(variables: Sequence[WholeVariable], stage: Callable[[WholeVariable], int]) -> List[List[WholeVariable]]:
+def packs(variables: Sequence[WholeVariable], group: Callable[[WholeVariable], Hashable]) -> List[List[WholeVariable]]:
     """What is gathered together, in the order of the first of each.
 
     Args:
       variables: in their order.
-      stage: gives the stage of the model in which a variable is.
+      group: variables of which it gives different values are in different packs.
     """
     found: List[List[WholeVariable]] = []
-    open_packs: Dict[Tuple[int, tf.DType, str], List[WholeVariable]] = {}
+    open_packs: Dict[Tuple[Hashable, tf.DType, str], List[WholeVariable]] = {}
     for variable in variables:
-        kind = stage(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
+        kind = group(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
         pack = open_packs.get(kind, [])
         if size_of(variable) > SMALL:
             found.append([variable])

@@ -76,6 +76,22 @@ def test_updates_wait_for_the_pack(init):
     assert all(pack in op.control_inputs for op in updates)
 
 
+def test_an_optimizer_runs_before_the_variables_of_another_have_values(init):
+    init(2, zero__level="v1")
+    weights = [tf.get_variable(name, [8, 8], initializer=tf.ones_initializer()) for name in "abc"]
+    train_ops = [
+        tf.train.GradientDescentOptimizer(0.5).minimize(tf.add_n([tf.reduce_sum(one) for one in trained]))
+        for trained in (weights[:2], weights[2:])
+    ]
+    with tf.Session() as sess:
+        sess.run(tf.variables_initializer(weights[:2]))
+        sess.run(train_ops[0])
+        np.testing.assert_array_equal(sess.run(weights[:2]), np.full([2, 8, 8], 0.5))
+        sess.run(weights[2].initializer)
+        sess.run(train_ops[1])
+        np.testing.assert_array_equal(sess.run(weights), np.full([3, 8, 8], 0.5))
+
+
 def test_a_block_of_v2_is_not_packed(init):
     init(2, zero__level="v2")
     weights = [tf.get_variable(name, [8, 8]) for name in "ab"]
