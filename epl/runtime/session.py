@@ -65,15 +65,20 @@ class GraphRunner(object):
         others = [op for tensor in first for op in reads.get(tensor, ())]
         step = self._steps.find(first, others, ())
         values = dict(zip(first, self._run(session, step, first, {}, {}, None, None)))
-        wholes = {copy: value for t, value in values.items() if t not in reads for copy in self.feeds.copies(t)}
+        known = {tensor: value for tensor, value in values.items() if tensor not in reads}
         for choice, variable in chosen.items():
-            wholes.update((copy, np.asarray(True)) for flag in choice.flags for copy in self.feeds.copies(flag))
-            wholes.update((copy, values[variable]) for read in choice.reads for copy in self.feeds.copies(read))
+            known.update(dict.fromkeys(choice.flags, np.bool_(True)))
+            known.update(dict.fromkeys(choice.reads, values[variable]))
+        values.update(known)
+        wholes = {copy: np.asarray(value) for t, value in known.items() for copy in self.feeds.copies(t)}
         targets = [op for op in targets if op not in others]
-        rest = [tensor for tensor in fetches if tensor not in values]
-        step = self._steps.find(rest, targets, [*feeds, *wholes])
-        values.update(zip(rest, self._run(session, step, rest, feeds, wholes, options, metadata)))
-        return [values[tensor] for tensor in fetches]
+        found = {tensor.name: value for tensor, value in values.items()}
+        rest = [tensor for tensor in fetches if tensor.name not in found]
+        if rest or targets:
+            step = self._steps.find(rest, targets, feeds, wholes)
+            results = self._run(session, step, rest, feeds, wholes, options, metadata)
+            found.update((tensor.name, result) for tensor, result in zip(rest, results))
+        return [found[tensor.name] for tensor in fetches]
 
     def _chosen(self, session: tf.Session, choices: Sequence[Choice]) -> Dict[Choice, tf.Tensor]:
         """The choices whose variables have a value, and what gives it."""

@@ -100,22 +100,37 @@ class StepFinder(object):
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
-    def find(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: Iterable[tf.Tensor]) -> Step:
+    def find(
+        self,
+        fetches: Sequence[tf.Tensor],
+        targets: Sequence[tf.Operation],
+        fed: Iterable[tf.Tensor],
+        known: Iterable[tf.Tensor] = (),
+    ) -> Step:
         """The Step for what was asked.
 
         Args:
           fetches: tensors asked for.
           targets: ops asked for.
-          fed: tensors with a fed value.
+          fed: tensors with a value that the user feeds.
+          known: tensors with a value that the session knows, and feeds besides.
         """
         fed_names = frozenset(tensor.name for tensor in fed)
-        key = (tuple(t.name for t in fetches), tuple(op.name for op in targets), fed_names)
+        known_names = frozenset(tensor.name for tensor in known)
+        key = (tuple(t.name for t in fetches), tuple(op.name for op in targets), fed_names, known_names)
         step = self._cache.get(key)
         if step is None:
-            step = self._cache[key] = self._work_out(fetches, targets, fed_names)
+            step = self._cache[key] = self._work_out(fetches, targets, fed_names, known_names)
         return step
 
-    def _work_out(self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], fed: FrozenSet[str]) -> Step:
+    def _work_out(
+        self,
+        fetches: Sequence[tf.Tensor],
+        targets: Sequence[tf.Operation],
+        by_user: FrozenSet[str],
+        known: FrozenSet[str],
+    ) -> Step:
+        fed = by_user | known
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
         idle = self._idle_barriers(asked, fed)
@@ -123,7 +138,7 @@ class StepFinder(object):
         repeats_feeds = (
             rewrite.graph.shards is not None
             and not needed & (self._gradients | rewrite.writes)
-            and self._is_fed_inference(needed, fed)
+            and self._is_fed_inference(needed, by_user)
             and not self._merges_globally(fetches, needed, fed)
         )
         if repeats_feeds:  # replica 0 has the values of all that is fed: nothing is merged
@@ -151,7 +166,7 @@ class StepFinder(object):
         together = self._collectives | self._global_writes | self._staging
         # Gradients are of all that is fed, and so is what is asked for beside them.
         alone = not touched & together and not needed & self._all_boundaries
-        if alone and self._is_fed_inference(needed, fed) and self._can_show_plain(asked, fed, idle):
+        if alone and self._is_fed_inference(needed, by_user) and self._can_show_plain(asked, fed, idle):
             fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
             targets = [self._plain_summary(op) for op in targets]
             touched = set()
