@@ -109,9 +109,10 @@ def find_recomputable(
         | op_types.CONTROL_FLOW
         | SHAPE_OPS
     )
-    never |= set(COLLECTIVE_OP_TYPES)
+    collectives = set(COLLECTIVE_OP_TYPES)
+    never |= collectives
     depths = depths_of(view)
-    batch = batch_nodes(tf_graph, view, stateful)
+    batch = batch_nodes(tf_graph, view, stateful - collectives)  # which give the same for the same: whole weights
     unsteady = _readers_of_written(view, writes, view.descendants(sweep.seeds))
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {

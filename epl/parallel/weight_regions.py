@@ -21,7 +21,7 @@ from epl.utils import tf_compat
 _CHEAP = frozenset(
     [
         "Abs", "Add", "AddN", "AddV2", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "L2Loss", "Maximum",
-        "Mean", "Minimum", "Mul", "Neg", "Pack", "Prod", "RealDiv", "Reshape", "Rsqrt", "Sign", "Slice", "Split",
+        "Mean", "Minimum", "Mul", "Neg", "Pack", "Pad", "Prod", "RealDiv", "Reshape", "Rsqrt", "Sign", "Slice", "Split",
         "SplitV", "Sqrt", "Square", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Transpose",
     ]  # fmt: skip
 )  # fmt: skip

@@ -38,7 +38,7 @@ from epl.runtime.shard_initial import local_shape
 from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
-from epl.runtime.zero_gathers import gather_pack, packs
+from epl.runtime.zero_gathers import behind_writes, gather_pack, packs
 from epl.runtime.zero_variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
@@ -378,7 +378,7 @@ class ZeroModel(Shards):
             self.stand_ins = [StandIn(variable.stand_in(), variable) for variable, _, _ in given]
             wholes = [one.tensor for one in self.stand_ins]
         else:
-            wholes = self._gather_once([variable for variable, _, _ in given])
+            wholes = self._gather_once(given)
         for (variable, uses, lookups), whole in zip(given, wholes):
             for use in uses:
                 use.consumer._update_input(use.position, whole)
@@ -386,10 +386,17 @@ class ZeroModel(Shards):
             for lookup in lookups:
                 variable.give_rows(lookup, whole)
 
-    def _gather_once(self, variables: Sequence[WholeVariable]) -> List[tf.Tensor]:
-        """The wholes, gathered at the beginning of a step in the order of the variables."""
+    def _gather_once(self, given: Sequence[_Given]) -> List[tf.Tensor]:
+        """The wholes, gathered at the beginning of a step."""
         wholes: Dict[WholeVariable, tf.Tensor] = {}
-        for pack in packs(variables, lambda one: (self._stage(one), self._calls[one])):
+        variables = [variable for variable, _, _ in given]
+        takers = behind_writes(self._variables.values())
+        alone = {
+            variable
+            for variable, uses, lookups in given
+            if variable.is_written_by_script or not takers.isdisjoint([*[use.consumer for use in uses], *lookups])
+        }
+        for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
             stage = self._stage(pack[0])
             exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)

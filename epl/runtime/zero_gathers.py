@@ -3,32 +3,38 @@
     v0, v1      [b0 w1 b1 w2 ...]   w0      [b7 w8 ...]   w5        packs of small ones in the order of their first use
 
 A pack costs one more copy of its weights, and saves the round of each. What different optimizers train is in packs of
-its own: they may be run before the others' variables have values. `v2` gathers block by block: `regather.py`.
+its own: they may be run before the others' variables have values. Alone, and first of all, is what gives the value of
+another variable, which must not wait for that. `v2` gathers block by block: `regather.py`.
 """
 
-from typing import Callable, Dict, Hashable, List, Sequence, Tuple
+from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.bundles import Member, all_gather
 from epl.parallel.split.conversions import Exchange
-from epl.runtime.shard_variables import beside
+from epl.runtime.shard_variables import beside, initializer_of
 from epl.runtime.zero_variables import WholeVariable
 
 SMALL = 128 << 10  # bytes of a weight that goes into a pack
 PACK = 4 << 20  # bytes of a full pack
 
 
-def packs(variables: Sequence[WholeVariable], group: Callable[[WholeVariable], Hashable]) -> List[List[WholeVariable]]:
+def packs(
+    variables: Sequence[WholeVariable],
+    group: Callable[[WholeVariable], Hashable],
+    alone: Collection[WholeVariable] = (),
+) -> List[List[WholeVariable]]:
     """What is gathered together, in the order of the first of each.
 
     Args:
       variables: in their order.
       group: variables of which it gives different values are in different packs.
+      alone: those that go into no pack; they are the first.
     """
-    found: List[List[WholeVariable]] = []
+    found = [[variable] for variable in variables if variable in alone]
     open_packs: Dict[Tuple[Hashable, tf.DType, str], List[WholeVariable]] = {}
-    for variable in variables:
+    for variable in [one for one in variables if one not in alone]:
         kind = group(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
         pack = open_packs.get(kind, [])
         if size_of(variable) > SMALL:
@@ -45,6 +51,20 @@ def size_of(variable: WholeVariable) -> int:
     """Bytes of the whole."""
     elements: int = tf.TensorShape(variable.made.full_shape).num_elements()
     return elements * variable.made.variable.dtype.base_dtype.size
+
+
+def behind_writes(variables: Iterable[WholeVariable]) -> Set[tf.Operation]:
+    """What the script needs to give some variables values: initial ones, or by assignments but those of a Saver."""
+    values = [initializer_of(one.made.variable).inputs[1] for one in variables]
+    values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]
+    stack = [tensor.op for tensor in values]
+    found: Set[tf.Operation] = set()
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [*op.control_inputs, *[tensor.op for tensor in op.inputs]]
+    return found
 
 
 def gather_pack(pack: Sequence[WholeVariable], exchange: Exchange) -> List[tf.Tensor]:

@@ -132,6 +132,12 @@ class WholeVariable(object):
         own = initializer_of(self.made.variable)
         return {op for op in self._users.replaced.values() if op is not own and op.type in op_types.WRITES}
 
+    @property
+    def is_written_by_script(self) -> bool:
+        """Whether there are assignments to it, but for those that read a checkpoint."""
+        assigned = [op.inputs[1] for op in self.writes() if len(op.inputs) > 1]
+        return any(_source(value).type not in op_types.CHECKPOINT_READS for value in assigned)
+
     def updates(self) -> List[tf.Operation]:
         """What takes the part itself to update it, or leads it to where that is done."""
         consumers = set(self.made.variable.op.outputs[0].consumers()) - {initializer_of(self.made.variable)}
@@ -213,6 +219,13 @@ class WholeVariable(object):
             self._initial_value = value
             with beside(self.made.old.op):
                 initializer_of(self.made.variable)._update_input(1, part_of(value, *self._cut))
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """What gives a value that is handed on as it is."""
+    while tensor.op.type in ("Identity", "Reshape"):
+        tensor = tensor.op.inputs[0]
+    return tensor.op
 
 
 class _Users(Users):

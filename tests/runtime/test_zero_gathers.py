@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ir.taskgraph import HOST_ATTR
+from epl.runtime.shard_variables import SCOPE
 from epl.runtime.zero_gathers import PACK, SMALL, packs
+from epl.utils import tf_compat
 
-LARGE = (256, 512)
-SHAPES = [(6, 4), (3, 3), (7, 5), (2, 3, 4), (5,), (2, 9), LARGE, (4, 2, 7), (3, 1), (8, 8)]
+LARGE = (SMALL // 4 + 1,)
+TINY = [(6, 4), (3, 3), (7, 5), (2, 3, 4), (5,), (2, 9), (4, 2, 7), (3, 2), (8, 8)]
+WITH_LARGE = [(61, 40), (30, 31), LARGE, (7, 500), (20, 31, 4), (2001,)]
 
 
 def variable(number, shape, dtype=tf.float32, device=""):
@@ -38,16 +42,27 @@ def test_a_full_pack_is_followed_by_another():
 
 
 def gathers():
-    return [op for op in tf.get_default_graph().get_operations() if op.type == "EplAllGather"]
+    """Those of replica 0 for a training step."""
+    ops = [op for op in tf.get_default_graph().get_operations() if op.type == "EplAllGather"]
+    return [op for op in ops if "EPL_REPLICA" not in op.name and "/shown/" not in op.name]
+
+
+def trained(loss, feed=None):
+    """A session that has made a step."""
+    train_op = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    session.run(train_op, feed)
+    return session
 
 
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize("level", ["v0", "v1"])
-def test_the_wholes_are_the_variables(init, level, devices, resource):
+@pytest.mark.parametrize("level,shapes,packed", [("v0", TINY, 1), ("v1", TINY, 1), ("v1", WITH_LARGE, 2)])
+def test_the_wholes_are_the_variables(init, level, devices, resource, shapes, packed):
     """Parts of one size, of different sizes, and of one row, cut along any dimension."""
     init(devices, zero__level=level)
-    weights = [tf.get_variable("w{}".format(i), shape, use_resource=resource) for i, shape in enumerate(SHAPES)]
+    weights = [tf.get_variable("w{}".format(i), shape, use_resource=resource) for i, shape in enumerate(shapes)]
     loss = tf.add_n([tf.reduce_sum(tf.square(weight)) for weight in weights])
     copies = [tf.identity(weight) for weight in weights]
     train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
@@ -59,8 +74,7 @@ def test_the_wholes_are_the_variables(init, level, devices, resource):
                 np.testing.assert_array_equal(copy, value)
             value, _ = sess.run([loss, train_op])
             np.testing.assert_allclose(value, sum(np.sum(np.square(one)) for one in before), rtol=1e-5)
-    built = gathers()
-    assert len(built) <= 2 + len(weights)  # a pack, the large one, and what was fetched
+    assert len(gathers()) == packed
 
 
 def test_updates_wait_for_the_pack(init):
@@ -70,7 +84,7 @@ def test_updates_wait_for_the_pack(init):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
-    (pack,) = [op for op in gathers() if "EPL_REPLICA" not in op.name]
+    (pack,) = gathers()
     updates = [op for op in train_op.control_inputs if "Apply" in op.type]
     assert len(updates) == 3
     assert all(pack in op.control_inputs for op in updates)
@@ -92,6 +106,54 @@ def test_an_optimizer_runs_before_the_variables_of_another_have_values(init):
         np.testing.assert_array_equal(sess.run(weights), np.full([3, 8, 8], 0.5))
 
 
+def test_what_gives_the_value_of_another_does_not_wait_for_it(init):
+    """An initial value that reads the variable itself, and one that depends on data."""
+    init(2, zero__level="v1")
+    x = tf.placeholder(tf.float32, [None, 8])
+    first = tf.get_variable("first", [8, 8], use_resource=True)
+    second = tf.get_variable("second", initializer=0.5 * first, use_resource=True)
+    scale = tf.get_variable("scale", [8])
+    hidden = tf.matmul(tf.matmul(x, first), second)
+    assign = scale.assign(1.0 / tf.math.reduce_std(tf.matmul(x, first), axis=0))
+    others = [tf.get_variable(name, [8, 8]) for name in "ab"]
+    loss = tf.reduce_sum(hidden * scale) + tf.add_n([tf.reduce_sum(one) for one in others])
+    train_op = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    feed = {x: np.tile(np.random.RandomState(0).randn(4, 8), [2, 1])}  # the same rows for both devices
+    with tf.Session() as sess:
+        sess.run(first.initializer)
+        sess.run(second.initializer)
+        np.testing.assert_array_equal(sess.run(second), 0.5 * sess.run(first))
+        sess.run(assign.op, feed)
+        np.testing.assert_allclose(sess.run(scale), 1 / np.std(feed[x].dot(sess.run(first)), axis=0), rtol=1e-5)
+        sess.run([one.initializer for one in others])
+        sess.run(train_op, feed)
+    assert len(gathers()) == 3  # of first, scale, and the rest
+
+
+def test_what_a_saver_restores_is_packed(init):
+    init(2, zero__level="v1")
+    weights = [tf.get_variable(name, [8, 8]) for name in "abc"]
+    tf.train.Saver()
+    trained(tf.add_n([tf.reduce_sum(one) for one in weights]))
+    assert len(gathers()) == 1
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_weights_in_host_memory_are_packed_there(init, devices, caplog):
+    init(devices, zero__level="v1", offload__level="v0")
+    output = x = tf.placeholder(tf.float32, [None, 16])
+    for _ in range(4):
+        output = tf.layers.dense(output, 16)
+    with caplog.at_level("INFO", "epl"):
+        trained(tf.reduce_sum(output), {x: np.ones([12, 16])})
+    assert "stay there" not in caplog.text
+    of_values = ["Pad", "ConcatV2", "EplAllGather", "SplitV", "Reshape", "GatherV2"]
+    nodes = tf_compat.full_graph_def(tf.get_default_graph()).node
+    pack = [node for node in nodes if node.name.startswith(SCOPE) and "/pack/" in node.name and node.op in of_values]
+    assert {"ConcatV2", "EplAllGather", "SplitV"} <= {node.op for node in pack}
+    assert [node.name for node in pack if HOST_ATTR not in node.attr] == []
+
+
 def test_a_block_of_v2_is_not_packed(init):
     init(2, zero__level="v2")
     weights = [tf.get_variable(name, [8, 8]) for name in "ab"]
@@ -100,4 +162,4 @@ def test_a_block_of_v2_is_not_packed(init):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
-    assert len([op for op in gathers() if "EPL_REPLICA" not in op.name]) == 3
+    assert len(gathers()) == 3

@@ -69,9 +69,9 @@ def _filled(part: tf.Tensor, member: Member, exchange: Exchange) -> tf.Tensor:
     front = to_front(part, member.layout.dim)
     if not is_uneven(member.layout):
         return front
-    missing = exchange.own([max(_sizes(member)) - size for size in _sizes(member)], tf.int32)
-    rows = tf.stack([tf.zeros_like(missing), missing])
-    return tf.pad(front, tf.concat([[rows], tf.zeros([len(_others(member)), 2], tf.int32)], axis=0))
+    others = [[0, 0]] * len(_others(member))
+    missing = [[[0, max(_sizes(member)) - size]] + others for size in _sizes(member)]
+    return tf.pad(front, exchange.own(missing, tf.int32))
 
 
 def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
