@@ -97,6 +97,14 @@ def test_what_is_fetched_beside_a_step_is_of_before_it(oracle: Oracle, topology:
         assert all(answer.results['same'])
 
 
+@pytest.mark.parametrize('topology,level', [
+    ((2, 2), 'v1'), pytest.param((2, 1), 'v2', marks=pytest.mark.long),
+    pytest.param((1, 3), 'v0', marks=pytest.mark.long)], ids=str)
+def test_averages_begin_with_the_weights_as_they_are(oracle: Oracle, topology: Topology, level: str) -> None:
+    for answer in oracle.check(topology, zero.begun_again, zero__level=level):
+        assert answer.results['same'] == [True]
+
+
 @pytest.mark.long
 @some_topologies
 @every_level

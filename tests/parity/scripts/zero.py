@@ -147,6 +147,28 @@ def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:
         ctx.record_variables(sess)
 
 
+def begun_again(ctx: Context, **config: Any) -> None:
+    """Averages of weights that begin between steps with what the weights are by then, and go on."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    loss = MODELS['layers'](*inputs.tensors())
+    train_op = ALL_OPTIMIZERS['momentum']().minimize(loss)
+    average = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([train_op]):
+        step_op = average.apply(tf.trainable_variables())
+    shadows = [average.average(variable) for variable in tf.trainable_variables()]
+    begin = tf.variables_initializer(shadows)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            ctx.record(loss=sess.run([loss, step_op], inputs.feed(ctx, data, number))[0])
+            if number == 1:
+                sess.run(begin)
+                values = zip(sess.run(shadows), sess.run(tf.trainable_variables()))
+                ctx.record(same=all(np.array_equal(*pair) for pair in values))
+        ctx.record_variables(sess)
+
+
 def two_sessions(ctx: Context, **config: Any) -> None:
     """Trains two sessions of one graph, and saves each; whether the checkpoints hold what the sessions do."""
     ctx.init(**config)
