@@ -154,6 +154,20 @@ def test_weights_in_host_memory_are_packed_there(init, devices, caplog):
     assert [node.name for node in pack if HOST_ATTR not in node.attr] == []
 
 
+def test_gradient_checkpoint_cuts_no_pack_once_more(init):
+    """What is gathered is not of the batch."""
+    init(2, zero__level="v1", gradient_checkpoint__type="collection")
+    output = x = tf.placeholder(tf.float32, [None, 16])
+    for layer in range(4):
+        output = tf.layers.dense(output, 16, tf.tanh)
+        if layer == 1:
+            tf.add_to_collection("checkpoints", output)
+    trained(tf.reduce_sum(output), {x: np.ones([12, 16])})
+    recomputed = [op.name for op in tf.get_default_graph().get_operations() if "EPL_RECOMPUTE" in op.name]
+    assert any("Tanh" in name for name in recomputed)
+    assert [name for name in recomputed if "/pack/" in name] == []
+
+
 def test_a_block_of_v2_is_not_packed(init):
     init(2, zero__level="v2")
     weights = [tf.get_variable(name, [8, 8]) for name in "ab"]
