@@ -190,6 +190,19 @@ def _read_nodes(tf_graph: tf.Graph, names: Iterable[str]) -> List[wire.Node]:
     return [wire.read_node(data) for data in tf_compat.serialized_nodes(tf_graph, sorted(names))]
 
 
+def ancestor_ops(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """The ops and all that they need, asked of TensorFlow one by one: for few ops, or a graph that is being changed."""
+    seen = set(ops)
+    stack = list(seen)
+    while stack:
+        op = stack.pop()
+        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return seen
+
+
 def functions_of(node: Union[tf.NodeDef, wire.Node]) -> Set[str]:
     """Names of the functions that a node calls."""
     names = {value.func.name for value in node.attr.values() if value.HasField("func")}

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
+from epl.ir.view import ancestor_ops
 from epl.parallel.rewrite import GradientCheck, Rewrite
 from epl.utils.errors import FeedError, PlanError
 
@@ -86,7 +87,7 @@ def _refuse_feeds(
     fed = [tensor for tensor in feeds if tensor.op.name in rewrite.recomputed]
     if not fed:
         return
-    needed = _ancestors(list(targets) + [tensor.op for tensor in fetches])
+    needed = _needed(targets, fetches)
     for tensor in fed:
         if not needed.isdisjoint(rewrite.recomputed[tensor.op.name]):
             raise FeedError(
@@ -103,7 +104,7 @@ def _due(
     waiting = [check for check in rewrite.gradient_checks if check.gradient not in done]
     if not waiting:
         return []
-    needed = _ancestors(list(targets) + [tensor.op for tensor in fetches])
+    needed = _needed(targets, fetches)
     return [check for check in waiting if check.gradient in needed]
 
 
@@ -111,13 +112,6 @@ def _done(session: tf.Session) -> Set[str]:
     return getattr(session, "_epl_checked", set())
 
 
-def _ancestors(ops: List[tf.Operation]) -> Set[str]:
-    seen = set(ops)
-    stack = list(seen)
-    while stack:
-        op = stack.pop()
-        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-    return {op.name for op in seen}
+def _needed(targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> Set[str]:
+    """Names of the ops that a run needs."""
+    return {op.name for op in ancestor_ops([*targets, *[tensor.op for tensor in fetches]])}

@@ -74,8 +74,7 @@ def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
 ) -> Optional[tf.Tensor]:
     """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
-    while full.op.type in ("Identity", "Reshape"):
-        full = full.op.inputs[0]
+    full = source_of(full)
     op = full.op
     if op.type != "RestoreV2":
         return None
@@ -88,6 +87,13 @@ def restored_part(
         part = tf.raw_ops.RestoreV2(prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype])
     part[0].set_shape(local_shape(full_shape, layout, exchange.rank))
     return part[0]
+
+
+def source_of(value: tf.Tensor) -> tf.Tensor:
+    """What is handed on as a value."""
+    while value.op.type in ("Identity", "Reshape"):
+        value = value.op.inputs[0]
+    return value
 
 
 def initial_part(

@@ -404,22 +404,19 @@ def is_choice(op: tf.Operation) -> bool:
     """Whether an op is a part of `initialized_value`: it leads a variable to where its value is read, if it has one."""
     if op.type != ("Switch" if op.inputs[0].dtype == tf.resource else "RefSwitch"):
         return False
-    if not asks_whether_initialized(op.inputs[1]) or _asked(op.inputs[1]) is not op.inputs[0]:
+    question = _question(op.inputs[1])
+    if question.type not in _INITIALIZED or question.inputs[0] is not op.inputs[0]:
         return False
     return all(taker.type in op_types.READS for taker in op.outputs[1].consumers())
 
 
 def asks_whether_initialized(flag: tf.Tensor) -> bool:
     """Whether a flag tells if a variable has a value."""
-    return _source_of(flag).type in _INITIALIZED
+    return _question(flag).type in _INITIALIZED
 
 
-def _asked(flag: tf.Tensor) -> tf.Tensor:
-    """The variable of which a flag tells that."""
-    return _source_of(flag).inputs[0]
-
-
-def _source_of(flag: tf.Tensor) -> tf.Operation:
+def _question(flag: tf.Tensor) -> tf.Operation:
+    """The op whose answer a flag is."""
     op = flag.op
     while op.type == "Identity":
         op = op.inputs[0].op

@@ -23,6 +23,7 @@ from epl.ir import op_types
 from epl.ir.boundary import variable_name
 from epl.ir.colocation import in_taskgraph
 from epl.ir.graph import Gradient, Graph
+from epl.ir.view import ancestor_ops
 from epl.ops.sub_communicators import SubCommunicators
 from epl.parallel.own_devices import has_own_devices
 from epl.parallel.plan import Stage
@@ -499,15 +500,7 @@ def _is_write(op: tf.Operation) -> bool:
 
 def _is_behind(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
     """Whether an op waits for one of `writes`."""
-    stack, seen = list(_controls(op)) if writes else [], set()
-    while stack:
-        one = stack.pop()
-        if one in writes:
-            return True
-        if one not in seen:
-            seen.add(one)
-            stack += [*one.control_inputs, *[tensor.op for tensor in one.inputs]]
-    return False
+    return bool(writes) and not ancestor_ops(_controls(op)).isdisjoint(writes)
 
 
 def _controls(op: tf.Operation) -> List[tf.Operation]:

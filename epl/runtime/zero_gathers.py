@@ -11,6 +11,7 @@ from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequenc
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.view import ancestor_ops
 from epl.parallel.split.bundles import Member, all_gather
 from epl.parallel.split.conversions import Exchange
 from epl.runtime.shard_variables import beside, initializer_of
@@ -54,17 +55,10 @@ def size_of(variable: WholeVariable) -> int:
 
 
 def behind_writes(variables: Iterable[WholeVariable]) -> Set[tf.Operation]:
-    """What the script needs to give some variables values: initial ones, or by assignments but those of a Saver."""
+    """What computes the values that some variables get otherwise than by training: initial and assigned ones."""
     values = [initializer_of(one.made.variable).inputs[1] for one in variables]
     values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]
-    stack = [tensor.op for tensor in values]
-    found: Set[tf.Operation] = set()
-    while stack:
-        op = stack.pop()
-        if op not in found:
-            found.add(op)
-            stack += [*op.control_inputs, *[tensor.op for tensor in op.inputs]]
-    return found
+    return ancestor_ops(tensor.op for tensor in values)
 
 
 def gather_pack(pack: Sequence[WholeVariable], exchange: Exchange) -> List[tf.Tensor]:

@@ -17,7 +17,7 @@ from epl.ir.taskgraph import Phase
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout
 from epl.parallel.split.own_rows import refuse_rows_of_whole
-from epl.runtime.shard_initial import part_of, restored_part
+from epl.runtime.shard_initial import part_of, restored_part, source_of
 from epl.runtime.shard_variables import (
     Shard,
     Users,
@@ -136,7 +136,7 @@ class WholeVariable(object):
     def is_written_by_script(self) -> bool:
         """Whether there are assignments to it, but for those that read a checkpoint."""
         assigned = [op.inputs[1] for op in self.writes() if len(op.inputs) > 1]
-        return any(_source(value).type not in op_types.CHECKPOINT_READS for value in assigned)
+        return any(source_of(value).op.type not in op_types.CHECKPOINT_READS for value in assigned)
 
     def updates(self) -> List[tf.Operation]:
         """What takes the part itself to update it, or leads it to where that is done."""
@@ -219,13 +219,6 @@ class WholeVariable(object):
             self._initial_value = value
             with beside(self.made.old.op):
                 initializer_of(self.made.variable)._update_input(1, part_of(value, *self._cut))
-
-
-def _source(tensor: tf.Tensor) -> tf.Operation:
-    """What gives a value that is handed on as it is."""
-    while tensor.op.type in ("Identity", "Reshape"):
-        tensor = tensor.op.inputs[0]
-    return tensor.op
 
 
 class _Users(Users):
