@@ -61,13 +61,16 @@ Attributes:
     that each rank has alone.
 """
 
-ApplyOrder = NamedTuple("ApplyOrder", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
-ApplyOrder.__doc__ = """Updates of variables that run in groups, one after the other.
+Order = NamedTuple("Order", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
+Order.__doc__ = """What runs one after the other where variables are updated.
 
 Attributes:
-  barriers: the tensors between the groups; one that is fed orders nothing in that run.
+  barriers: the tensors between what is in order; one that is fed orders nothing in that run.
   writes: names of the ops that write the variables and their slots. A run without all of them is not ordered.
 """
+
+Regathered = NamedTuple("Regathered", [("op", str), ("block", int)])
+Regathered.__doc__ = """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and the block's number."""
 
 Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
 Sibling.__doc__ = (
@@ -90,10 +93,11 @@ class Rewrite(object):
       barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
       later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
       holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
-      apply_orders: the updates that run in groups.
+      orders: what is in order in runs with certain updates: groups of updates, what they share, gathers of weights.
       recomputations: what `plan.recomputed` says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
       regathered: name of an op that is computed from a weight in parts alone -> its copies for a block of uses (v2).
+      regather_lanes: what is gathered for blocks of uses, in the order of each lane.
       idle_wholes: names of the tensors of gathered weights that no training step needs.
       gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
       view: the graph after everything was added to replica 0 and before it is cloned.
@@ -138,10 +142,11 @@ class Rewrite(object):
         self.cluster = cluster
         self.communicators: Dict[str, Communicator] = {}
         self.holders: Dict[str, SubCommunicators] = {}
-        self.apply_orders: List[ApplyOrder] = []
+        self.orders: List[Order] = []
         self.recomputations: List[Any] = []
         self.recomputed: Dict[str, List[str]] = {}
         self.regathered: Dict[str, List[str]] = {}
+        self.regather_lanes: List[List[Regathered]] = []
         self.idle_wholes: List[str] = []
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
@@ -189,7 +194,7 @@ class Rewrite(object):
     @property
     def runs_as_it_is(self) -> bool:
         """Whether a Session.run of the user needs nothing else to mean what the user means."""
-        return self.is_plain and not self.apply_orders and not self.graph.twins
+        return self.is_plain and not self.orders and not self.graph.twins
 
     @property
     def held(self) -> Container[str]:

@@ -88,11 +88,11 @@ class StepFinder(object):
         ]
         self._all_boundaries: Set[int] = set().union(*self._boundaries)
         self._barriers = [{view.index[_op_name(name)] for name in names} for names in rewrite.barriers]
-        self._apply_orders = [
+        self._orders = [
             ({view.index[_op_name(name)] for name in order.barriers}, {view.index[w] for w in order.writes})
-            for order in rewrite.apply_orders
+            for order in rewrite.orders
         ]
-        self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._apply_orders])
+        self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._orders])
         self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
         shards = rewrite.graph.shards
         self._choices: Sequence[Choice] = () if shards is None else shards.choices()
@@ -225,7 +225,7 @@ class StepFinder(object):
             return set()
         needed, _ = self._needed(ops, fed, self._all_barriers)
         idle = [barriers for barriers, boundaries in zip(self._barriers, self._boundaries) if not needed & boundaries]
-        idle += [barriers for barriers, writes in self._apply_orders if not writes <= needed]
+        idle += [barriers for barriers, writes in self._orders if not writes <= needed]
         return set().union(*idle)
 
     def _barrier_tensors(self, nodes: Set[int]) -> Tuple[tf.Tensor, ...]:

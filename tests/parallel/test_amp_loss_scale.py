@@ -127,7 +127,7 @@ def test_two_optimizers_adapt_one_scale_in_their_order(mixed: Any, devices: int,
                 feed = {"x:0": [[np.inf if number == 3 else 1.0]] * devices}
                 for fetch in [[first, second]] if together else [first, second]:
                     sess.run(fetch, feed)
-        assert len(Graph.get().plan.apply_orders) == 1
+        assert len(Graph.get().plan.orders) == 1
         for prefix in ["", "EPL_REPLICA_1/"][:devices]:
             assert value(sess, prefix + "current_loss_scale") == 2.0**13
             assert value(sess, prefix + "good_steps") == 2

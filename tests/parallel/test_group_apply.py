@@ -135,7 +135,7 @@ def test_with_accumulation_the_last_micro_step_runs_in_groups(init, clip, after)
         communication__clip_after_allreduce=after,
     )
     first, last = traced(Tables("bert", clip=clip), 2)
-    writes = Graph.get().plan.apply_orders[0].writes
+    writes = Graph.get().plan.orders[0].writes
     assert not {execution.op for execution in first} & writes
     assert writes <= {execution.op for execution in last}
     assert in_order(last, [[2, 3], [0, 1]])
@@ -150,7 +150,7 @@ def test_each_stage_has_groups_of_its_own(init):
             hidden = dense(dense(hidden, 8, 2 * number), 8, 2 * number + 1)
             loss = tf.reduce_mean(tf.square(hidden))
     train_op = tf.train.AdamOptimizer().minimize(loss)
-    orders = rewrite_graph().apply_orders
+    orders = rewrite_graph().orders
     assert [len(one.barriers) for one in orders] == [1, 1]
     layers = [{name.split("update_")[1][:2] for name in one.writes} for one in orders]
     assert sorted(map(sorted, layers)) == [["d0", "d1"], ["d2", "d3"]]
@@ -168,7 +168,7 @@ def test_two_optimizers_have_groups_of_their_own(init):
     loss = tf.add_n([tf.reduce_sum(tf.square(table)) for table in tables])
     both = [OPTIMIZERS[name]().minimize(loss, var_list=part) for name, part in
             (("adam", tables[:2]), ("bert", tables[2:]))]  # fmt: skip
-    orders = rewrite_graph().apply_orders
+    orders = rewrite_graph().orders
     assert [len(one.barriers) for one in orders] == [1, 1]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -194,7 +194,7 @@ def test_branches_and_loops_of_an_update_rule_are_computed_as_ever(init):
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
         assert [list(value) for value in sess.run(values)] == [[0.75] * 3, [0.75] * 3]
-    assert [len(one.barriers) for one in Graph.get().plan.apply_orders] == [1]
+    assert [len(one.barriers) for one in Graph.get().plan.orders] == [1]
 
 
 def test_gradients_that_were_float16_are_restored_group_by_group(init):

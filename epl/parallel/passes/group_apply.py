@@ -31,7 +31,7 @@ from epl.parallel.apply_groups import Update
 from epl.parallel.micro_batches import tensors_of
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.barriers import build_barrier
-from epl.parallel.rewrite import ApplyOrder, Rewrite
+from epl.parallel.rewrite import Order, Rewrite
 from epl.parallel.stages import stage_of_op
 from epl.utils import tf_compat
 
@@ -129,7 +129,7 @@ class _Ordering(object):
                 self._rewrite.remember(self._operation(node))._add_control_input(barrier)
                 self._view.producers[node].extend(before)  # the barrier is not in the view: as if there were none
         names = frozenset(self._view.nodes[write].name for update in chain.updates for write in update.writes)
-        self._rewrite.apply_orders.append(ApplyOrder(tuple(name for name, _ in barriers), names))
+        self._rewrite.orders.append(Order(tuple(name for name, _ in barriers), names))
 
     def _barriers(self, chain: Chain, writes: Sequence[Sequence[int]]) -> List[Tuple[str, tf.Operation]]:
         """Behind each group but the last, the barrier at which the next one waits."""

@@ -9,7 +9,7 @@ from epl.ir.control_flow import depths_of, ends_of
 from epl.ir.view import GraphView
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.barriers import build_barrier
-from epl.parallel.rewrite import ApplyOrder, Rewrite
+from epl.parallel.rewrite import Order, Rewrite
 
 
 def run(rewrite: Rewrite) -> None:
@@ -26,7 +26,7 @@ def run(rewrite: Rewrite) -> None:
                 name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in ends[before]])
             for read in update.reads:
                 rewrite.remember(rewrite.operation(read))._add_control_input(barrier)
-            rewrite.apply_orders.append(ApplyOrder((name,), frozenset(updates[before].writes + update.writes)))
+            rewrite.orders.append(Order((name,), frozenset(updates[before].writes + update.writes)))
 
 
 PASS = Pass("order_scale_updates", run, frozenset(), frozenset(["scale order"]), bitwise=True)

@@ -11,7 +11,7 @@ It works behind recomputation, whose copies take a weight as the rest of the bac
 """
 
 import logging
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +21,7 @@ from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.pass_manager import Pass
 from epl.parallel.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.regather import Gathers, plan_gathers
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewrite import Regathered, Rewrite
 
 logger = logging.getLogger("epl")
 
@@ -59,8 +59,11 @@ class _Regathering(object):
         """Adds them."""
         for number, fetches in enumerate(self._plan.lanes):
             exchange = self._zero.new_lane()
+            lane: List[Regathered] = []
             for place, fetch in enumerate(fetches):
                 self._fetch(fetch, exchange, "{}/lane{}_{}/".format(SCOPE, number, place))
+                lane.append(Regathered(exchange.collectives[-1].name, fetch.block))
+            self._rewrite.regather_lanes.append(lane)
         for whole in self._plan.early:
             self._give_rest(whole, self._zero.exchange, self._stand_ins[whole].variable.updates())
         if self._plan.idle:
