@@ -70,7 +70,7 @@ Attributes:
 """
 
 Regathered = NamedTuple("Regathered", [("op", str), ("block", int)])
-Regathered.__doc__ = """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and the block's number."""
+Regathered.__doc__ = """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
 
 Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
 Sibling.__doc__ = (
