@@ -302,7 +302,10 @@ class ZeroModel(Shards):
     def report(self) -> str:
         """What a rank holds, in words."""
         whole = sum(one.bytes for one in self._candidates.values())
-        held = sum(one.bytes * max(self._share(name)) for name, one in self._candidates.items())
+        held = max(
+            sum(one.bytes * self._share(name, rank) for name, one in self._candidates.items())
+            for rank in range(self.ranks)
+        )
         return "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on {}, and as much of each slot".format(
             self.level,
             len(self._variables),
@@ -312,12 +315,12 @@ class ZeroModel(Shards):
             "a rank" if len(self._stages) == 1 else "the {} stages of a replica".format(len(self._stages)),
         )
 
-    def _share(self, name: str) -> List[float]:
-        """How much of a variable each rank holds."""
+    def _share(self, name: str, rank: int) -> float:
+        """How much of a variable a rank holds."""
         if name not in self._variables:
-            return [1.0]
+            return 1.0
         layout = self._variables[name].made.layout
-        return [size / (layout.size or 1) for size in layout.sizes or ()]
+        return (layout.sizes or ())[rank] / (layout.size or 1)
 
     # ---- When the graph is built.
 

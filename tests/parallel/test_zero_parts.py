@@ -47,6 +47,21 @@ def test_the_dimension_whose_parts_differ_least_is_cut():
     assert layouts == {"a": shard(1, [2] * 4), "b": shard(0, [2] * 4), "c": shard(1, (3, 3, 2, 2))}
 
 
+def test_larger_parts_go_to_the_ranks_that_have_least():
+    """The rows of `b` are largest; what it has given to rank 0 alone, `a` makes up for, and `c` the rest."""
+    layouts = choose_parts(candidates(("a", (6, 6)), ("b", (5, 5, 5)), ("c", (5, 5))), 4)
+    assert layouts["b"] == shard(0, (2, 1, 1, 1))
+    assert layouts["a"] == shard(0, (1, 2, 2, 1))
+    assert layouts["c"] == shard(0, (1, 1, 1, 2))
+
+
+@pytest.mark.parametrize("size,ranks", [(3, 2), (5, 3), (5, 4), (9, 8), (33, 32)])
+def test_of_uneven_variables_together_a_rank_holds_its_share(size, ranks):
+    """One by one it would be two of `size` rows."""
+    variables = candidates(*[(str(number), (size, size)) for number in range(4 * ranks)])
+    assert held_of(variables, ranks) <= 1 / ranks + WHOLE_SHARE
+
+
 def test_of_few_rows_each_rank_has_one():
     layouts = choose_parts(candidates(("a", (2, 3, 3)), ("b", (3, 1)), ("c", (2,))), 4)
     assert layouts == {"a": shard_few(1, 3, 4), "b": shard_few(0, 3, 4), "c": shard_few(0, 2, 4)}
@@ -75,8 +90,8 @@ def held_of(variables, ranks):
     layouts = choose_parts(variables, ranks)
     whole = [one.bytes for one in variables if one.name not in layouts]
     cut = [(one.bytes, layouts[one.name]) for one in variables if one.name in layouts]
-    held = sum(whole) + sum(size * max(layout.sizes) / layout.size for size, layout in cut)
-    return held / sum(one.bytes for one in variables)
+    held = [sum(size * layout.sizes[rank] / layout.size for size, layout in cut) for rank in range(ranks)]
+    return (sum(whole) + max(held)) / sum(one.bytes for one in variables)
 
 
 @pytest.mark.parametrize("model", [resnet_50, bert_base])
