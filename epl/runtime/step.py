@@ -159,7 +159,7 @@ class StepFinder(object):
         is_training = bool(needed & self._gradients)
         outputs = {view.index[sibling.op] for sibling in shown.union(merged.values()) if sibling.op}
         if is_training:
-            outputs |= self._outputs_of_a_training_step(needed)
+            outputs |= self._outputs_of_a_training_step(needed, idle)
         touched |= outputs
         touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
         local_merges = any(not sibling.op for sibling in shown.union(merged.values()))
@@ -174,7 +174,7 @@ class StepFinder(object):
             later = set()
             local_merges = False
             idle = idle | (needed & self._later_writes)
-        last = self._last_of(touched)
+        last = self._last_of(touched, idle)
         extra = self._copies(last)
         if extra:  # TensorFlow may leave out on replica 0 what it finds that no value of the run depends on
             extra += [rewrite.operation(view.nodes[node].name) for node in sorted(last & self._collectives)]
@@ -278,19 +278,19 @@ class StepFinder(object):
     def _is_fed(op: tf.Operation, fed: FrozenSet[str]) -> bool:
         return bool(op.outputs) and all(t.name in fed for t in op.outputs)
 
-    def _outputs_of_a_training_step(self, needed: Set[int]) -> Set[int]:
+    def _outputs_of_a_training_step(self, needed: Set[int], idle: Set[int]) -> Set[int]:
         """Global outputs that a training step merges, fetched or not.
 
         A summary hook of one process fetches them in some steps, and a merge needs every process. Those are left out
         that would draw other data or need other placeholders than the gradients do.
         """
         view = self._view
-        sources = view.ancestors(needed & self._gradients) & self._sources
+        sources = view.ancestors(needed & self._gradients, idle.__contains__) & self._sources
         outputs = set()
         for sibling in self._rewrite.merged.values():
             if sibling.op:
                 node = view.index[sibling.op]
-                if view.ancestors([node]) & self._sources <= sources:
+                if view.ancestors([node], idle.__contains__) & self._sources <= sources:
                     outputs.add(node)
         return outputs
 
@@ -317,10 +317,10 @@ class StepFinder(object):
         plain = self._rewrite.plain_summaries.get(op.name)
         return op if plain is None else self._rewrite.operation(plain)
 
-    def _last_of(self, nodes: Set[int]) -> Set[int]:
-        """Those of `nodes` that no other of them needs: running these runs all."""
+    def _last_of(self, nodes: Set[int], idle: Set[int]) -> Set[int]:
+        """Those of `nodes` that no other of them needs, not looking beyond `idle`: running these runs all."""
         view = self._view
-        before = view.ancestors({p for node in nodes for p in view.producers[node]})
+        before = view.ancestors({p for node in nodes for p in view.producers[node]}, idle.__contains__)
         return (nodes - before) | (nodes & self._looping)
 
     def _copies(self, nodes: Set[int]) -> List[tf.Operation]:

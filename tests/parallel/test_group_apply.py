@@ -236,6 +236,17 @@ def test_a_run_of_one_write_makes_no_other(init, devices):
     assert changed == [True, False, False, False]
 
 
+def test_some_updates_of_two_groups_are_made_by_all_replicas(init):
+    """What orders the groups of a whole step does not hide one update, and its collective, behind the other."""
+    init(2, optimizer__num_apply_group=2, communication__max_splits=LAYERS, communication__timeout=5)
+    model = Tables("momentum")
+    updates = ["Momentum/update_t{}/ApplyMomentum".format(table) for table in (0, LAYERS - 1)]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run([tf.get_default_graph().get_operation_by_name(name) for name in updates], model.feed())
+        assert replicas_equal(session, "t0", "t1", "t{}".format(LAYERS - 1))
+
+
 def test_the_exported_graph_is_that_of_the_user(init):
     init(1, optimizer__num_apply_group=2)
     Tables("adam")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.ir.view import ancestor_ops
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.profiler import memory, step_stats
@@ -28,7 +29,10 @@ class Layers:
                 hidden = tf.layers.dense(hidden, width, tf.tanh, False, name="l{}".format(index))
                 self.outputs.append(hidden)
         self.loss = tf.reduce_mean(tf.square(hidden - 1.0)) + (extra() if extra else 0.0)
-        self.train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(self.loss)
+        optimizer = tf.train.MomentumOptimizer(0.1, 0.9)
+        pairs = optimizer.compute_gradients(self.loss)
+        self.gradients = [gradient for gradient, _ in pairs]
+        self.train_op = optimizer.apply_gradients(pairs)
 
     def feed(self, rows=4):
         return {self.x: np.random.RandomState(0).randn(rows, int(self.x.shape[1])).astype("f")}
@@ -37,7 +41,7 @@ class Layers:
 @pytest.fixture
 def zero(init):
     """`zero(level)`: a fresh graph on two devices."""
-    return lambda level="v2", **config: init(zero__level=level, communication__max_splits=100, **config)
+    return lambda level="v2", splits=100, **config: init(zero__level=level, communication__max_splits=splits, **config)
 
 
 def op(name):
@@ -206,6 +210,70 @@ def test_runs_without_updates_reduce_no_gradients(zero):
         names = [one.op for one in step_stats.trace(session, given, model.feed())]
         assert any("EplAllGather" in name for name in names)
         assert not any("EplReduceScatter" in name for name in names)
+
+
+@pytest.mark.parametrize("splits", [5, 100])
+def test_gradients_alone_are_reduced_by_all_replicas(zero, splits):
+    """What orders gathers in a training step does not hide a collective of one communicator behind another's."""
+    zero(splits=splits, communication__timeout=5, communication__clip_after_allreduce=True)
+    model = Layers(26)
+    norm = tf.global_norm(model.gradients)
+    with tf.Session() as session:
+        started(session)
+        for fetch in (model.gradients, norm, [model.gradients[0], model.gradients[-1]]):
+            session.run(fetch, model.feed())
+
+
+def trained_beside(trunk, values):
+    """A layer on the trunk's output that leaves the trunk as it is, with data of its own, trained by itself."""
+    hidden = tf.stop_gradient(trunk)
+    hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="beside")
+    loss = tf.reduce_mean(tf.square(hidden - values))
+    weights = tf.trainable_variables("beside")
+    return tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=weights), loss
+
+
+def test_a_training_waits_for_no_data_of_another(zero):
+    zero()
+    labels = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensors(np.ones([2, WIDTH], "f")).repeat(2))
+    model = Layers(12)
+    other, _ = trained_beside(model.outputs[5], labels.get_next())
+    with tf.Session() as session:
+        started(session)
+        for _ in range(3):
+            session.run(model.train_op, model.feed())
+        session.run(labels.initializer)
+        session.run(other, model.feed())
+        session.run(model.train_op, model.feed())
+
+
+def test_a_training_needs_no_feed_of_another(zero):
+    """Not for an output that a training step merges either."""
+    zero()
+    labels = tf.placeholder(tf.float32, [None, WIDTH])
+    model = Layers(12)
+    other, loss = trained_beside(model.outputs[5], labels)
+    epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    with tf.Session() as session:
+        started(session)
+        for _ in range(3):
+            session.run(model.train_op, model.feed())
+        session.run([model.train_op, other], {**model.feed(), labels: np.ones([4, WIDTH])})
+
+
+def test_a_gradient_that_updates_nothing_in_parts_is_not_waited_for(zero):
+    """A number with a loss and an optimizer of its own, as the temperature of a policy."""
+    zero()
+    target = tf.placeholder(tf.float32, [])
+    model = Layers(12)
+    with tf.variable_scope("temperature"):
+        number = tf.get_variable("n", [], initializer=tf.ones_initializer())
+    loss = tf.square(number - target) * tf.stop_gradient(tf.reduce_mean(model.outputs[-1]))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[number])
+    with tf.Session() as session:
+        started(session)
+        for _ in range(3):
+            session.run(model.train_op, model.feed())
 
 
 def test_what_is_computed_from_a_weight_alone_is_so_for_each_block(zero):
