@@ -1,7 +1,7 @@
 """Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
 
 State per rank is to be 1/N of all. Where parts differ by a row, the larger ones go to the ranks that have least so far:
-of variables that are cut together no rank has more than another by more than one row of one.
+no rank has more of them than another by more than one row of one.
 
 A rank has one row of a variable that has fewer than N of them in each dimension, if its optimizer computes element by
 element; else such a variable stays whole. So do the smallest ones, together at most `WHOLE_SHARE` of the bytes, so that
@@ -29,8 +29,14 @@ Attributes:
 """
 
 
-def choose_parts(candidates: Sequence[Candidate], ranks: int) -> Dict[str, Layout]:
-    """Name -> how it is cut, of the variables that become parts."""
+def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
+    """Name -> how it is cut, of the variables that become parts.
+
+    Args:
+      candidates: the trained variables.
+      surplus: by rank, bytes that larger parts of what was cut before have given it; those of these are added.
+    """
+    ranks = len(surplus)
     found = {}
     for one in candidates:
         layout = _best_layout(one, ranks)
@@ -42,22 +48,22 @@ def choose_parts(candidates: Sequence[Candidate], ranks: int) -> Dict[str, Layou
         if one.name in found and one.bytes <= left:
             left -= one.bytes
             del found[one.name]
-    return _balanced([one for one in candidates if one.name in found], found, ranks)
+    return _balanced([one for one in candidates if one.name in found], found, surplus)
 
 
-def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], ranks: int) -> Dict[str, Layout]:
+def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: List[float]) -> Dict[str, Layout]:
     """The layouts, with larger parts on the ranks that have least; largest rows first, to be made up for by others."""
     rows = {one.name: one.bytes / (layouts[one.name].size or 1) for one in cut}
-    held: List[float] = [0] * ranks  # beyond the smaller parts
+    ranks = len(surplus)
     found = dict(layouts)
     for one in sorted(cut, key=lambda one: -rows[one.name]):
         layout = layouts[one.name]
         least, larger = divmod(layout.size or 0, ranks)
         if layout.few is not None or not larger:
             continue
-        having = sorted(range(ranks), key=held.__getitem__)[:larger]
+        having = sorted(range(ranks), key=surplus.__getitem__)[:larger]
         for rank in having:
-            held[rank] += rows[one.name]
+            surplus[rank] += rows[one.name]
         found[one.name] = shard(layout.dim, [least + (rank in having) for rank in range(ranks)])
     return found
 

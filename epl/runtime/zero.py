@@ -191,6 +191,7 @@ class ZeroModel(Shards):
         self._variables: Dict[str, WholeVariable] = {}
         self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
         self._candidates: Dict[str, Candidate] = {}
+        self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.stand_ins: List[StandIn] = []
         self._lanes: List[Exchange] = []
@@ -239,8 +240,8 @@ class ZeroModel(Shards):
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
         self._candidates.update({one.name: one for one in candidates})
         layouts: Dict[str, Layout] = {}
-        for of_stage in by_stage.values():
-            layouts.update(choose_parts(of_stage, self.ranks))
+        for stage, of_stage in by_stage.items():
+            layouts.update(choose_parts(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
         for one in candidates:
             if one.name not in layouts:
                 continue

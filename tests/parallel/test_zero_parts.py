@@ -42,17 +42,29 @@ def candidates(*shapes, by_rows=(), by_element=True):
     return found
 
 
+def parts(variables, ranks):
+    """How they are cut as the first ones."""
+    return choose_parts(variables, [0.0] * ranks)
+
+
 def test_the_dimension_whose_parts_differ_least_is_cut():
-    layouts = choose_parts(candidates(("a", (7, 8)), ("b", (8, 8)), ("c", (9, 10))), 4)
+    layouts = parts(candidates(("a", (7, 8)), ("b", (8, 8)), ("c", (9, 10))), 4)
     assert layouts == {"a": shard(1, [2] * 4), "b": shard(0, [2] * 4), "c": shard(1, (3, 3, 2, 2))}
 
 
 def test_larger_parts_go_to_the_ranks_that_have_least():
     """The rows of `b` are largest; what it has given to rank 0 alone, `a` makes up for, and `c` the rest."""
-    layouts = choose_parts(candidates(("a", (6, 6)), ("b", (5, 5, 5)), ("c", (5, 5))), 4)
+    layouts = parts(candidates(("a", (6, 6)), ("b", (5, 5, 5)), ("c", (5, 5))), 4)
     assert layouts["b"] == shard(0, (2, 1, 1, 1))
     assert layouts["a"] == shard(0, (1, 2, 2, 1))
     assert layouts["c"] == shard(0, (1, 1, 1, 2))
+
+
+def test_larger_parts_of_several_optimizers_go_round():
+    surplus = [0.0] * 4
+    layouts = [choose_parts(candidates((name, (5, 5))), surplus)[name] for name in "abcde"]
+    assert [layout.sizes.index(2) for layout in layouts] == [0, 1, 2, 3, 0]
+    assert surplus == [40, 20, 20, 20]
 
 
 @pytest.mark.parametrize("size,ranks", [(3, 2), (5, 3), (5, 4), (9, 8), (33, 32)])
@@ -63,31 +75,31 @@ def test_of_uneven_variables_together_a_rank_holds_its_share(size, ranks):
 
 
 def test_of_few_rows_each_rank_has_one():
-    layouts = choose_parts(candidates(("a", (2, 3, 3)), ("b", (3, 1)), ("c", (2,))), 4)
+    layouts = parts(candidates(("a", (2, 3, 3)), ("b", (3, 1)), ("c", (2,))), 4)
     assert layouts == {"a": shard_few(1, 3, 4), "b": shard_few(0, 3, 4), "c": shard_few(0, 2, 4)}
     assert (layouts["c"].size, layouts["c"].begins, str(layouts["c"])) == (2, (0, 1, 1, 1), "shard(0: 1+1)")
 
 
 def test_few_rows_stay_together_unless_each_element_is_computed_by_itself():
     variables = candidates(("a", (2, 3, 3)), ("b", (3, 8)), by_element=False)
-    assert choose_parts(variables, 4) == {"b": shard(1, [2] * 4)}
+    assert parts(variables, 4) == {"b": shard(1, [2] * 4)}
 
 
 def test_a_sparse_gradient_has_its_variable_cut_by_rows():
-    layouts = choose_parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
+    layouts = parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
     assert layouts == {"a": shard_few(0, 3, 4), "b": shard(0, (3, 2, 2, 2))}
 
 
 def test_scalars_single_rows_and_the_smallest_stay_whole():
     variables = candidates(("w", (100, 100)), ("scalar", ()), ("empty", (0, 3)), ("one", (1, 1)), ("bias", (100,)))
-    assert list(choose_parts(variables, 4)) == ["w"]
-    assert not choose_parts(candidates(("large", (1, 1000)), ("empty", (0, 3)), by_rows=["large"]), 4)
+    assert list(parts(variables, 4)) == ["w"]
+    assert not parts(candidates(("large", (1, 1000)), ("empty", (0, 3)), by_rows=["large"]), 4)
     assert sum(one.bytes for one in variables[1:]) <= WHOLE_SHARE * variables[0].bytes
 
 
 def held_of(variables, ranks):
     """How much of their bytes the rank holds that holds most."""
-    layouts = choose_parts(variables, ranks)
+    layouts = parts(variables, ranks)
     whole = [one.bytes for one in variables if one.name not in layouts]
     cut = [(one.bytes, layouts[one.name]) for one in variables if one.name in layouts]
     held = [sum(size * layout.sizes[rank] / layout.size for size, layout in cut) for rank in range(ranks)]
