@@ -43,8 +43,8 @@ def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
     for reductions, own in _trainings(rewrite, view, blocks):
         for reduction, block in _last_blocks(view, blocks, reductions).items():
             later = [gather for gather in own if blocks[gather] >= block + _LAG]
-            writes = view.descendants([reduction]) & updates
-            if later and writes:  # those behind it in the lane wait for it
+            writes = view.descendants([reduction]) & updates if later else set()
+            if writes:  # the gathers behind the first one in the lane wait for it
                 waiting.setdefault(later[0], {})[reduction] = writes
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
         with rewrite.building("regather/lane{}_{}".format(number, place)):
@@ -61,11 +61,11 @@ def _trainings(rewrite: Rewrite, view: GraphView, gathers: Iterable[int]) -> Lis
     for gate in rewrite.gates:
         gradients.setdefault(gate.op.name, set()).update(view.index[name] for name in gate.gradients)
     needed = [view.ancestors(nodes) for nodes in gradients.values()]
-    alone = {gather for gather in gathers if sum(gather in nodes for nodes in needed) == 1}
+    alone = [gather for gather in gathers if sum(gather in nodes for nodes in needed) == 1]
     return [
         (
             sorted(node for node in nodes if view.types[node] in COLLECTIVE_OP_TYPES and depths[node] == (0, 0)),
-            [gather for gather in gathers if gather in alone & before],
+            [gather for gather in alone if gather in before],
         )
         for nodes, before in zip(gradients.values(), needed)
     ]
