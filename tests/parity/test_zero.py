@@ -33,6 +33,11 @@ def test_weights_are_gathered_for_each_pass(oracle: Oracle, topology: Topology, 
     oracle.check(topology, zero.deep, zero__level='v2', **config)
 
 
+@pytest.mark.parametrize('topology', [(1, 2), pytest.param((2, 2), marks=pytest.mark.long)], ids=str)
+def test_two_trainings_beside_each_other(oracle: Oracle, topology: Topology) -> None:
+    oracle.check(topology, zero.two_trainings, zero__level='v2', communication__max_splits=100)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('config', [
     {}, {'gradient_checkpoint__type': 'auto'}, {'pipeline__num_micro_batch': 2},

@@ -218,6 +218,39 @@ def deep(ctx: Context, **config: Any) -> None:
         ctx.record_variables(sess)
 
 
+def two_trainings(ctx: Context, **config: Any) -> None:
+    """A head on a trunk that it leaves as it is, with an optimizer of its own: in turn, together, and no updates."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    target = tf.placeholder(tf.float32, [None, FEATURES])  # of the head alone
+    hidden, layers = inputs.x, []
+    for layer in range(12):
+        hidden = dense(hidden, FEATURES, 'layer%d' % layer, tf.nn.tanh)
+        layers.append(hidden)
+    loss = cross_entropy(inputs.y, dense(hidden, CLASSES, 'out'))
+    trunk = tf.train.MomentumOptimizer(0.05, 0.9)
+    pairs = trunk.compute_gradients(loss)
+    trunk_op = trunk.apply_gradients(pairs)
+    with tf.variable_scope('head'):
+        guess = dense(tf.stop_gradient(layers[5]), FEATURES, 'guess')
+    head_loss = tf.reduce_mean(tf.square(guess - target))
+    head_op = tf.train.AdamOptimizer(0.01, name='head_adam').minimize(
+        head_loss, var_list=tf.trainable_variables('head'))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            feed = inputs.feed(ctx, data, number)
+            fed = {target: ctx.step_rows(data.x, number), **feed}
+            ctx.record(gradients=sess.run([gradient for gradient, _ in pairs], feed))
+            if number % 3 == 0:
+                ctx.record(loss=sess.run([loss, trunk_op], feed)[0])
+            else:
+                ops = [head_op] if number % 3 == 1 else [trunk_op, head_op]
+                found = sess.run([loss, head_loss, ops], fed)
+                ctx.record(loss=found[0], head_loss=found[1])
+        ctx.record_variables(sess)
+
+
 def too_late(ctx: Context, **config: Any) -> None:
     """Computes with a weight in an op that was built behind the first run."""
     ctx.init(**config)
