@@ -1,16 +1,14 @@
 """Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
 
 State per rank is to be 1/N of all. Where parts differ by a row, the larger ones go to the ranks that have least so far:
-no rank has more of them than another by more than one row of one.
-
-A rank has one row of a variable that has fewer than N of them in each dimension, if its optimizer computes element by
-element; else such a variable stays whole. So do the smallest ones, together at most `WHOLE_SHARE` of the bytes, so that
-a rank moves few tensors.
+no rank has more of them than another by more than one row of one. A variable that has fewer than N rows in each
+dimension is dealt out row by row in the same way, if its optimizer computes element by element; else it stays whole. So
+do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves few tensors.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from epl.parallel.split.layouts import Layout, balanced_sizes, shard, shard_few
+from epl.parallel.split.layouts import Layout, balanced_sizes, shard
 
 WHOLE_SHARE = 0.02
 
@@ -34,7 +32,8 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
 
     Args:
       candidates: the trained variables.
-      surplus: by rank, bytes that larger parts of what was cut before have given it; those of these are added.
+      surplus: by rank, bytes that larger parts of what was cut before have given it, and dealt rows; those of these
+        are added.
     """
     ranks = len(surplus)
     found = {}
@@ -52,19 +51,20 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
 
 
 def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: List[float]) -> Dict[str, Layout]:
-    """The layouts, with larger parts on the ranks that have least; largest rows first, to be made up for by others."""
+    """The layouts, with further rows on the ranks that have least; largest rows first, to be made up for by others."""
     rows = {one.name: one.bytes / (layouts[one.name].size or 1) for one in cut}
     ranks = len(surplus)
     found = dict(layouts)
     for one in sorted(cut, key=lambda one: -rows[one.name]):
         layout = layouts[one.name]
-        least, larger = divmod(layout.size or 0, ranks)
-        if layout.few is not None or not larger:
-            continue
-        having = sorted(range(ranks), key=surplus.__getitem__)[:larger]
-        for rank in having:
+        least, further = divmod(layout.size or 0, ranks)
+        sizes = [least] * ranks
+        for _ in range(further):
+            # Of few rows a rank may have several; else parts differ by one at most.
+            rank = min((rank for rank in range(ranks) if sizes[rank] == least or not least), key=surplus.__getitem__)
+            sizes[rank] += 1
             surplus[rank] += rows[one.name]
-        found[one.name] = shard(layout.dim, [least + (rank in having) for rank in range(ranks)])
+        found[one.name] = shard(layout.dim, sizes)
     return found
 
 
@@ -78,5 +78,7 @@ def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
             best = max(sizes) / size, dim
     if best is not None:
         return shard(best[1], balanced_sizes(shape[best[1]], ranks))
-    rows = max(shape, default=0)
-    return shard_few(shape.index(rows), rows, ranks) if one.bytes and rows > 1 and one.by_element else None
+    if not shape or not one.bytes or not one.by_element:
+        return None
+    rows = max(shape)
+    return shard(shape.index(rows), [rows] + [0] * (ranks - 1))

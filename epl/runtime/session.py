@@ -1,5 +1,6 @@
 """Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
 
+import functools
 import threading
 import weakref
 from typing import Any, Callable, Dict, List, Sequence
@@ -85,8 +86,10 @@ class GraphRunner(object):
         if not choices:
             return {}
         checks = {sync.variable: sync.is_initialized for sync in self.rewrite.syncs}
-        flags = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
-        has_value = self._raw(session, None, [], flags, {}, None, None)
+        first = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
+        flags = [self._shards.has_value(choice.part, flag) for choice, flag in zip(choices, first)]
+        others = [op for flag in flags for op in flag.others]
+        has_value = self._raw(session, None, others, [flag.tensor for flag in flags], {}, None, None)
         return {choice: self._shards.shown(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
@@ -131,6 +134,8 @@ class GraphRunner(object):
             if self._shards is not None:
                 self._shards.checkpoints.step_done()
             return result
+        if self._shards is not None and not self._shards.gathered.isdisjoint(step.fetches):
+            run_step = functools.partial(self._gathering, run_step)
         if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
                 return run_step()
@@ -170,6 +175,17 @@ class GraphRunner(object):
                 else:
                     job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
                 raise
+
+    def _gathering(self, run_step: Callable[[], Any]) -> Any:
+        """Runs what is no step but has collectives; if it fails here, those that wait for this process are told."""
+        job = Job.current()
+        generation = 0 if job is None else job.generation
+        try:
+            return run_step()
+        except BaseException as error:
+            if job is not None:
+                self._end_step(job, str(error), generation)
+            raise
 
     def _end_step(self, job: Job, reason: str, generation: int) -> None:
         """The step has ended early for all that take part in it, processes that serve included."""

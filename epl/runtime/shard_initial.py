@@ -37,16 +37,16 @@ def local_shape(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[i
     return tuple(shape)
 
 
-def local_offset(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[int, ...]:
-    """Where a rank's part begins, in every dimension."""
-    begin = [0] * len(full_shape)
-    begin[layout.dim] = layout.begins[rank]
-    return tuple(begin)
+def built_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Where what is built for a rank begins, in every dimension, and its shape: its part, or a row if it has none."""
+    begin, shape = [0] * len(full_shape), list(full_shape)
+    begin[layout.dim], shape[layout.dim] = layout.built(rank)
+    return tuple(begin), tuple(shape)
 
 
 def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
-    """How TensorFlow's checkpoint ops write down a rank's part: "10 8 0,10:4,4"."""
-    return spec_of(full_shape, local_offset(full_shape, layout, rank), local_shape(full_shape, layout, rank))
+    """How TensorFlow's checkpoint ops write down what is built for a rank: "10 8 0,10:4,4". Slices have rows."""
+    return spec_of(full_shape, *built_slice(full_shape, layout, rank))
 
 
 def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
@@ -57,10 +57,10 @@ def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
 def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
     """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
     ranks = range(exchange.ranks)
-    begin = exchange.own([local_offset(full_shape, layout, rank) for rank in ranks], tf.int32)
+    begin = exchange.own([built_slice(full_shape, layout, rank)[0] for rank in ranks], tf.int32)
     size = exchange.own([local_shape(full_shape, layout, rank) for rank in ranks], tf.int32)
     part = tf.slice(full, begin, size)
-    part.set_shape(local_shape(full_shape, layout, exchange.rank))
+    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
     return part
 
 
@@ -70,10 +70,27 @@ def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange
     return cut(full, full_shape, layout, exchange) if part is None else part
 
 
+def written_part(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """As `part_of`; straight from a checkpoint, as Savers are completed for all ranks (`shard_savers.py`)."""
+    part = _restored(full, full_shape, layout, exchange)
+    return cut(full, full_shape, layout, exchange) if part is None else part
+
+
 def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
 ) -> Optional[tf.Tensor]:
     """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
+    part = _restored(full, full_shape, layout, exchange)
+    if part is None or not layout.leaves_out_ranks:
+        return part
+    shapes = [local_shape(full_shape, layout, rank) for rank in range(exchange.ranks)]
+    own = tf.slice(part, [0] * len(full_shape), exchange.own(shapes, tf.int32))
+    own.set_shape(part.shape)
+    return own
+
+
+def _restored(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> Optional[tf.Tensor]:
+    """The slice that is built for this rank, if `full` is read from a checkpoint."""
     full = source_of(full)
     op = full.op
     if op.type != "RestoreV2":
@@ -84,9 +101,11 @@ def restored_part(
     own = exchange.own([[slice_spec(full_shape, layout, rank)] for rank in range(exchange.ranks)], tf.string)
     with tf.device(op.device):
         name = tf.constant([names[full.value_index]])
-        part = tf.raw_ops.RestoreV2(prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype])
-    part[0].set_shape(local_shape(full_shape, layout, exchange.rank))
-    return part[0]
+        (part,) = tf.raw_ops.RestoreV2(
+            prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
+        )
+    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
+    return part
 
 
 def source_of(value: tf.Tensor) -> tf.Tensor:
@@ -118,7 +137,7 @@ def initial_part(
     if size > LARGEST_CUT:
         shapes = [local_shape(full_shape, layout, rank) for rank in range(exchange.ranks)]
         redraw = Redraw(full_shape, shapes, exchange)
-        part = redraw.build(full)
+        part = redraw.build(full, built_slice(full_shape, layout, exchange.rank)[1])
         if part is not None:
             return part, redraw.seeds
         logger.info(
@@ -153,13 +172,13 @@ class Redraw(object):
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self.unknown = ""
 
-    def build(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
-        """What stands for `tensor`; None if some op is not known. Builds nothing then."""
+    def build(self, tensor: tf.Tensor, shape: Sequence[int]) -> Optional[tf.Tensor]:
+        """What stands for `tensor`, of static shape; None if some op is not known. Builds nothing then."""
         self.unknown = self._find_unknown(tensor)
         if self.unknown:
             return None
         part = self._built(tensor, self._exchange.own(self._shapes, tf.int32))
-        part.set_shape(self._shapes[self._exchange.rank])
+        part.set_shape(shape)
         return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:

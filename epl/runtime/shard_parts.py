@@ -159,21 +159,26 @@ class CheckpointParts(object):
         with tf.device("/cpu:0"):
             return tf.reshape(tf.py_func(prepared, [filename], tf.string), [])
 
-    def merged(self, filename: tf.Tensor, write: tf.Operation, entries: Sequence[Tuple[str, str]]) -> tf.Operation:
+    def merged(
+        self, filename: tf.Tensor, own: tf.Tensor, write: Optional[tf.Operation], entries: Sequence[Tuple[str, str]]
+    ) -> tf.Operation:
         """An op that makes the checkpoint of all parts.
 
         Args:
           filename: of the checkpoint.
-          write: writes worker 0's own part.
+          own: as `own_prefix` gives it.
+          write: writes worker 0's own part to it, if worker 0 has any rows.
           entries: as in `ask`.
         """
-        with tf.device("/cpu:0"), tf.control_dependencies([write]):
+        with tf.device("/cpu:0"), tf.control_dependencies([own.op if write is None else write]):
             if self._session is None:
                 with tf.control_dependencies(None):
                     self._session = tf.placeholder_with_default(0, [])
             given = [filename, self._session]
             others = tf.py_func(lambda name, session: self._asked(name, session, entries), given, tf.string)
-            prefixes = tf.concat([[self.own_prefix(filename)], tf.reshape(others, [-1])], axis=0)
+            prefixes = tf.reshape(others, [-1])
+            if write is not None:
+                prefixes = tf.concat([[own], prefixes], axis=0)
             return tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=prefixes, destination_prefix=filename, delete_old_dirs=True
             )

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.parallel.split.conversions import hidden
 from epl.parallel.split.layouts import Layout
 from epl.runtime.shard_initial import slice_spec
 from epl.runtime.shard_parts import CheckpointParts
@@ -39,7 +40,7 @@ Slice.__doc__ = """A variable op of this graph that holds a part of a full varia
 Attributes:
   variable: name of the op.
   full_name: name of the full variable in checkpoints.
-  spec: which part, in TensorFlow's words.
+  spec: which part, in TensorFlow's words; "" if it has no rows.
 """
 
 
@@ -57,12 +58,15 @@ def slices_of(
       Name of a variable op -> its slices, those of the first rank first.
     """
     found = {
-        name: [Slice(prefix + name, part.full_name, slice_spec(part.full_shape, part.layout, rank))
-               for prefix, rank in ranks]
+        name: [Slice(prefix + name, part.full_name, _spec(part, rank)) for prefix, rank in ranks]
         for name, part in held.items()
-    }  # fmt: skip
+    }
     found.update({full: found[name] for full, name in before.items()})
     return found
+
+
+def _spec(part: Held, rank: int) -> str:
+    return slice_spec(part.full_shape, part.layout, rank) if (part.layout.sizes or ())[rank] else ""
 
 
 def complete_savers(
@@ -112,14 +116,17 @@ def _completed_save(
         wanted.append((key.decode(), parts[0].full_name))
         once: Dict[str, Slice] = {}  # of ranks that hold the same part, the first
         for part in parts:
-            once.setdefault(part.spec, part)
+            if part.spec:
+                once.setdefault(part.spec, part)
         entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
     if not wanted:
         return None
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
         filename = op.inputs[0]
-        write = _save(filename if others is None else others.own_prefix(filename), entries)
-        return write if others is None else others.merged(filename, write, wanted)
+        if others is None:
+            return _save(filename, entries)
+        own = others.own_prefix(filename)
+        return others.merged(filename, own, _save(own, entries) if entries else None, wanted)
 
 
 def _save(prefix: tf.Tensor, entries: Sequence[Tuple[bytes, bytes, tf.Tensor]]) -> tf.Operation:
@@ -150,9 +157,15 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
     further: List[Tuple[bytes, Slice, tf.Operation]] = []
     for index, assign, parts in entries:
         own_names[index] = _key(names[index])
-        if own_specs is not None:  # what is not known is the slice of this rank already
+        if parts[0].spec and own_specs is not None:  # what is not known is the slice of this rank already
             own_specs[index] = parts[0].spec.encode()
-        further += [(own_names[index], part, assign) for part in parts[1:]]
+        further += [(own_names[index], part, assign) for part in parts[1:] if part.spec]
+        for part in [part for part in parts if not part.spec]:
+            variable = restore.graph.get_operation_by_name(part.variable)
+            if part is parts[0]:
+                assign._update_input(1, _without_rows(variable))
+            else:
+                _write_beside(assign, variable, _without_rows(variable))
     with tf.device(restore.device):
         restore._update_input(1, _strings(own_names))
         if own_specs is not None:
@@ -168,9 +181,7 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
             dtypes=dtypes,
         )
     for value, (_, part, assign) in zip(values, further):
-        written = _assign(restore.graph.get_operation_by_name(part.variable), value)
-        for waiting in assign._control_outputs:
-            waiting._add_control_inputs([written])
+        _write_beside(assign, restore.graph.get_operation_by_name(part.variable), value)
 
 
 def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:
@@ -199,6 +210,19 @@ def value_of(tf_graph: tf.Graph, name: str) -> tf.Tensor:
         return op.outputs[0]
     with tf.device(op.device):
         return tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
+
+
+def _without_rows(variable: tf.Operation) -> tf.Tensor:
+    """What a variable without rows is restored with: so far as TensorFlow knows, it has a value then."""
+    shape = tf.TensorShape(variable.get_attr("shape")).as_list()
+    return hidden(tf.zeros(shape, variable.get_attr("dtype")), shape.index(0))  # what was built had a row
+
+
+def _write_beside(assign: tf.Operation, variable: tf.Operation, value: tf.Tensor) -> None:
+    """Whoever waits for an assignment waits for one of another rank, too."""
+    written = _assign(variable, value)
+    for waiting in assign._control_outputs:
+        waiting._add_control_inputs([written])
 
 
 def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:

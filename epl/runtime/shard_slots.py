@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.layouts import Layout
-from epl.runtime.shard_initial import Redraw, local_shape, restored_part
+from epl.runtime.shard_initial import Redraw, built_slice, local_shape, restored_part
 from epl.runtime.shard_savers import Held
 from epl.runtime.shard_variables import (
     SCOPE,
@@ -143,8 +143,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
     for name, layout in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
-        assert layout.sizes is not None
-        assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
+        assert shape[layout.dim] in (layout.built(exchange.rank)[1], -1), (name, shape, layout)
         full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
@@ -165,11 +164,12 @@ def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[s
     """Lets the initial value follow the size of the part."""
     shapes = _shapes(held.full_shape, held.layout)
     slots.shapes[op.name] = shapes
+    built = built_slice(held.full_shape, held.layout, exchange.rank)[1]
     for assign in _initializers(op):
         value = assign.inputs[1]
-        redraw = Redraw(shapes[exchange.rank], shapes, exchange)
+        redraw = Redraw(built, shapes, exchange)
         with beside(op), tf.name_scope("Initializer"):
-            part = redraw.build(value)
+            part = redraw.build(value, built)
         if part is not None:
             assign._update_input(1, part)
             slots.seeds.update(redraw.seeds)

@@ -244,8 +244,7 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
     name, full_shape, layout, exchange = variable._epl_full
-    offset = shard_initial.local_offset(full_shape, layout, exchange.rank)
-    shape = shard_initial.local_shape(full_shape, layout, exchange.rank)
+    offset, shape = shard_initial.built_slice(full_shape, layout, exchange.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
@@ -345,7 +344,7 @@ class Users(object):
             self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
-            after = self._copied(op, [shard_initial.part_of(value, *self._cut)])
+            after = self._copied(op, [shard_initial.written_part(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))
@@ -426,6 +425,9 @@ def _question(flag: tf.Tensor) -> tf.Operation:
 def _is_saved(value: tf.Tensor) -> bool:
     """Whether a value goes into checkpoints and nowhere else; `shard_savers.py` sees to these."""
     consumers = value.consumers()
-    return bool(consumers) and all(
-        op.type == "SaveV2" or (op.type == "Identity" and _is_saved(op.outputs[0])) for op in consumers
-    )
+    return bool(consumers) and all(map(only_saves, consumers))
+
+
+def only_saves(op: tf.Operation) -> bool:
+    """Whether an op writes checkpoints, or hands a value to such and nowhere else."""
+    return op.type == "SaveV2" or (op.type == "Identity" and _is_saved(op.outputs[0]))

@@ -21,7 +21,7 @@ from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import Place, SubCommunicators
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout
+from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
 from epl.parallel.split.own_rows import OWN_ROWS, OwnRows
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
 from epl.parallel.transformation import process_server
@@ -78,6 +78,7 @@ class Shards(object):
       seeds: random op -> its second seed by rank.
       ranks: of a group.
       reads: what a run gives for a variable -> collectives of the other ranks of this process that it needs.
+      gathered: what runs give that needs collectives besides those of the plan.
       unopened: the communicators that are opened together with those of the plan: see `_make_ready`.
       setting: by which the user asks for parts.
       checkpoints: what Savers need to know.
@@ -128,6 +129,7 @@ class Shards(object):
         self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
+        self.gathered: Set[tf.Tensor] = set()
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
         self._traced_after = 0  # number of the last op that no update can be behind
         self.checkpoints = Checkpoints(graph, [self])
@@ -291,6 +293,7 @@ class Shards(object):
                     whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
                     made.append(whole if own is None else own(exchange, prefix, whole))
                 others += exchange.collectives if copy else []
+        self.gathered.add(made[0])
         return Shown(made[0], tuple(others))
 
     @contextlib.contextmanager
@@ -302,6 +305,37 @@ class Shards(object):
 
     def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
         """Tells an exchange who has which rows of the batch, of the rank whose ops have a prefix."""
+
+    def has_value(self, part: str, first: tf.Tensor) -> Shown:
+        """Whether a variable in parts has a value, on all ranks alike.
+
+        Args:
+          part: name of the op of the part.
+          first: whether that of the first rank of this process has one. Where it has no rows it always has.
+        """
+        layout = self.held[part].layout
+        if not layout.leaves_out_ranks:
+            return Shown(first, ())
+        if first not in self._shown:
+            graph, holders = self._graph.tf_graph, [rank for rank, size in enumerate(layout.sizes or ()) if size]
+
+            def local(prefix: str) -> tf.Tensor:
+                variable = graph.get_operation_by_name(prefix + part).outputs[0]
+                has_value = (
+                    tf.raw_ops.VarIsInitializedOp(resource=variable)
+                    if variable.dtype == tf.resource
+                    else tf.raw_ops.IsVariableInitialized(ref=variable)
+                )
+                return tf.cast(tf.reshape(has_value, [1]), tf.float32)
+
+            def told(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+                return tf.reduce_all(tf.gather(whole, holders) > 0)
+
+            of_each = shard(0, [1] * self.ranks)
+            with self._graph.showing_lock:
+                if first not in self._shown:
+                    self._shown[first] = self._gathered(first, local, of_each, told, self._stage_of(part))
+        return self._shown[first]
 
     def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """What is to be fed in a run that trains nothing: tensor -> value, by rank of the job."""
@@ -458,10 +492,7 @@ class Shards(object):
         slices = self.slices(prefixes)
         ranks = [self._rank + copy for copy in range(len(prefixes))]
         return [
-            part
-            for name, held in self.held.items()
-            for rank, part in zip(ranks, slices[name])
-            if rank in self._writers and (held.layout.few is None or self.place(rank).rank < held.layout.few)
+            part for name in self.held for rank, part in zip(ranks, slices[name]) if rank in self._writers and part.spec
         ]
 
     @property

@@ -55,6 +55,11 @@ class ShardsTogether(object):
         """As that of Shards."""
         return {tensor: others for one in self._members for tensor, others in one.reads.items()}
 
+    @property
+    def gathered(self) -> Set[tf.Tensor]:
+        """As that of Shards."""
+        return set().union(*[one.gathered for one in self._members])
+
     def shown(self, tensor: tf.Tensor) -> Shown:
         """As that of Shards."""
         for one in self._members:
@@ -62,6 +67,10 @@ class ShardsTogether(object):
             if shown.tensor is not tensor:
                 return shown
         return Shown(tensor, ())
+
+    def has_value(self, part: str, first: tf.Tensor) -> Shown:
+        """As that of Shards."""
+        return next(one for one in self._members if part in one.held).has_value(part, first)
 
     def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """As that of Shards."""

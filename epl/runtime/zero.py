@@ -294,7 +294,7 @@ class ZeroModel(Shards):
         """Those rows of a sparse gradient that go into this rank's part."""
         made = whole.made
         sizes = made.layout.sizes or ()
-        own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)  # copies of a row have none
+        own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
         shapes = [local_shape(made.full_shape, made.layout, rank) for rank in range(self.ranks)]
         shape = self.exchange.own(shapes, own.dtype)
@@ -476,11 +476,11 @@ class ZeroModel(Shards):
 
 
 def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
-    """Raises PlanError if there is one row of a variable on each rank, copies among them."""
+    """Raises PlanError if some ranks have no row of a variable."""
     made = variable.made
-    if made.layout.few is not None:
+    if made.layout.leaves_out_ranks:
         raise PlanError(
-            "{!r}, of the shape {}, has fewer rows than the {} devices: each has one of them since another optimizer "
+            "{!r}, of the shape {}, has fewer rows than the {} devices, and some have none since another optimizer "
             "applied its gradient (zero.level). {} applies one now, and may compute over rows. Let it apply its "
             "gradients first: then the variable is whole for it.".format(
                 made.name, list(made.full_shape), ranks, optimizer.__name__

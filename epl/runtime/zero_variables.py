@@ -27,6 +27,7 @@ from epl.runtime.shard_variables import (
     is_choice,
     is_shard,
     make_part,
+    only_saves,
     refuse_load,
     wait_instead,
 )
@@ -180,7 +181,7 @@ class WholeVariable(object):
                 self._users.use(before, after)
             wait_instead(before, after)
         for consumer in [consumer for value in taken for consumer in value.consumers()]:
-            if consumer not in self._seen:
+            if consumer not in self._seen and not only_saves(consumer):
                 refuse_late(consumer, self.made.name)
 
     def _taken(self) -> List[tf.Tensor]:

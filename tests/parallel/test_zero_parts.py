@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from epl.parallel.split.layouts import shard, shard_few
+from epl.parallel.split.layouts import shard
 from epl.parallel.zero_parts import WHOLE_SHARE, Candidate, choose_parts
 
 
@@ -74,10 +74,16 @@ def test_of_uneven_variables_together_a_rank_holds_its_share(size, ranks):
     assert held_of(variables, ranks) <= 1 / ranks + WHOLE_SHARE
 
 
-def test_of_few_rows_each_rank_has_one():
+def test_few_rows_are_dealt_out():
+    """Largest rows first; then rank 3, which has none of those, has less than one of them of all others together."""
     layouts = parts(candidates(("a", (2, 3, 3)), ("b", (3, 1)), ("c", (2,))), 4)
-    assert layouts == {"a": shard_few(1, 3, 4), "b": shard_few(0, 3, 4), "c": shard_few(0, 2, 4)}
-    assert (layouts["c"].size, layouts["c"].begins, str(layouts["c"])) == (2, (0, 1, 1, 1), "shard(0: 1+1)")
+    assert layouts == {"a": shard(1, (1, 1, 1, 0)), "b": shard(0, (0, 0, 0, 3)), "c": shard(0, (0, 0, 0, 2))}
+
+
+def test_what_is_built_for_a_rank_without_rows_has_one():
+    layout = shard(0, (0, 2, 1, 0))
+    assert [layout.built(rank) for rank in range(4)] == [(0, 1), (0, 2), (2, 1), (2, 1)]
+    assert layout.leaves_out_ranks and not shard(0, (2, 1)).leaves_out_ranks
 
 
 def test_few_rows_stay_together_unless_each_element_is_computed_by_itself():
@@ -87,13 +93,14 @@ def test_few_rows_stay_together_unless_each_element_is_computed_by_itself():
 
 def test_a_sparse_gradient_has_its_variable_cut_by_rows():
     layouts = parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
-    assert layouts == {"a": shard_few(0, 3, 4), "b": shard(0, (3, 2, 2, 2))}
+    assert layouts == {"a": shard(0, (1, 1, 1, 0)), "b": shard(0, (2, 2, 2, 3)), "c": shard(0, (1, 0, 0, 0))}
 
 
-def test_scalars_single_rows_and_the_smallest_stay_whole():
+def test_scalars_and_the_smallest_stay_whole():
     variables = candidates(("w", (100, 100)), ("scalar", ()), ("empty", (0, 3)), ("one", (1, 1)), ("bias", (100,)))
     assert list(parts(variables, 4)) == ["w"]
-    assert not parts(candidates(("large", (1, 1000)), ("empty", (0, 3)), by_rows=["large"]), 4)
+    single = candidates(("large", (1, 1000)), ("empty", (0, 3)), by_rows=["large"], by_element=False)
+    assert not parts(single, 4)
     assert sum(one.bytes for one in variables[1:]) <= WHOLE_SHARE * variables[0].bytes
 
 
@@ -122,3 +129,16 @@ def test_a_rank_holds_its_share_and_little_more(ranks):
         shapes = [(str(number), tuple(draw.randint(20, 64) for _ in range(draw.randint(1, 3)))) for number in range(40)]
         variables = candidates(*shapes)
         assert held_of(variables, ranks) <= 1 / ranks + 0.05
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 13, 64])
+def test_of_small_variables_a_rank_holds_its_share(ranks):
+    """Also where no variable has as many rows as there are ranks: 1/N, and a row of one variable."""
+    draw = random.Random(ranks)
+    for most in (2, 3, 7):
+        shapes = [tuple(draw.randint(1, most) for _ in range(draw.randint(1, 3))) for _ in range(1000)]
+        variables = candidates(*[(str(number), shape) for number, shape in enumerate(shapes)])
+        whole = sum(one.bytes for one in variables)
+        row = max(one.bytes / max(one.shape) for one in variables)
+        assert held_of(variables, ranks) <= 1 / ranks + WHOLE_SHARE + row / whole
+    assert held_of(candidates(*[(str(number), (3, 3)) for number in range(1000)]), ranks) <= 1 / ranks + WHOLE_SHARE

@@ -6,7 +6,7 @@ a shared resource, stay where they are.
 """
 
 import re
-from typing import Container, Dict, List, Sequence, Set
+from typing import Container, Dict, List, Mapping, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -47,6 +47,7 @@ def run(rewrite: Rewrite) -> None:
     shards = rewrite.graph.shards
     own_parts = {} if shards is None else shards.own_attrs(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
+    _size_variables_of_replica_0(rewrite, view, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -174,6 +175,18 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
         for key, value in own.attrs or ():
             rewrite.remember(rewrite.operation(node.name))._set_attr(key, value)
     rewrite.added_functions |= seeds.functions
+
+
+def _size_variables_of_replica_0(
+    rewrite: Rewrite, view: GraphView, own_parts: Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]
+) -> None:
+    """A part without rows was built with one."""
+    for node, by_rank in own_parts.items():
+        proto = view.nodes[node]
+        for key, value in by_rank[rewrite.base_rank]:
+            if proto.op in op_types.VARIABLES and proto.attr[key] != value:
+                rewrite.remember(rewrite.operation(proto.name))._set_attr(key, value)
+                proto.attr[key].CopyFrom(value)
 
 
 def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:

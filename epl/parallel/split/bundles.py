@@ -11,7 +11,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.conversions import Exchange, from_front, is_uneven, rows_of_all, to_front
+from epl.parallel.split.conversions import Exchange, from_front, is_uneven, to_front
 from epl.parallel.split.layouts import Layout, shard
 
 Member = NamedTuple("Member", [("shape", Tuple[int, ...]), ("layout", Layout)])
@@ -86,8 +86,6 @@ def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
 
 def _kept(member: Member) -> Optional[List[int]]:
     """The rows that are no filling, of those of all ranks; None: all."""
-    if member.layout.few is not None:
-        return list(range(member.layout.few))
     if not is_uneven(member.layout):
         return None
     most = max(_sizes(member))
@@ -96,7 +94,7 @@ def _kept(member: Member) -> Optional[List[int]]:
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
     """[ranks, length]: what each rank gets of a whole tensor."""
-    front = rows_of_all(tensor, member.layout)
+    front = to_front(tensor, member.layout.dim)
     if not is_uneven(member.layout):
         return tf.reshape(front, [len(_sizes(member)), _length(member)])
     padding = [[0, 0]] * len(_others(member))

@@ -29,7 +29,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.split.copied_rows import CopiedRows
-from epl.parallel.split.layouts import Layout, balanced_sizes, shard
+from epl.parallel.split.layouts import Layout, balanced_sizes, offsets, shard
 from epl.parallel.split.row_weights import RowWeights
 from epl.parallel.split.slices import slice_along
 from epl.utils import tf_compat
@@ -251,8 +251,6 @@ class Exchange(object):
         full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
         if layout.sizes is None and self.copied_rows is not None:
             full = self.copied_rows.drop(full, 0, rows)
-        if layout.few is not None:
-            full = full[: layout.few]
         full.set_shape(_with_size(front.shape, 0, layout.size))
         return from_front(full, layout.dim), rows
 
@@ -265,7 +263,7 @@ class Exchange(object):
     def own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
         """Where this rank's part begins, and its size; `rows` as that of `cut`."""
         if layout.sizes is not None:
-            begin = self.own(layout.begins, tf.int32)
+            begin = self.own(offsets(layout.sizes), tf.int32)
             return begin, self.own(layout.sizes, tf.int32)
         counts = tf.cast(_required(rows), tf.int32)
         own = self.own(range(self.ranks), tf.int32)
@@ -274,7 +272,7 @@ class Exchange(object):
         return tf.cumsum(counts, exclusive=True)[own], counts[own]
 
     def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        front = rows_of_all(tensor, layout)
+        front = to_front(tensor, layout.dim)
         if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
             part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
             part = hidden(part, 0) if is_uneven(layout) else part
@@ -412,12 +410,6 @@ def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
     """The tensor with dimension `dim` first."""
     return _transposed(tensor, [dim] + [other for other in range(tensor.shape.ndims) if other != dim])
-
-
-def rows_of_all(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """What all ranks have of a whole tensor in turn, along dimension 0."""
-    front = to_front(tensor, layout.dim)
-    return front if layout.few is None else tf.gather(front, layout.begins)
 
 
 def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:

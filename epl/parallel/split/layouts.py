@@ -9,8 +9,8 @@
 A sharded op that takes a FULL tensor has a part of its gradient only. Such an op takes the tensor through
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
 
-Of few rows each rank has one: where there are fewer than ranks, the last ones have the last row once more. Nobody reads
-these copies. They make no difference to what is computed element by element, and such layouts are for nothing else.
+Some ranks may have no rows of a small variable (ZeRO deals few rows out). Such a part is built with a row, since the
+number that a slot begins with is in the tensor that the optimizer makes; the row goes when the graph is rewritten.
 """
 
 from functools import lru_cache
@@ -30,13 +30,11 @@ class Layout(NamedTuple):
       kind: "full", "shard" or "partial".
       dim: the dimension that is cut, -1 if none is.
       sizes: of the parts, by rank; None: rows of a batch, of which each rank knows its own number alone.
-      few: how many rows there are, if they are fewer than ranks.
     """
 
     kind: str
     dim: int = -1
     sizes: Optional[Tuple[int, ...]] = None
-    few: Optional[int] = None
 
     @property
     def is_shard(self) -> bool:
@@ -46,18 +44,23 @@ class Layout(NamedTuple):
     @property
     def size(self) -> Optional[int]:
         """Of the dimension that is cut; None: not known."""
-        return self.few or (None if self.sizes is None else sum(self.sizes))
+        return None if self.sizes is None else sum(self.sizes)
 
     @property
-    def begins(self) -> Tuple[int, ...]:
-        """Where the parts begin, by rank; () without sizes. Copies of the last row begin where it does."""
-        begins = offsets(self.sizes or ())
-        return begins if self.few is None else tuple(min(begin, self.few - 1) for begin in begins)
+    def leaves_out_ranks(self) -> bool:
+        """Whether some ranks have no rows."""
+        return 0 in (self.sizes or ())
+
+    def built(self, rank: int) -> Tuple[int, int]:
+        """Where what is built for a rank begins, and its size: its part, or any row if it has none."""
+        assert self.sizes is not None
+        begin, size = offsets(self.sizes)[rank], self.sizes[rank]
+        return (begin, size) if size else (min(begin, sum(self.sizes) - 1), 1)
 
     def __str__(self) -> str:
         if not self.is_shard:
             return self.kind
-        sizes = () if self.sizes is None else self.sizes[: self.few]
+        sizes = () if self.sizes is None else self.sizes
         return "shard({}{})".format(self.dim, ": " + "+".join(map(str, sizes)) if sizes else "")
 
 
@@ -68,11 +71,6 @@ PARTIAL = Layout(_PARTIAL)
 def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Layout:
     """The layout of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
     return Layout(_SHARD, dim, None if sizes is None else tuple(sizes))
-
-
-def shard_few(dim: int, rows: int, ranks: int) -> Layout:
-    """The layout of a tensor with fewer rows in dimension `dim` than there are ranks, one on each."""
-    return Layout(_SHARD, dim, (1,) * ranks, rows)
 
 
 def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tuple[int, ...]]:
@@ -94,26 +92,28 @@ def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tupl
 
 
 def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -> Optional[Tuple[int, ...]]:
-    """Sizes of parts as near to the given ratios as they come, by the largest remainders; no part is empty.
+    """Sizes of parts as near to the given ratios as they come, by the largest remainders; empty where the ratio is 0.
 
     Args:
       size: of the dimension.
-      ratios: positive, by rank.
+      ratios: by rank.
       granularity: every part is a multiple of it.
 
     Returns:
-      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
+      The sizes; None if `size` is not a multiple of `granularity`, or another rank would have nothing.
     """
     units, rest = divmod(size, granularity)
-    if rest or units < len(ratios):
+    having = [rank for rank, ratio in enumerate(ratios) if ratio]
+    if rest or units < len(having):
         return None
     counts = [ratio * units // sum(ratios) for ratio in ratios]
     by_remainder = sorted(range(len(ratios)), key=lambda rank: -(ratios[rank] * units % sum(ratios)))
     for rank in by_remainder[: units - sum(counts)]:
         counts[rank] += 1
-    while 0 in counts:
-        counts[counts.index(max(counts))] -= 1
-        counts[counts.index(0)] += 1
+    for rank in having:
+        if not counts[rank]:
+            counts[counts.index(max(counts))] -= 1
+            counts[rank] = 1
     return tuple(count * granularity for count in counts)
 
 

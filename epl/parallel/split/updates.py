@@ -304,23 +304,8 @@ class _Tracer(object):
         return self._choice_of(op, layouts) if is_whole and found is None else found
 
     def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
-        few = next((layout for layout in layouts if layout.few is not None), None)
-        if few is not None:
-            return self._choice_of_rows(op, layouts, few)
         info = op_info(op, layouts, self._ranks)
         return next((choice for choice in choices_of(info) if choice.inputs == tuple(layouts)), None)
-
-    def _choice_of_rows(self, op: tf.Operation, layouts: Sequence[Layout], few: Layout) -> Optional[Choice]:
-        """The same for parts of few rows: copies of the last one must count for nothing, so no rows may meet."""
-        if any(layout.sizes is not None and layout.few != few.few for layout in layouts):
-            return None
-        choice = self._choice_of(op, [layout._replace(few=None) for layout in layouts])
-        if choice is None or choice.emit is not None:
-            return None
-        if any(layout != FULL and layout.sizes != few.sizes for layout in choice.outputs):
-            return None
-        outputs = tuple(layout._replace(few=few.few) if layout != FULL else FULL for layout in choice.outputs)
-        return choice._replace(inputs=tuple(layouts), outputs=outputs)
 
 
 def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
