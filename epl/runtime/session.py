@@ -22,6 +22,7 @@ RawRun = Callable[..., List[Any]]
 
 _FIRST_NAMES = 5  # of a long list in a message
 _LONGEST_REASON = 2000  # characters
+_NO_VALUE = "a variable has no value: "  # begins a reason
 
 
 class SessionState(object):
@@ -89,7 +90,9 @@ class GraphRunner(object):
         first = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
         flags = [self._shards.has_value(choice.part, flag) for choice, flag in zip(choices, first)]
         others = [op for flag in flags for op in flag.others]
-        has_value = self._raw(session, None, others, [flag.tensor for flag in flags], {}, None, None)
+        asked = [flag.tensor for flag in flags]
+        ask = functools.partial(self._raw, session, None, others, asked, {}, None, None)
+        has_value = ask() if self._shards.gathered.isdisjoint(asked) else self._gathering(ask)
         return {choice: self._shards.shown(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
@@ -159,9 +162,7 @@ class GraphRunner(object):
 
         One at a time: the order of collectives is fixed within a step, not between steps of several threads.
         """
-        job = Job.current()
-        if job is None:
-            raise PlanError("The job has ended (Job.stop, or epl.init for other workers): build the model again.")
+        job = _current_job()
         with self._replica_lock:
             generation = job.generation
             try:
@@ -170,22 +171,33 @@ class GraphRunner(object):
                 self._end_step(job, error.message, generation)
                 raise
             except BaseException as error:
-                if self.rewrite.plan.workers == 1:
-                    job.end_generation(str(error), generation)
-                else:
-                    job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
+                self._fail(job, error, generation)
                 raise
 
     def _gathering(self, run_step: Callable[[], Any]) -> Any:
         """Runs what is no step but has collectives; if it fails here, those that wait for this process are told."""
-        job = Job.current()
-        generation = 0 if job is None else job.generation
+        job = _current_job()
+        generation = job.generation
         try:
             return run_step()
-        except BaseException as error:
-            if job is not None:
-                self._end_step(job, str(error), generation)
+        except tf.errors.OutOfRangeError as error:
+            self._end_step(job, error.message, generation)
+            if _NO_VALUE in error.message:  # of another process, which has rows of the variable
+                raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
             raise
+        except tf.errors.FailedPreconditionError as error:  # in all processes
+            self._end_step(job, _NO_VALUE + error.message, generation)
+            raise
+        except BaseException as error:
+            self._fail(job, error, generation)
+            raise
+
+    def _fail(self, job: Job, error: BaseException, generation: int) -> None:
+        """A step has failed here; where there are other processes, the job ends."""
+        if self.rewrite.plan.workers == 1:
+            job.end_generation(str(error), generation)
+        else:
+            job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
 
     def _end_step(self, job: Job, reason: str, generation: int) -> None:
         """The step has ended early for all that take part in it, processes that serve included."""
@@ -256,3 +268,10 @@ class GraphRunner(object):
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
         return [self.rewrite.tf_graph.get_operation_by_name(name) for name in names]
+
+
+def _current_job() -> Job:
+    job = Job.current()
+    if job is None:
+        raise PlanError("The job has ended (Job.stop, or epl.init for other workers): build the model again.")
+    return job

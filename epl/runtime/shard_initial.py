@@ -45,7 +45,10 @@ def built_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[T
 
 
 def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
-    """How TensorFlow's checkpoint ops write down what is built for a rank: "10 8 0,10:4,4". Slices have rows."""
+    """How TensorFlow's checkpoint ops, which know of no empty slice, write down what is built for a rank.
+
+    "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8].
+    """
     return spec_of(full_shape, *built_slice(full_shape, layout, rank))
 
 
@@ -71,7 +74,7 @@ def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange
 
 
 def written_part(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
-    """As `part_of`; straight from a checkpoint, as Savers are completed for all ranks (`shard_savers.py`)."""
+    """As `part_of`; of a checkpoint's, what is built for this rank: `shard_savers.py` sees to ranks without rows."""
     part = _restored(full, full_shape, layout, exchange)
     return cut(full, full_shape, layout, exchange) if part is None else part
 

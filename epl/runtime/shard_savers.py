@@ -66,7 +66,8 @@ def slices_of(
 
 
 def _spec(part: Held, rank: int) -> str:
-    return slice_spec(part.full_shape, part.layout, rank) if (part.layout.sizes or ())[rank] else ""
+    assert part.layout.sizes is not None
+    return slice_spec(part.full_shape, part.layout, rank) if part.layout.sizes[rank] else ""
 
 
 def complete_savers(
@@ -124,7 +125,7 @@ def _completed_save(
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
         filename = op.inputs[0]
         if others is None:
-            return _save(filename, entries)
+            return _save(filename, entries) if entries else tf.no_op()  # a worker that writes nothing, and has no rows
         own = others.own_prefix(filename)
         return others.merged(filename, own, _save(own, entries) if entries else None, wanted)
 

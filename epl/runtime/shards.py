@@ -128,6 +128,7 @@ class Shards(object):
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
         self._shown: Dict[tf.Tensor, Shown] = {}
+        self._told: Dict[str, Shown] = {}  # by the name of a part: whether it has a value
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self.gathered: Set[tf.Tensor] = set()
         self._own: Set[tf.Operation] = set()  # ops that are not the user's
@@ -293,7 +294,8 @@ class Shards(object):
                     whole = exchange.sum_partial(tensor) if layout == PARTIAL else whole
                     made.append(whole if own is None else own(exchange, prefix, whole))
                 others += exchange.collectives if copy else []
-        self.gathered.add(made[0])
+        if exchange.collectives:
+            self.gathered.add(made[0])
         return Shown(made[0], tuple(others))
 
     @contextlib.contextmanager
@@ -316,7 +318,7 @@ class Shards(object):
         layout = self.held[part].layout
         if not layout.leaves_out_ranks:
             return Shown(first, ())
-        if first not in self._shown:
+        if part not in self._told:
             graph, holders = self._graph.tf_graph, [rank for rank, size in enumerate(layout.sizes or ()) if size]
 
             def local(prefix: str) -> tf.Tensor:
@@ -333,9 +335,9 @@ class Shards(object):
 
             of_each = shard(0, [1] * self.ranks)
             with self._graph.showing_lock:
-                if first not in self._shown:
-                    self._shown[first] = self._gathered(first, local, of_each, told, self._stage_of(part))
-        return self._shown[first]
+                if part not in self._told:
+                    self._told[part] = self._gathered(first, local, of_each, told, self._stage_of(part))
+        return self._told[part]
 
     def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """What is to be fed in a run that trains nothing: tensor -> value, by rank of the job."""

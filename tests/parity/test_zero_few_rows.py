@@ -91,3 +91,11 @@ def test_as_data_parallelism(oracle: Oracle, topology: Topology, level: str, con
 def test_what_is_fetched_beside_a_step_is_of_before_it(oracle: Oracle, topology: Topology, level: str) -> None:
     for answer in oracle.check(topology, zero.beside, name='narrow_embedding', zero__level=level):
         assert all(answer.results['same'])
+
+
+@pytest.mark.parametrize('topology,level', [(IN_EACH, 'v1'), _long(IN_BOTH, 'v2'), _long(IN_ONE, 'v1')], ids=str)
+def test_workers_without_rows_of_what_is_saved(oracle: Oracle, topology: Topology, level: str) -> None:
+    """Where a variable has no value, all of them say so; and it is saved whole."""
+    answers = oracle.check(topology, zero.in_pieces, name='narrow_embedding', zero__level=level)
+    assert {kind for answer in answers for kind in answer.results['errors'][0]} == {'FailedPreconditionError'}
+    assert len(answers[0].results['same']) > 1 and all(answers[0].results['same'])

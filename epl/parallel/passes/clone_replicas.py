@@ -25,6 +25,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
+_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `Shards.own_attrs` gives them
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
 
 
@@ -177,10 +178,8 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
     rewrite.added_functions |= seeds.functions
 
 
-def _size_variables_of_replica_0(
-    rewrite: Rewrite, view: GraphView, own_parts: Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]
-) -> None:
-    """A part without rows was built with one."""
+def _size_variables_of_replica_0(rewrite: Rewrite, view: GraphView, own_parts: _OwnAttrs) -> None:
+    """Takes the row away from variables of which replica 0 has none: they were built with one."""
     for node, by_rank in own_parts.items():
         proto = view.nodes[node]
         for key, value in by_rank[rewrite.base_rank]:

@@ -191,6 +191,34 @@ def two_sessions(ctx: Context, **config: Any) -> None:
             sessions[name].run(train_op, inputs.feed(ctx, data, 0))
 
 
+def in_pieces(ctx: Context, name: str, **config: Any) -> None:
+    """Asks for variables before they have values, trains, and saves them all in small pieces, and each by itself."""
+    ctx.init(**config)
+    data, inputs = samples(), Inputs()
+    loss = MODELS[name](*inputs.tensors())
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    variables = {v.op.name: v for v in tf.trainable_variables()}
+    savers = {key: tf.train.Saver({key: variable}) for key, variable in variables.items()}
+    if ctx.planned:
+        from epl.runtime.saver import MemoryEfficientBuilder
+        savers['all'] = tf.train.Saver(builder=MemoryEfficientBuilder(8))
+    directory = ctx.temporary_directory()
+    with tf.Session() as sess:
+        if ctx.planned:
+            ctx.record(errors=[error_of(sess.run, variable).split(',')[0] for variable in variables.values()])
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
+        values = sess.run(variables)
+        for key, saver in savers.items():
+            if ctx.planned and ctx.worker == 0:
+                reader = tf.train.load_checkpoint(saver.save(sess, directory + '/' + key.replace('/', '_')))
+                saved = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+                same = all(np.array_equal(values[key], value) for key, value in saved.items())
+                ctx.record(same=same and sorted(saved) == (sorted(values) if key == 'all' else [key]))
+        ctx.record_variables(sess)
+
+
 def deep(ctx: Context, **config: Any) -> None:
     """Many layers, their weights no multiple of the ranks, one of them used again and again, and all penalized."""
     ctx.init(**config)
