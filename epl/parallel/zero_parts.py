@@ -6,6 +6,7 @@ dimension is dealt out row by row in the same way, if its optimizer computes ele
 do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves few tensors.
 """
 
+import heapq
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.split.layouts import Layout, balanced_sizes, shard
@@ -59,11 +60,14 @@ def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: Lis
         layout = layouts[one.name]
         least, further = divmod(layout.size or 0, ranks)
         sizes = [least] * ranks
+        poorest = [(having, rank) for rank, having in enumerate(surplus)]
+        heapq.heapify(poorest)
         for _ in range(further):
-            # Of few rows a rank may have several; else parts differ by one at most.
-            rank = min((rank for rank in range(ranks) if sizes[rank] == least or not least), key=surplus.__getitem__)
+            _, rank = heapq.heappop(poorest)
             sizes[rank] += 1
             surplus[rank] += rows[one.name]
+            if not least:  # of few rows a rank may have several; else parts differ by one at most
+                heapq.heappush(poorest, (surplus[rank], rank))
         found[one.name] = shard(layout.dim, sizes)
     return found
 

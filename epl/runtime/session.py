@@ -3,7 +3,7 @@
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Type
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -162,42 +162,42 @@ class GraphRunner(object):
 
         One at a time: the order of collectives is fixed within a step, not between steps of several threads.
         """
-        job = _current_job()
         with self._replica_lock:
-            generation = job.generation
-            try:
-                return run_step()
-            except tf.errors.OutOfRangeError as error:
-                self._end_step(job, error.message, generation)
-                raise
-            except BaseException as error:
-                self._fail(job, error, generation)
-                raise
+            return self._telling_others(run_step, tf.errors.OutOfRangeError)
 
     def _gathering(self, run_step: Callable[[], Any]) -> Any:
-        """Runs what is no step but has collectives; if it fails here, those that wait for this process are told."""
-        job = _current_job()
+        """Runs what is no step but has collectives; a variable without a value fails in the same way everywhere."""
+        try:
+            return self._telling_others(run_step, tf.errors.OutOfRangeError, tf.errors.FailedPreconditionError)
+        except tf.errors.OutOfRangeError as error:
+            if _NO_VALUE not in error.message:
+                raise
+            # Of another process, which has rows of the variable.
+            raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
+
+    def _telling_others(self, run_step: Callable[[], Any], *ends: Type[tf.errors.OpError]) -> Any:
+        """Runs what others take part in; if it fails here, they are told.
+
+        Args:
+          run_step: what to run.
+          ends: errors that end the step in all processes. Where there are others, any other error ends the job.
+        """
+        job = Job.current()
+        if job is None:
+            raise PlanError("The job has ended (Job.stop, or epl.init for other workers): build the model again.")
         generation = job.generation
         try:
             return run_step()
-        except tf.errors.OutOfRangeError as error:
-            self._end_step(job, error.message, generation)
-            if _NO_VALUE in error.message:  # of another process, which has rows of the variable
-                raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
-            raise
-        except tf.errors.FailedPreconditionError as error:  # in all processes
-            self._end_step(job, _NO_VALUE + error.message, generation)
+        except ends as error:
+            has_no_value = isinstance(error, tf.errors.FailedPreconditionError)
+            self._end_step(job, _NO_VALUE + error.message if has_no_value else error.message, generation)
             raise
         except BaseException as error:
-            self._fail(job, error, generation)
+            if self.rewrite.plan.workers == 1:
+                job.end_generation(str(error), generation)
+            else:
+                job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
             raise
-
-    def _fail(self, job: Job, error: BaseException, generation: int) -> None:
-        """A step has failed here; where there are other processes, the job ends."""
-        if self.rewrite.plan.workers == 1:
-            job.end_generation(str(error), generation)
-        else:
-            job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
 
     def _end_step(self, job: Job, reason: str, generation: int) -> None:
         """The step has ended early for all that take part in it, processes that serve included."""
@@ -268,10 +268,3 @@ class GraphRunner(object):
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
         return [self.rewrite.tf_graph.get_operation_by_name(name) for name in names]
-
-
-def _current_job() -> Job:
-    job = Job.current()
-    if job is None:
-        raise PlanError("The job has ended (Job.stop, or epl.init for other workers): build the model again.")
-    return job

@@ -29,12 +29,11 @@ _CONST_VALUES = ("bool_val", "double_val", "float_val", "half_val", "int64_val",
 _MOST_SEED = 0x7FFFFFFF
 
 
-def local_shape(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[int, ...]:
-    """The shape of a rank's part."""
+def local_shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:
+    """The shapes of the parts, by rank."""
     assert layout.sizes is not None
-    shape = list(full_shape)
-    shape[layout.dim] = layout.sizes[rank]
-    return tuple(shape)
+    before, behind = tuple(full_shape[: layout.dim]), tuple(full_shape[layout.dim + 1 :])
+    return tuple(before + (size,) + behind for size in layout.sizes)
 
 
 def built_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -59,9 +58,8 @@ def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
 
 def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
     """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
-    ranks = range(exchange.ranks)
-    begin = exchange.own([built_slice(full_shape, layout, rank)[0] for rank in ranks], tf.int32)
-    size = exchange.own([local_shape(full_shape, layout, rank) for rank in ranks], tf.int32)
+    begin = exchange.own([built_slice(full_shape, layout, rank)[0] for rank in range(exchange.ranks)], tf.int32)
+    size = exchange.own(local_shapes(full_shape, layout), tf.int32)
     part = tf.slice(full, begin, size)
     part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
     return part
@@ -86,8 +84,7 @@ def restored_part(
     part = _restored(full, full_shape, layout, exchange)
     if part is None or not layout.leaves_out_ranks:
         return part
-    shapes = [local_shape(full_shape, layout, rank) for rank in range(exchange.ranks)]
-    own = tf.slice(part, [0] * len(full_shape), exchange.own(shapes, tf.int32))
+    own = tf.slice(part, [0] * len(full_shape), exchange.own(local_shapes(full_shape, layout), tf.int32))
     own.set_shape(part.shape)
     return own
 
@@ -138,8 +135,7 @@ def initial_part(
         return restored, {}
     size = tf.TensorShape(full_shape).num_elements() * full.dtype.size
     if size > LARGEST_CUT:
-        shapes = [local_shape(full_shape, layout, rank) for rank in range(exchange.ranks)]
-        redraw = Redraw(full_shape, shapes, exchange)
+        redraw = Redraw(full_shape, local_shapes(full_shape, layout), exchange)
         part = redraw.build(full, built_slice(full_shape, layout, exchange.rank)[1])
         if part is not None:
             return part, redraw.seeds

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.split.conversions import Exchange, is_uneven
 from epl.parallel.split.layouts import Layout
-from epl.runtime.shard_initial import Redraw, built_slice, local_shape, restored_part
+from epl.runtime.shard_initial import Redraw, built_slice, local_shapes, restored_part
 from epl.runtime.shard_savers import Held
 from epl.runtime.shard_variables import (
     SCOPE,
@@ -148,7 +148,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
             if is_uneven(layout):
-                slots.shapes[name] = _shapes(full_shape, layout)
+                slots.shapes[name] = local_shapes(full_shape, layout)
             continue
         held = slots.held[name] = Held(name.replace(SCOPE + "/", "", 1), full_shape, layout)
         if any(is_shard(variable) for variable in objects):
@@ -162,7 +162,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
 
 def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
     """Lets the initial value follow the size of the part."""
-    shapes = _shapes(held.full_shape, held.layout)
+    shapes = local_shapes(held.full_shape, held.layout)
     slots.shapes[op.name] = shapes
     built = built_slice(held.full_shape, held.layout, exchange.rank)[1]
     for assign in _initializers(op):
@@ -193,11 +193,6 @@ def follow_initial_values() -> None:
             part = restored_part(initializer.inputs[1], *variable._epl_full[1:])
         if part is not None:
             initializer._update_input(1, part)
-
-
-def _shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:
-    """The shapes of the parts, by rank."""
-    return tuple(local_shape(full_shape, layout, rank) for rank in range(len(layout.sizes or ())))
 
 
 def _initializers(op: tf.Operation) -> List[tf.Operation]:

@@ -150,7 +150,7 @@ def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[
     with beside(variable.op):
         new, seeds = _shard(variable, full_shape, layout, exchange)
     mark_shard(new, name, full_shape, layout, exchange)
-    shapes = tuple(shard_initial.local_shape(full_shape, layout, rank) for rank in range(exchange.ranks))
+    shapes = shard_initial.local_shapes(full_shape, layout)
     return Shard(name, new, layout, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
 
 

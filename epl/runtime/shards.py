@@ -207,11 +207,15 @@ class Shards(object):
     def shown(self, tensor: tf.Tensor) -> Shown:
         """What has the value that the user means by a tensor: of what one device would have."""
         part = self._new.get(tensor, tensor)
-        if part not in self._shown:
+        return self._made_once(self._shown, part, lambda: self._found(part))
+
+    def _made_once(self, found: Dict[Any, Shown], key: Any, make: Callable[[], Shown]) -> Shown:
+        """What `found` has for a key, made by the thread that asks for it first."""
+        if key not in found:
             with self._graph.showing_lock:
-                if part not in self._shown:
-                    self._shown[part] = self._found(part)
-        return self._shown[part]
+                if key not in found:
+                    found[key] = make()
+        return found[key]
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         graph = self._graph.tf_graph
@@ -318,26 +322,24 @@ class Shards(object):
         layout = self.held[part].layout
         if not layout.leaves_out_ranks:
             return Shown(first, ())
-        if part not in self._told:
-            graph, holders = self._graph.tf_graph, [rank for rank, size in enumerate(layout.sizes or ()) if size]
+        graph, holders = self._graph.tf_graph, [rank for rank, size in enumerate(layout.sizes or ()) if size]
 
-            def local(prefix: str) -> tf.Tensor:
-                variable = graph.get_operation_by_name(prefix + part).outputs[0]
-                has_value = (
-                    tf.raw_ops.VarIsInitializedOp(resource=variable)
-                    if variable.dtype == tf.resource
-                    else tf.raw_ops.IsVariableInitialized(ref=variable)
-                )
-                return tf.cast(tf.reshape(has_value, [1]), tf.float32)
+        def local(prefix: str) -> tf.Tensor:
+            variable = graph.get_operation_by_name(prefix + part).outputs[0]
+            has_value = (
+                tf.raw_ops.VarIsInitializedOp(resource=variable)
+                if variable.dtype == tf.resource
+                else tf.raw_ops.IsVariableInitialized(ref=variable)
+            )
+            return tf.cast(tf.reshape(has_value, [1]), tf.float32)
 
-            def told(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
-                return tf.reduce_all(tf.gather(whole, holders) > 0)
+        def of_holders(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_all(tf.gather(whole, holders) > 0)
 
-            of_each = shard(0, [1] * self.ranks)
-            with self._graph.showing_lock:
-                if part not in self._told:
-                    self._told[part] = self._gathered(first, local, of_each, told, self._stage_of(part))
-        return self._told[part]
+        def make() -> Shown:
+            return self._gathered(first, local, shard(0, [1] * self.ranks), of_holders, self._stage_of(part))
+
+        return self._made_once(self._told, part, make)
 
     def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """What is to be fed in a run that trains nothing: tensor -> value, by rank of the job."""

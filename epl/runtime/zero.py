@@ -35,7 +35,7 @@ from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
-from epl.runtime.shard_initial import local_shape
+from epl.runtime.shard_initial import local_shapes
 from epl.runtime.shard_variables import beside, is_shard
 from epl.runtime.shards import Shards
 from epl.runtime.shards_together import ShardsTogether
@@ -296,8 +296,7 @@ class ZeroModel(Shards):
         sizes = made.layout.sizes or ()
         own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
-        shapes = [local_shape(made.full_shape, made.layout, rank) for rank in range(self.ranks)]
-        shape = self.exchange.own(shapes, own.dtype)
+        shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
         return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
 
     def report(self) -> str:

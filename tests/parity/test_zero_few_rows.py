@@ -96,6 +96,6 @@ def test_what_is_fetched_beside_a_step_is_of_before_it(oracle: Oracle, topology:
 @pytest.mark.parametrize('topology,level', [(IN_EACH, 'v1'), _long(IN_BOTH, 'v2'), _long(IN_ONE, 'v1')], ids=str)
 def test_workers_without_rows_of_what_is_saved(oracle: Oracle, topology: Topology, level: str) -> None:
     """Where a variable has no value, all of them say so; and it is saved whole."""
-    answers = oracle.check(topology, zero.in_pieces, name='narrow_embedding', zero__level=level)
+    answers = oracle.check(topology, zero.in_pieces, zero__level=level)
     assert {kind for answer in answers for kind in answer.results['errors'][0]} == {'FailedPreconditionError'}
     assert len(answers[0].results['same']) > 1 and all(answers[0].results['same'])

@@ -25,8 +25,8 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
-_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `Shards.own_attrs` gives them
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
+_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `Shards.own_attrs` gives them
 
 
 def run(rewrite: Rewrite) -> None:

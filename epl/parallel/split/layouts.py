@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     def built(self, rank: int) -> Tuple[int, int]:
         """Where what is built for a rank begins, and its size: its part, or any row if it has none."""
         assert self.sizes is not None
-        begin, size = offsets(self.sizes)[rank], self.sizes[rank]
+        begin, size = sum(self.sizes[:rank]), self.sizes[rank]
         return (begin, size) if size else (min(begin, sum(self.sizes) - 1), 1)
 
     def __str__(self) -> str:
