@@ -187,6 +187,13 @@ def test_a_step_holds_few_weights_at_a_time(zero):
     assert max(peaks("v2", zero, count, width)) <= count / 2
 
 
+@pytest.mark.parametrize("level", ["v0", "v1"])
+def test_whole_weights_go_as_gradients_come(zero, level):
+    """Both together are hardly more than the weights, not twice as much: the limits that docs/zero.md gives."""
+    count = 16
+    assert count - 1 <= max(peaks(level, zero, count, 192)) <= count + 3
+
+
 def test_a_gather_waits_for_gradients_of_blocks_before(zero):
     """tf.gradients hands both gradients of a MatMul on together: that of the weight of layer 6 needs this weight."""
     zero()

@@ -13,6 +13,7 @@ Some ranks may have no rows of a small variable (ZeRO deals few rows out). Such 
 number that a slot begins with is in the tensor that the optimizer makes; the row goes when the graph is rewritten.
 """
 
+import itertools
 from functools import lru_cache
 from typing import NamedTuple, Optional, Sequence, Tuple
 
@@ -128,4 +129,4 @@ def shares(layout: Layout, ranks: int) -> Tuple[float, ...]:
 
 def offsets(sizes: Sequence[int]) -> Tuple[int, ...]:
     """Where each part begins."""
-    return tuple(sum(sizes[:rank]) for rank in range(len(sizes)))
+    return tuple(itertools.accumulate((0,) + tuple(sizes)))[:-1]
