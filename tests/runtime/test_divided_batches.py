@@ -163,6 +163,21 @@ def test_outputs_of_different_rows_are_refused(init):
             session.run(train_op)
 
 
+def test_a_batch_of_fewer_rows_than_a_split_has_devices_is_refused(init):
+    init(4, annotate=False, cluster__colocate_split_and_replicate=True)
+    x = tf.data.Dataset.from_tensor_slices(ROWS[:7]).batch(4).make_one_shot_iterator().get_next()
+    with epl.replicate(4):
+        x = tf.layers.dense(x, 4)
+    with epl.split(4):
+        loss = tf.reduce_mean(tf.layers.dense(x, 400))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is too small for a split"):
+            session.run(train_op)
+
+
 def test_the_end_of_data_changes_nothing(init):
     init(4, annotate=False)
     model = Read(2, batch=8)  # three batches, two a step
