@@ -53,7 +53,7 @@ def _noted(first: str, second: str, note: str) -> Cell:
 
 
 CELLS = (
-    _tested("replicas", "replicate(n)", "test_divided.py::test_models[1x4-by2-layers]"),
+    _tested("replicas", "replicate(n)", "test_divided.py::test_models[layers-1x4-by2]"),
     _tested("replicate(n)", "pipeline", "test_divided.py::test_pipelines"),
     _tested("replicate(n)", "accumulation", "test_divided.py::test_accumulation"),
     _tested("replicate(n)", "split", "test_divided.py::test_split"),
@@ -62,7 +62,7 @@ CELLS = (
     _tested("replicate(n)", "zero", "test_divided.py::test_with[1x2-by2-zero_v1]"),
     _tested("replicate(n)", "amp", "test_divided.py::test_mixed_precision"),
     _tested("replicate(n)", "groups", "test_divided.py::test_with[1x2-by2-groups]"),
-    _tested("replicate(n)", "sparse", "test_divided.py::test_models[1x2-by2-embedding]"),
+    _tested("replicate(n)", "sparse", "test_divided.py::test_models[embedding-1x2-by2]"),
     _tested("replicate(n)", "clip after", "test_divided.py::test_clipped_after_the_all_reduce"),
     _tested("replicate(n)", "sum", "test_divided.py::test_sum"),
     _tested("replicas", "pipeline", "test_pipelines.py::test_equals_accumulation_on_one_device"),
