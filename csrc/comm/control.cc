@@ -17,7 +17,7 @@ namespace epl {
 namespace {
 
 constexpr uint64_t kMagic = 0x314d4d4f434c5045;  // "EPLCOMM1" in memory
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kProtocol = 2;
 constexpr uint64_t kGreetingLimit = 65536;
 constexpr double kGreetingTimeout = 10;  // seconds that a caller may take to say who it is
 constexpr double kGoodbyeTimeout = 2;
@@ -79,7 +79,10 @@ std::string CheckHello(const Hello& hello, const ControlOptions& options,
 std::string ControlOptions::NameOf(int index) const { return Format("worker %d (%s)", index, hosts[index].c_str()); }
 
 ControlPlane::ControlPlane(const ControlOptions& options, Handler handler)
-    : options_(options), handler_(std::move(handler)), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : options_(options),
+      handler_(std::move(handler)),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      pulse_(options_.hosts.size()) {
   connections_.resize(options_.hosts.size());
 }
 
@@ -307,14 +310,22 @@ void ControlPlane::ServeOnce() {
   std::deque<std::string> messages;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    pulse_.Begin(Now());
+    if (pulse_.due() && coordinator_ == nullptr && connections_[0] != nullptr) {
+      connections_[0]->Send(Writer().Put(Message::kPulse).bytes());
+    }
     for (size_t process = 0; process < connections_.size(); ++process) {
       Connection* connection = connections_[process].get();
-      if (connection == nullptr) continue;
+      if (connection == nullptr) {
+        pulse_.Heard(process);
+        continue;
+      }
       connection->Flush();
       bool open = connection->Receive();
       std::string frame;
       bool sane = true;
       while (sane && connection->Next(&frame)) {
+        if (TakePulse(process, frame, &sane)) continue;
         if (coordinator_ != nullptr) {
           sane = coordinator_->Handle(process, frame);
         } else {
@@ -338,6 +349,25 @@ void ControlPlane::ServeOnce() {
     messages.swap(inbox_);
   }
   for (const std::string& message : messages) handler_(message);
+}
+
+bool ControlPlane::TakePulse(size_t process, const std::string& frame, bool* sane) {
+  pulse_.Heard(process);
+  const Message kind = Reader(frame).Get<Message>();
+  if (coordinator_ != nullptr && kind == Message::kPulse) {
+    connections_[process]->Send(pulse_.Report());
+    return true;
+  }
+  if (coordinator_ == nullptr && kind == Message::kSilent) {
+    *sane = pulse_.Take(frame);
+    return true;
+  }
+  return false;
+}
+
+std::vector<double> ControlPlane::Silences() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pulse_.Silences();
 }
 
 bool ControlPlane::AllHeardGoodbye() {

@@ -32,6 +32,9 @@ enum class Message : uint8_t {
   kAborted,    // process, reason
   kLeft,       // process
   kDied,       // process, reason
+  // Between the control planes, see pulse.h.
+  kPulse,
+  kSilent,  // number, then process and seconds of each
 };
 
 class Coordinator {

@@ -282,7 +282,7 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
   }
 }
 
-std::string Job::QueryMissing(const std::string& key) {
+bool Job::AskMissing(const std::string& key, std::vector<int>* missing) {
   std::unique_lock<std::mutex> lock(mutex_);
   missing_.erase(key);
   lock.unlock();
@@ -290,11 +290,33 @@ std::string Job::QueryMissing(const std::string& key) {
   lock.lock();
   changed_.wait_for(lock, std::chrono::seconds(1), [&] { return missing_.count(key) != 0; });
   auto it = missing_.find(key);
-  if (it == missing_.end()) return NameOf(0) + ", which knows who is missing, does not answer";
-  std::string text;
-  for (int process : it->second) text += (text.empty() ? "" : ", ") + NameOf(process);
+  if (it == missing_.end()) return false;
+  *missing = std::move(it->second);
   missing_.erase(it);
+  return true;
+}
+
+std::string Job::QueryMissing(const std::string& key) {
+  std::vector<int> missing;
+  if (!AskMissing(key, &missing)) return NameOf(0) + ", which knows who is missing, does not answer";
+  std::string text;
+  for (int process : missing) text += (text.empty() ? "" : ", ") + NameOf(process);
   return text.empty() ? "none" : text;
+}
+
+bool Job::MissingInExchange(const std::string& key, std::vector<int>* missing) {
+  if (control_ == nullptr) return true;
+  std::string present;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::string name = "exchange/" + key;
+    present = Format("%s#%lld", name.c_str(), static_cast<long long>(uses_[name] - 1));
+  }
+  return AskMissing(present, missing);
+}
+
+std::vector<double> Job::Silences() {
+  return control_ == nullptr ? std::vector<double>(1) : control_->Silences();
 }
 
 Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {
