@@ -14,7 +14,7 @@ Who waits calls `Wait.look` a few times a second, as `job.interruptible` does.
 
 import sys
 import time
-from typing import Callable, List, NamedTuple
+from typing import Callable, List, NamedTuple, Optional
 
 from epl.ops.job import Job, JobError
 
@@ -24,6 +24,11 @@ _ASLEEP_S = 3.0  # between two looks: this process itself was stopped
 
 Limits = NamedTuple("Limits", [("stall_warning", float), ("timeout", float)])
 Limits.__doc__ = """`communication.stall_warning` and `communication.timeout`, in seconds; 0: never."""
+
+
+def is_too_late(error: Optional[BaseException]) -> bool:
+    """Whether it is of a wait that was given up, not of a process that failed or left."""
+    return isinstance(error, JobError) and error.code == _TOO_LATE
 
 
 class Wait(object):
