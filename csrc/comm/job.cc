@@ -41,13 +41,14 @@ Status Patience::Check(const Missing& missing) {
   const double warn = job_->stall_warning_s();
   if (next_warning_ == 0) next_warning_ = warn;
   if (job_->timeout_s() > 0 && waited > job_->timeout_s()) {
-    return Status(EPL_DEADLINE_EXCEEDED, Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(),
-                                                what_.c_str(), Seconds(waited).c_str(), missing().c_str()));
+    return Status(EPL_DEADLINE_EXCEEDED,
+                  Format("%s waited for %s and gave up after %s s; missing: %s%s", who_.c_str(), what_.c_str(),
+                         Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str()));
   }
   if (warn > 0 && waited > next_warning_) {
     next_warning_ += warn;
-    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s\n", who_.c_str(), what_.c_str(),
-            Seconds(waited).c_str(), missing().c_str());
+    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s%s\n", who_.c_str(), what_.c_str(),
+            Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str());
   }
   return Status();
 }
@@ -317,6 +318,16 @@ bool Job::MissingInExchange(const std::string& key, std::vector<int>* missing) {
 
 std::vector<double> Job::Silences() {
   return control_ == nullptr ? std::vector<double>(1) : control_->Silences();
+}
+
+std::string Job::SilentWords() {
+  std::string words;
+  const std::vector<double> silences = Silences();
+  for (int process = 0; process < num_processes(); ++process) {
+    if (silences[process] == 0) continue;
+    words += Format("; nothing was heard of %s for %.0f s", NameOf(process).c_str(), silences[process]);
+  }
+  return words;
 }
 
 Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {

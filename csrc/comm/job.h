@@ -81,6 +81,8 @@ class Job {
   bool MissingInExchange(const std::string& key, std::vector<int>* missing);
   // Seconds since each process was heard; 0 for those that are well or have left.
   std::vector<double> Silences();
+  // "; nothing was heard of worker 3 (host:port) for 40 s": who is missing may itself wait for that one.
+  std::string SilentWords();
 
   // ---- Generations.
   int64_t generation();

@@ -263,6 +263,7 @@ TEST(timeout_names_the_missing) {
 TEST(silence_of_a_stopped_process) {
   for (int stopped : {0, 2}) {
     Options options = MakeOptions(3);
+    options.timeout = 2.5;
     RunProcesses(3, [&](int process) {
       Job job(options, process);
       double seconds[3];
@@ -278,11 +279,16 @@ TEST(silence_of_a_stopped_process) {
         epl_job_silences(job.get(), seconds);  // its own sleep is nobody's silence
         for (double silence : seconds) CHECK(silence == 0);
       } else {
-        Sleep(5.7);
+        Sleep(3);
+        void* all = nullptr;
+        int64_t sizes[3];
+        epl_status status;
+        CHECK(epl_job_exchange(job.get(), "never", "", 0, &all, sizes, &status) == EPL_DEADLINE_EXCEEDED);
+        CHECK_HAS(status.message, epl::Format("; nothing was heard of worker %d (", stopped));
         epl_job_silences(job.get(), seconds);
         for (int other = 0; other < 3; ++other) CHECK((seconds[other] > 3) == (other == stopped));
       }
-      Sleep(process == stopped ? 2 : 2.3);
+      Sleep(2);
       epl_job_silences(job.get(), seconds);
       for (double silence : seconds) CHECK(silence == 0);
     });

@@ -100,6 +100,7 @@ def test_a_worker_that_is_stopped_in_a_save_is_named_and_ends_it(tmp_path):
     assert re.search(does + r" and gave up after 8 s \(communication.timeout\); " + silent, errors), errors
 
 
+@pytest.mark.long
 def test_a_worker_waits_no_longer_for_a_stopped_worker_0_to_close_its_session(tmp_path):
     errors, code = run_stopped(tmp_path, "stopped before the end", 1)
     assert code == 1, errors
