@@ -316,9 +316,7 @@ bool Job::MissingInExchange(const std::string& key, std::vector<int>* missing) {
   return AskMissing(present, missing);
 }
 
-std::vector<double> Job::Silences() {
-  return control_ == nullptr ? std::vector<double>(1) : control_->Silences();
-}
+std::vector<double> Job::Silences() { return control_ == nullptr ? std::vector<double>(1) : control_->Silences(); }
 
 std::string Job::SilentWords() {
   std::string words;

@@ -138,8 +138,8 @@ class Job(object):
         finally:
             if door is not None:
                 door.close()
-        return Job(handle, hosts, process, self._start_timeout,
-                   lambda index: self.name_of(members[index]))
+        named = [int(member) for member in members]
+        return Job(handle, hosts, process, self._start_timeout, lambda index: self.name_of(named[index]))
 
     @property
     def alive(self) -> bool:

@@ -16,7 +16,6 @@ save op is fed the number.
 All processes see one file system, as with every TensorFlow checkpoint of several processes.
 """
 
-import functools
 import json
 import os
 import sys
@@ -212,7 +211,7 @@ class CheckpointParts(object):
 
     def _exchange(self, key: str, message: Dict[str, Any], wait: Optional[Wait] = None) -> List[bytes]:
         try:
-            return self._companion.exchange(key, json.dumps(message).encode(), wait and wait.look)
+            return self._companion.exchange(key, json.dumps(message).encode(), wait.look if wait is not None else None)
         except JobError as error:
             raise CheckpointPartsError(
                 "Parts of the model are in other processes, and they cannot be asked for them: {}".format(error)
@@ -220,7 +219,10 @@ class CheckpointParts(object):
 
     def _waiting(self, what: str, key: str = "", without_end: bool = False) -> Wait:
         """A wait for the other processes, in the exchange `key` if there is one."""
-        missing = functools.partial(self._companion.missing, key) if key else list
+
+        def missing() -> List[int]:
+            return self._companion.missing(key) if key else []
+
         return Wait(self._companion, self._limits, lambda: what, missing, without_end)
 
     # ---- The others.

@@ -92,5 +92,5 @@ def test_a_constructor_that_waits_for_another_says_so(tmp_path):
         "service.exchange('plan', 'p')\nservice.finish()",
     )
     assert [code for code, _, _ in ended] == [0, 0], ended
-    assert re.search(r"EPL: stalled: worker 0 \S+ compares plan and waits for the others for \d s; missing: worker 1 \(",
-                     ended[0][2])
+    waits = r"EPL: stalled: worker 0 \S+ compares plan and waits for the others for \d s; missing: worker 1 \("
+    assert re.search(waits, ended[0][2])

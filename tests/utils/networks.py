@@ -10,7 +10,12 @@ from typing import Iterator, List, NamedTuple
 CAN_MAKE = os.geteuid() == 0 and shutil.which("ip") is not None
 
 Networks = NamedTuple("Networks", [("own", str), ("stranger", str)])
-Networks.__doc__ = """Two namespaces; `own` has 10.203.0.1 and 10.204.0.1 on two cables, `stranger` 10.203.0.2 and 10.204.0.2."""
+Networks.__doc__ = """The names of two namespaces.
+
+Attributes:
+  own: has 10.203.0.1 and 10.204.0.1, on two cables.
+  stranger: has 10.203.0.2 and 10.204.0.2.
+"""
 
 _TRY = """
 import socket, sys

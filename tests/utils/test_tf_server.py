@@ -43,9 +43,8 @@ def networks() -> Iterator[Networks]:
 @contextlib.contextmanager
 def server(networks: Networks, own: str, others: str = "", hook: str = "", *wrapper: str) -> Iterator[Server]:
     command = inside(networks.own, *wrapper, sys.executable, "-W", "ignore", "-c", SERVER, own, others, hook)
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, cwd=ROOT
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, universal_newlines=True, cwd=ROOT, **pipes)  # type: ignore[call-overload]
     try:
         line = process.stdout.readline() if process.stdout else ""
         assert line.strip().isdigit(), process.communicate()
