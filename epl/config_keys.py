@@ -121,14 +121,16 @@ KEYS: Tuple[Key, ...] = (
         Seconds(),
         60.0,
         "seconds",
-        "A collective that waits longer than this reports which ranks are missing, and on which operation.",
+        "A collective, a run over several workers, or any other wait for workers that lasts longer than this says on "
+        "stderr who is missing, on which operation, and of whom nothing was heard.",
     ),
     Key(
         "communication.timeout",
         Seconds(),
         1800.0,
         "seconds",
-        "A collective that waits longer than this fails on every rank.",
+        "A wait for other workers fails when it lasts longer than this: a collective, a run over several workers, a "
+        "save. A worker of which nothing was heard for so long is given up, whatever the others wait for.",
     ),
     Key(
         "pipeline.num_stages",

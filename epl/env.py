@@ -6,11 +6,13 @@ from typing import Any, Dict, List, Optional
 
 import tensorflow.compat.v1 as tf
 
+from epl import tf_config
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.ir.graph import Graph
 from epl.ir.strategy_context import StrategyContext
 from epl.ops.job import Job
+from epl.utils import tf_server
 
 
 class Env(object):
@@ -133,13 +135,21 @@ class Env(object):
     def get_or_create_server(self, config: Optional[tf.ConfigProto] = None) -> tf.train.Server:
         """The TensorFlow server of this process, on a free port; made at the first call.
 
-        It knows no other process: a session that spans processes names those that it needs, and where they listen.
+        It knows no other process: a session that spans processes names those that it needs, and where they listen. In
+        a job of one machine no other machine reaches it.
 
         Args:
           config: what the user asked of sessions; the devices of the server are made by it. Read at the first call.
+
+        Raises:
+          ClusterError: the system cannot keep other machines from it.
         """
         if self._server is None:
-            self._server = tf.train.Server.create_local_server(config=self._ready_cluster().config_proto(config))
+            cluster = self._ready_cluster()
+            machines = [tf_config.machine_of(host) for host in cluster.hosts]
+            own = machines[cluster.worker_index]
+            others = sorted(set(machines) - {own})
+            self._server = tf_server.start(own, others, cluster.config_proto(config))
         return self._server
 
     def _ready_cluster(self) -> Cluster:

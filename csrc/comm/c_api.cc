@@ -97,6 +97,19 @@ int epl_job_exchange(epl_job* job, const char* key, const void* bytes, int64_t s
   return result.Export(status);
 }
 
+int epl_job_missing(epl_job* job, const char* key, int* processes) {
+  std::vector<int> missing;
+  if (!job->object->MissingInExchange(key, &missing)) return -1;
+  const int number = std::min(static_cast<int>(missing.size()), job->object->num_processes());
+  std::copy_n(missing.begin(), number, processes);
+  return number;
+}
+
+void epl_job_silences(epl_job* job, double* seconds) {
+  const std::vector<double> silences = job->object->Silences();
+  std::copy(silences.begin(), silences.end(), seconds);
+}
+
 void epl_free(void* pointer) { free(pointer); }
 
 void epl_job_end_generation(epl_job* job, const char* reason) { job->object->EndGeneration(-1, reason); }

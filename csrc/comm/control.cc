@@ -21,7 +21,8 @@ ControlPlane::ControlPlane(Meeting meeting, int process, Handler handler)
     : handler_(std::move(handler)),
       job_id_(meeting.job_id),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      connections_(std::move(meeting.connections)) {
+      connections_(std::move(meeting.connections)),
+      pulse_(connections_.size()) {
   if (process != 0) return;
   coordinator_.reset(new Coordinator(connections_.size(), [this](int to, const std::string& message) {
     if (to == 0) {
@@ -95,14 +96,22 @@ void ControlPlane::ServeOnce() {
   std::deque<std::string> messages;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    pulse_.Begin(Now());
+    if (pulse_.due() && coordinator_ == nullptr && connections_[0] != nullptr) {
+      connections_[0]->Send(Writer().Put(Message::kPulse).bytes());
+    }
     for (size_t process = 0; process < connections_.size(); ++process) {
       Connection* connection = connections_[process].get();
-      if (connection == nullptr) continue;
+      if (connection == nullptr) {
+        pulse_.Heard(process);
+        continue;
+      }
       connection->Flush();
       bool open = connection->Receive();
       std::string frame;
       bool sane = true;
       while (sane && connection->Next(&frame)) {
+        if (TakePulse(process, frame, &sane)) continue;
         if (coordinator_ != nullptr) {
           sane = Coordinate(process, frame);
         } else {
@@ -126,6 +135,25 @@ void ControlPlane::ServeOnce() {
     messages.swap(inbox_);
   }
   for (const std::string& message : messages) handler_(message);
+}
+
+bool ControlPlane::TakePulse(size_t process, const std::string& frame, bool* sane) {
+  pulse_.Heard(process);
+  const Message kind = Reader(frame).Get<Message>();
+  if (coordinator_ != nullptr && kind == Message::kPulse) {
+    connections_[process]->Send(pulse_.Report());
+    return true;
+  }
+  if (coordinator_ == nullptr && kind == Message::kSilent) {
+    *sane = pulse_.Take(frame);
+    return true;
+  }
+  return false;
+}
+
+std::vector<double> ControlPlane::Silences() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pulse_.Silences();
 }
 
 bool ControlPlane::AllHeardGoodbye() {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/coordinator.h"
+#include "comm/pulse.h"
 #include "comm/rendezvous.h"
 #include "comm/wire.h"
 
@@ -39,6 +40,8 @@ class ControlPlane {
   void Leave();
   // The same number in every process of the job, and a different one in every job.
   uint64_t job_id() const { return job_id_; }
+  // Seconds since each process was heard; 0 for those that are well or have left.
+  std::vector<double> Silences();
 
  private:
   ControlPlane(Meeting meeting, int process, Handler handler);
@@ -47,6 +50,7 @@ class ControlPlane {
   bool Coordinate(int from, std::string_view message);
   void Serve();      // the control thread
   void ServeOnce();  // one round of it
+  bool TakePulse(size_t process, const std::string& frame, bool* sane);
   void Wake();
   bool AllHeardGoodbye();
 
@@ -60,6 +64,7 @@ class ControlPlane {
   std::vector<std::unique_ptr<Connection>> connections_;  // by process; the others have one, to process 0
   std::unique_ptr<Coordinator> coordinator_;              // in process 0
   std::deque<std::string> inbox_;                         // messages for this process, to be handled by the thread
+  Pulse pulse_;
   bool leaving_ = false;
   bool left_by_coordinator_ = false;
 };

@@ -104,6 +104,12 @@ EPL_EXPORT void epl_job_stop(epl_job* job);
 // buffer to be freed with epl_free; sizes[num_processes] is filled. Blocks; errors name the missing processes.
 EPL_EXPORT int epl_job_exchange(epl_job* job, const char* key, const void* bytes, int64_t size, void** all,
                                 int64_t* sizes, epl_status* status);
+// Fills processes[num_processes] with those that have not given theirs yet, for an exchange that this process waits in,
+// and returns their number; -1 if process 0, which knows, does not answer within a second.
+EPL_EXPORT int epl_job_missing(epl_job* job, const char* key, int* processes);
+// Fills seconds[num_processes]: how long nothing was heard of a process, 0 for those that are well or have left. A
+// process that is stopped or cut off, but not dead, is noticed by nothing else.
+EPL_EXPORT void epl_job_silences(epl_job* job, double* seconds);
 EPL_EXPORT void epl_free(void* pointer);
 // The step cannot be done: this process is at the end of its data, or saw that another is. Recoverable; idempotent
 // within a generation. In a job of one process, any failed step is ended this way. When it returns, what was pending

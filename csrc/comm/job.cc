@@ -50,13 +50,14 @@ Status Patience::Check(const Missing& missing) {
   const double warn = job_->stall_warning_s();
   if (next_warning_ == 0) next_warning_ = warn;
   if (job_->timeout_s() > 0 && waited > job_->timeout_s()) {
-    return Status(EPL_DEADLINE_EXCEEDED, Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(),
-                                                what_.c_str(), Seconds(waited).c_str(), missing().c_str()));
+    return Status(EPL_DEADLINE_EXCEEDED,
+                  Format("%s waited for %s and gave up after %s s; missing: %s%s", who_.c_str(), what_.c_str(),
+                         Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str()));
   }
   if (warn > 0 && waited > next_warning_) {
     next_warning_ += warn;
-    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s\n", who_.c_str(), what_.c_str(),
-            Seconds(waited).c_str(), missing().c_str());
+    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s%s\n", who_.c_str(), what_.c_str(),
+            Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str());
   }
   return Status();
 }
@@ -285,7 +286,7 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
   }
 }
 
-std::string Job::QueryMissing(const std::string& key) {
+bool Job::AskMissing(const std::string& key, std::vector<int>* missing) {
   std::unique_lock<std::mutex> lock(mutex_);
   missing_.erase(key);
   lock.unlock();
@@ -293,11 +294,41 @@ std::string Job::QueryMissing(const std::string& key) {
   lock.lock();
   changed_.wait_for(lock, std::chrono::seconds(1), [&] { return missing_.count(key) != 0; });
   auto it = missing_.find(key);
-  if (it == missing_.end()) return NameOf(0) + ", which knows who is missing, does not answer";
-  std::string text;
-  for (int process : it->second) text += (text.empty() ? "" : ", ") + NameOf(process);
+  if (it == missing_.end()) return false;
+  *missing = std::move(it->second);
   missing_.erase(it);
+  return true;
+}
+
+std::string Job::QueryMissing(const std::string& key) {
+  std::vector<int> missing;
+  if (!AskMissing(key, &missing)) return NameOf(0) + ", which knows who is missing, does not answer";
+  std::string text;
+  for (int process : missing) text += (text.empty() ? "" : ", ") + NameOf(process);
   return text.empty() ? "none" : text;
+}
+
+bool Job::MissingInExchange(const std::string& key, std::vector<int>* missing) {
+  if (control_ == nullptr) return true;
+  std::string present;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::string name = "exchange/" + key;
+    present = Format("%s#%lld", name.c_str(), static_cast<long long>(uses_[name] - 1));
+  }
+  return AskMissing(present, missing);
+}
+
+std::vector<double> Job::Silences() { return control_ == nullptr ? std::vector<double>(1) : control_->Silences(); }
+
+std::string Job::SilentWords() {
+  std::string words;
+  const std::vector<double> silences = Silences();
+  for (int process = 0; process < num_processes(); ++process) {
+    if (silences[process] == 0) continue;
+    words += Format("; nothing was heard of %s for %.0f s", NameOf(process).c_str(), silences[process]);
+  }
+  return words;
 }
 
 Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {

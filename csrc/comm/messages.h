@@ -29,6 +29,9 @@ enum class Message : uint8_t {
   kAborted,    // process, reason
   kLeft,       // process
   kDied,       // process, reason
+  // Between the control planes, see pulse.h.
+  kPulse,
+  kSilent,  // number, then process and seconds of each
 };
 
 // A message to the coordinator; the fields that its kind does not have are empty.

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from epl.ops import job_secret, native
 from epl.utils.errors import EplError
@@ -49,12 +49,15 @@ class Job(object):
                  handle: ctypes.c_void_p,
                  hosts: Sequence[str],
                  process: int,
-                 start_timeout: float = 300.0) -> None:
+                 start_timeout: float = 300.0,
+                 named_by: Optional[Callable[[int], str]] = None) -> None:
         """Use `Job.start`."""
         self._handle: Optional[ctypes.c_void_p] = handle
         self._hosts = tuple(hosts)
         self._process = process
         self._start_timeout = start_timeout
+        self._roles: Dict[int, str] = {}
+        self._named_by = named_by
         self._aborted = False
         self._communicators: Dict[str, ctypes.c_void_p] = {}
         self._pid = os.getpid()
@@ -124,7 +127,7 @@ class Job(object):
 
         Args:
             members: the processes that call it, ascending, process 0 and this one among them; all if not given. They
-                are counted anew.
+                are counted anew; `name_of` gives their names in this job.
             tell: gives what process 0 says under a key to each of them, where they are not all.
 
         Raises:
@@ -144,7 +147,8 @@ class Job(object):
         finally:
             if listener is not None:
                 listener.close()
-        return Job(handle, hosts, process, self._start_timeout)
+        named = [int(member) for member in members]
+        return Job(handle, hosts, process, self._start_timeout, lambda index: self.name_of(named[index]))
 
     @property
     def alive(self) -> bool:
@@ -166,12 +170,47 @@ class Job(object):
         """"host:port" of each process."""
         return self._hosts
 
-    def exchange(self, key: str, data: bytes) -> List[bytes]:
+    def name_of(self, process: int) -> str:
+        """How messages name a process: "worker 1 (10.0.0.2:2222, stage 1)"; a companion names them as its job does."""
+        if self._named_by is not None:
+            return self._named_by(process)
+        role = self._roles.get(process)
+        return "worker {} ({}{})".format(process, self._hosts[process], ", " + role if role else "")
+
+    def set_roles(self, roles: Mapping[int, str]) -> None:
+        """Says what some processes do, "stage 1", for the messages that name them.
+
+        Args:
+            roles: by process.
+        """
+        self._roles = dict(roles)
+
+    def silences(self) -> List[float]:
+        """Seconds since each process was heard, 0 for those that are well or have left.
+
+        A process that is stopped, swapped out or cut off from the network keeps its connection; its silence tells.
+        """
+        if not self.alive:
+            return [0.0] * self.num_processes
+        seconds = (ctypes.c_double * self.num_processes)()
+        native.require().core.epl_job_silences(self._handle, seconds)
+        return list(seconds)
+
+    def missing(self, key: str) -> List[int]:
+        """The processes that have not joined an exchange in which this one waits; empty if process 0 does not tell."""
+        if not self.alive:
+            return []
+        processes = (ctypes.c_int * self.num_processes)()
+        number = native.require().core.epl_job_missing(self._handle, key.encode(), processes)
+        return list(processes[:max(0, number)])
+
+    def exchange(self, key: str, data: bytes, look: Optional[Callable[[], None]] = None) -> List[bytes]:
         """Gives `data` to every process and gets theirs; blocks until all have called it with this key.
 
         Args:
             key: names the exchange; the same in every process.
             data: the bytes of this process; their sizes may differ.
+            look: called a few times a second while it lasts; what it raises ends the wait.
 
         Returns:
             The bytes of every process, in process order.
@@ -200,7 +239,7 @@ class Job(object):
                 start += size
             return parts
 
-        return interruptible(call)
+        return interruptible(call, look=look)
 
     @property
     def generation(self) -> int:

@@ -158,6 +158,8 @@ def _bind(core: ctypes.CDLL) -> None:
         "epl_job_exchange": (number, [
             pointer, text, text, ctypes.c_int64, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int64), status
         ]),
+        "epl_job_missing": (number, [pointer, text, ctypes.POINTER(number)]),
+        "epl_job_silences": (None, [pointer, ctypes.POINTER(ctypes.c_double)]),
         "epl_free": (None, [pointer]),
         "epl_job_end_generation": (None, [pointer, text]),
         "epl_job_generation": (ctypes.c_int64, [pointer]),

@@ -53,6 +53,7 @@ _WRITING_OPTIONS = (
     "save_checkpoint_secs", "save_checkpoint_steps", "save_summaries_secs", "save_summaries_steps",
     "log_step_count_steps",
 )  # fmt: skip
+_FIRST_NAMES = 3  # of what a run fetches, in messages
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 _installed: List[Tuple[Any, str, Any]] = []
 
@@ -200,7 +201,7 @@ def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
     _rewritten(session)
     _place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
-    return server.guarded(session, original, session)
+    return server.guarded(session, lambda: "the sending of the graph", original, session)
 
 
 def _place(session: Any) -> None:
@@ -304,8 +305,12 @@ def _do_run(
     return gradient_check.run(session, target_list, fetch_list, feed_dict, run, read)
 
 
-def _guarded_run(run: Callable[..., Any], session: Any, *args: Any) -> Any:
-    return server.guarded(session, run, session, *args)
+def _guarded_run(run: Callable[..., Any], session: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
+    def what() -> str:
+        names = [one.name for one in [*targets, *fetches]]
+        return "Session.run of {}{}".format(", ".join(names[:_FIRST_NAMES]), ", ..." if names[_FIRST_NAMES:] else "")
+
+    return server.guarded(session, what, run, session, handle, targets, fetches, *args)
 
 
 def _make_callable(
