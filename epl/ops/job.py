@@ -7,15 +7,20 @@ process, and lets Ctrl-C through while the core waits. Ranks and collectives are
 import atexit
 import ctypes
 import os
+import re
 import socket
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.ops import native
 from epl.utils.errors import EplError
+from epl.utils.last_words import Cause, LastWords, tell_failure
 from epl.utils.script_end import ScriptEnd
 
 _POLL_S = 0.2
+_FAILED = 13  # the core's code for the failure of a process
+# The core's words for it: "worker 1: ValueError: ...", "worker 1 (host:port) died or was lost: ...".
+_NAMED_FAILURE = re.compile(r"worker (\d+)(?:: | \(\S+\) )(.*)", re.DOTALL)
 
 
 class JobError(EplError, RuntimeError):
@@ -93,10 +98,10 @@ class Job(object):
                 if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
                     return living
                 living.stop()
+            ScriptEnd.watch()
             handle = _start(hosts, process, listen_fd, start_timeout, stall_warning, timeout)
             job = cls(handle, hosts, process, start_timeout)
             cls._current = job
-            ScriptEnd.watch()
             atexit.register(job.stop_at_exit)
             return job
 
@@ -226,6 +231,14 @@ class Job(object):
             self._aborted = True
             native.require().core.epl_job_abort(self._handle, reason.encode())
 
+    @property
+    def first_failure(self) -> Optional[Cause]:
+        """The first failure of a process that this one has learnt of, its own included; None if all are well."""
+        status = native.Status()
+        native.require().core.epl_job_trouble(self._living_handle(), ctypes.byref(status))
+        named = _NAMED_FAILURE.match(status.message.decode(errors="replace")) if status.code == _FAILED else None
+        return None if named is None else Cause(int(named.group(1)), named.group(2))
+
     def stop(self) -> None:
         """Leaves the job in good order; what is still pending fails. Later calls do nothing."""
         with Job._lock:
@@ -239,9 +252,10 @@ class Job(object):
         native.require().core.epl_job_stop(handle)
 
     def stop_at_exit(self) -> None:
-        """Stops; if the script ends with a failure, the other processes learn it first."""
+        """Stops; if the script ends with a failure, the launcher and the other processes learn it first."""
         failure = ScriptEnd.failure()
-        if failure is not None:
+        if failure is not None and self.alive:
+            tell_failure(LastWords(failure, self.first_failure))
             self.abort(failure)
         self.stop()
 

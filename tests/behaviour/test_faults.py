@@ -62,8 +62,8 @@ def _without_launcher(what: str, directory: Any, **settings: str) -> List[Finish
 # What happens, and what must be said about it.
 FAULTS: Dict[str, str] = {
     'killed': r'(?i)SIGKILL|signal 9|killed',
-    'fails': r'this row is rotten',
-    'raises': r'something in the script',
+    'fails': r'first cause: worker 1: (.*\n){0,3}.*this row is rotten\n(.*\n){0,3}.*worker 1 failed: exit code 1',
+    'raises': r'first cause: worker 1: RuntimeError: something in the script\n.*worker 1 failed: exit code 1',
     'other shapes': r'my_layer',
     'other variables': r'only_here',
 }
