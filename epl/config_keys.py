@@ -252,7 +252,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "cluster.num_virtual_devices",
-        Int(minimum=0),
+        Int(minimum=0, maximum=1024),
         0,
         "devices",
         "Virtual CPU devices of each process when it uses no GPU. 0 means 1. epl-launch --gpu_per_worker sets it "

@@ -247,6 +247,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         graph.runner = GraphRunner(
             rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
         )
+    graph.runner.refuse_fork()
     return graph.runner
 
 
