@@ -102,7 +102,7 @@ def remove() -> None:
 
 
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
+    original = tf_compat.function_of(owner, name)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
