@@ -51,7 +51,7 @@ def summary(plan: Plan, cluster: Cluster) -> str:
     if plan.num_micro_batch > 1:
         parts.append(_count(plan.num_micro_batch, "micro batch", "es"))
     buckets = sum(len(group.transfers) for group in plan.groups)
-    if buckets:
+    if buckets and plans.world_size(plan) > 1:
         how = "averaged" if plan.reduce_method == "mean" else "summed"
         parts.append("gradients {} in {}".format(how, _count(buckets, "bucket")))
     return ", ".join(parts)

@@ -11,9 +11,7 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.utils.last_words import Cause, LastWords, WordsReader, name_pipe
-
-# Descriptors below are left to shell scripts, which use small numbers for their own redirections.
-_FIRST_FD = 100
+from epl.utils.launcher_plan import FIRST_FD
 
 
 class Pipe(NamedTuple):
@@ -31,7 +29,7 @@ class Pipe(NamedTuple):
 def open_pipe() -> Pipe:
     """Makes the pipe of one worker."""
     read_end, low = os.pipe()
-    write_end = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+    write_end = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     os.close(low)
     return Pipe(read_end, write_end)
 

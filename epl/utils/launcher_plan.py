@@ -17,7 +17,7 @@ from epl.utils.last_words import PIPE_VARIABLE
 from epl.utils.launcher_options import Options
 
 # Descriptors below are left to shell scripts, which use small numbers for their own redirections.
-_FIRST_LISTEN_FD = 100
+FIRST_FD = 100
 # glibc gives large buffers back to the system when they are freed and takes them again, page fault by page fault, in
 # every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
 # threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
@@ -68,7 +68,7 @@ def reserve_ports(count: int) -> List[Port]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
-            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_LISTEN_FD)
+            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
             ports.append(Port(fd, listener.getsockname()[1]))
     return ports
 

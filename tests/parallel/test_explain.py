@@ -71,7 +71,8 @@ def test_worker_0_says_it(worker, says, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({}, "1 replica on 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 1 bucket"),
+        ({}, "1 replica on 2 workers x 2 devices (CPU), 1 stage"),
+        ({"owners": (0, 0)}, "2 replicas on 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 1 bucket"),
         ({"owners": (0, 0, 1, 1), "reduce_method": "sum"},
          "4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients summed"),
         ({"owners": (0, 1), "stages": example().stages * 2, "num_micro_batch": 3, "groups": ()},
@@ -81,7 +82,8 @@ def test_worker_0_says_it(worker, says, capsys, monkeypatch):
     ],
 )  # fmt: skip
 def test_the_plan_in_one_line(changes, text):
-    assert explain.summary(example(**changes), cluster(0)).startswith(text)
+    found = explain.summary(example(**changes), cluster(0))
+    assert found.startswith(text) and ("gradients" in found) == ("owners" in changes and "groups" not in changes)
 
 
 def cluster(worker):
