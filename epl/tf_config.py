@@ -145,8 +145,9 @@ def _assemble(jobs: Mapping[str, Sequence[str]], job: str, index: int, where: st
 def _check_hosts(hosts: Sequence[str], where: str) -> None:
     for host in hosts:
         machine, _, port = host.rpartition(":")
-        if not machine or not _NUMBER.fullmatch(port) or int(port) > 65535:
-            raise ClusterError(f'the host "{host}" is not of the form host:port. Seen: {where}')
+        readable = host.isprintable() and " " not in host
+        if not readable or not machine or not _NUMBER.fullmatch(port) or int(port) > 65535:
+            raise ClusterError(f"the host {host!r} is not of the form host:port. Seen: {where}")
     twice = sorted({host for host in hosts if hosts.count(host) > 1})
     if twice:
         raise ClusterError(f"two processes of the job have the same host and port: {', '.join(twice)}. Seen: {where}")
