@@ -11,6 +11,7 @@ from epl.ir.graph import Graph, GraphKeys
 from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.utils.errors import AnnotationError
+from epl.utils.lost_output import tolerate_full_disk
 
 
 def init(config: Optional[Config] = None) -> None:
@@ -39,6 +40,7 @@ def init(config: Optional[Config] = None) -> None:
             "epl.init expected an epl.Config, got {}: epl.init(epl.Config({{...}})).".format(type(config).__name__)
         )
     config.freeze()
+    tolerate_full_disk()
     env = Env.get()
     env.reset()
     layout = "all" if config.cluster.colocate_split_and_replicate else None

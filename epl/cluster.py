@@ -132,6 +132,7 @@ class Cluster:
           LayoutError: the devices of the job are not a multiple of those of a model replica, or the layout has another
             number of virtual devices than the model has TaskGraphs.
         """
+        _check_numbers(num_device_per_taskgraph)
         if self._layout.name == "auto":
             prefer_intra_node = self._config.cluster.device_place_prefer_intra_node
             self._virtual_devices = self._name_slices(
@@ -311,7 +312,23 @@ def _find_job(
         return tf_config.from_arguments(worker_hosts, ps_hosts, job_name, worker_index)
     if ps_hosts:
         raise ClusterError(f"epl.Cluster got ps_hosts={ps_hosts!r} without worker_hosts; give both, or set TF_CONFIG.")
-    return tf_config.from_environment()
+    job = tf_config.from_environment()
+    if (job_name, worker_index) != ("worker", 0) and worker_index != job.worker_index:
+        raise ClusterError(
+            f"epl.Cluster got job_name={job_name!r}, worker_index={worker_index!r} without worker_hosts, and by "
+            f"TF_CONFIG this process is worker {job.worker_index} of {len(job.hosts)}. Give worker_hosts as well, or "
+            "leave it to TF_CONFIG."
+        )
+    return job
+
+
+def _check_numbers(num_device_per_taskgraph: Any) -> None:
+    numbers = num_device_per_taskgraph
+    if not isinstance(numbers, (list, tuple)) or not all(isinstance(n, int) for n in numbers):
+        raise LayoutError(
+            f"generate_virtual_devices got {numbers!r}; expected the number of devices of each TaskGraph of one model "
+            "replica, such as [1, 1]."
+        )
 
 
 def _local_devices(config: Config) -> Tuple[str, int]:

@@ -254,7 +254,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "cluster.num_virtual_devices",
-        Int(minimum=0),
+        Int(minimum=0, maximum=1024),
         0,
         "devices",
         "Virtual CPU devices of each process when it uses no GPU. 0 means 1. epl-launch --gpu_per_worker sets it "
@@ -274,7 +274,7 @@ KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
 OTHER_ENV = frozenset(
-    ["EPL_LISTEN_FD", "EPL_TASK_DIR", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
     + ["EPL_JOB_SECRET", "EPL_JOB_SECRET_FILE", "EPL_JOB_ID"]
 )
 

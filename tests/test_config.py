@@ -200,7 +200,7 @@ class TestIllegalValues:
         with pytest.raises(ConfigError, match='zero.level = .*one of "", "v0", "v1", "v2"'):
             Config({"zero.level": value})
 
-    @pytest.mark.parametrize("value", ["a", "0,0", "0,,1", "-1", 0])
+    @pytest.mark.parametrize("value", ["a", "0,0", "0,,1", "-1", "\u00b2", 0])
     def test_visible_devices(self, value):
         with pytest.raises(ConfigError, match="indices of devices"):
             Config({"cluster.run_visible_devices": value})

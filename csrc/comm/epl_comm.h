@@ -124,6 +124,9 @@ EPL_EXPORT void epl_job_end_generation_of(epl_job* job, int64_t generation, cons
 // This process has failed: every pending and later collective of every process fails with EPL_INTERNAL and
 // "worker <process>: <reason>". Not recoverable.
 EPL_EXPORT void epl_job_abort(epl_job* job, const char* reason);
+// Why nothing can be done any more: the first process that failed, as far as is known here, and why (EPL_INTERNAL), or
+// that the job was stopped. EPL_OK if neither.
+EPL_EXPORT int epl_job_trouble(epl_job* job, epl_status* status);
 
 // ---- Communicator: ranks that do collectives together. rank_process[r] is the process that owns rank r.
 // transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers).

@@ -7,6 +7,7 @@ process, and lets Ctrl-C through while the core waits. Ranks and collectives are
 import atexit
 import ctypes
 import os
+import re
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from epl.ops import job_secret, native
 from epl.utils.errors import EplError
+from epl.utils.last_words import Cause, LastWords, tell_failure
 from epl.utils.script_end import ScriptEnd
 
 _POLL_S = 0.2
@@ -21,6 +23,9 @@ _NO_SECRET = (
     "EPL: warning: this job has no secret: whoever can reach worker 0 can join it in the place of a worker. Give all "
     "workers the same EPL_JOB_SECRET or EPL_JOB_SECRET_FILE (`openssl rand -hex 32` makes one); see docs/launcher.md.\n"
 )
+_FAILED = 13  # the core's code for the failure of a process
+# The core's words for it: "worker 1: ValueError: ...", "worker 1 (host:port) died or was lost: ...".
+_NAMED_FAILURE = re.compile(r"worker (\d+)(?:: | \(\S+\) )(.*)", re.DOTALL)
 
 
 class JobError(EplError, RuntimeError):
@@ -104,10 +109,10 @@ class Job(object):
                 living.stop()
             if process == 0 and job_secret.is_open_to_strangers(hosts, job_secret.job_secret(os.environ)):
                 sys.stderr.write(_NO_SECRET)
+            ScriptEnd.watch()
             handle = _start(hosts, process, listen_fd, start_timeout, stall_warning, timeout)
             job = cls(handle, hosts, process, start_timeout)
             cls._current = job
-            ScriptEnd.watch()
             atexit.register(job.stop_at_exit)
             return job
 
@@ -274,6 +279,14 @@ class Job(object):
             self._aborted = True
             native.require().core.epl_job_abort(self._handle, reason.encode())
 
+    @property
+    def first_failure(self) -> Optional[Cause]:
+        """The first failure of a process that this one has learnt of, its own included; None if all are well."""
+        status = native.Status()
+        native.require().core.epl_job_trouble(self._living_handle(), ctypes.byref(status))
+        named = _NAMED_FAILURE.match(status.message.decode(errors="replace")) if status.code == _FAILED else None
+        return None if named is None else Cause(int(named.group(1)), named.group(2))
+
     def stop(self) -> None:
         """Leaves the job in good order; what is still pending fails. Later calls do nothing."""
         with Job._lock:
@@ -287,9 +300,10 @@ class Job(object):
         native.require().core.epl_job_stop(handle)
 
     def stop_at_exit(self) -> None:
-        """Stops; if the script ends with a failure, the other processes learn it first."""
+        """Stops; if the script ends with a failure, the launcher and the other processes learn it first."""
         failure = ScriptEnd.failure()
-        if failure is not None:
+        if failure is not None and self.alive:
+            tell_failure(LastWords(failure, self.first_failure))
             self.abort(failure)
         self.stop()
 

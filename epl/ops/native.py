@@ -165,6 +165,7 @@ def _bind(core: ctypes.CDLL) -> None:
         "epl_job_generation": (ctypes.c_int64, [pointer]),
         "epl_job_end_generation_of": (None, [pointer, ctypes.c_int64, text]),
         "epl_job_abort": (None, [pointer, text]),
+        "epl_job_trouble": (number, [pointer, status]),
         "epl_communicator_create": (number, [
             pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status
         ]),

@@ -14,7 +14,7 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import amp_twins, planner
+from epl.parallel import amp_twins, explain, planner
 from epl.parallel import plan as plans
 from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.pass_manager import PassReport, run_passes
@@ -131,7 +131,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
         plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite), offloaded=offload.find(rewrite))
         rewrite.divisions = batch_division.find(rewrite)
-        logger.info("%s", plans.describe(plan))
+        explain.tell(plan, cluster)
         passes: List[PassReport] = []
         if not rewrite.is_plain:
             refuse_missing_workers(plan.name, plan.owners)

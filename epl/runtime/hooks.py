@@ -103,7 +103,7 @@ def remove() -> None:
 
 
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
+    original = tf_compat.function_of(owner, name)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -248,6 +248,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         graph.runner = GraphRunner(
             rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
         )
+    graph.runner.refuse_fork()
     return graph.runner
 
 

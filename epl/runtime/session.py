@@ -1,6 +1,7 @@
 """Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
 
 import functools
+import os
 import threading
 import weakref
 from typing import Any, Callable, Dict, List, Sequence, Type
@@ -47,6 +48,18 @@ class GraphRunner(object):
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._replica_lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def refuse_fork(self) -> None:
+        """Raises PlanError in a fork of the process that ran the graph first: TensorFlow's threads are not there."""
+        if os.getpid() != self._pid:
+            raise PlanError(
+                "Session.run was called in process {}, a fork of process {}, which has run the graph already. A fork "
+                "has none of TensorFlow's threads, and would wait for ever. Start such processes before the first "
+                "Session.run, or by the method spawn, and let them use no session of their parent.".format(
+                    os.getpid(), self._pid
+                )
+            )
 
     def run(
         self,

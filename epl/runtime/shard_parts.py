@@ -172,7 +172,7 @@ class CheckpointParts(object):
             return prefix.encode()
 
         with tf.device("/cpu:0"):
-            return tf.reshape(tf.py_func(prepared, [filename], tf.string), [])
+            return tf.reshape(tf.numpy_function(prepared, [filename], tf.string), [])
 
     def merged(
         self, filename: tf.Tensor, own: tf.Tensor, write: Optional[tf.Operation], entries: Sequence[Tuple[str, str]]
@@ -190,7 +190,7 @@ class CheckpointParts(object):
                 with tf.control_dependencies(None):
                     self._session = tf.placeholder_with_default(0, [])
             given = [filename, self._session]
-            others = tf.py_func(lambda name, session: self._asked(name, session, entries), given, tf.string)
+            others = tf.numpy_function(lambda name, session: self._asked(name, session, entries), given, tf.string)
             prefixes = tf.reshape(others, [-1])
             if write is not None:
                 prefixes = tf.concat([[own], prefixes], axis=0)

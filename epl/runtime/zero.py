@@ -297,7 +297,8 @@ class ZeroModel(Shards):
         own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
         shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
-        return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
+        with tf_compat.silent_deprecations():
+            return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
 
     def report(self) -> str:
         """What a rank holds, in words."""

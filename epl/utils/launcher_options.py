@@ -61,6 +61,9 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> Options:
     """Reads and checks the command line; ends the process with code 2 and a message when it is wrong."""
     parser = _build_parser()
+    for argument in argv:
+        if "\0" in argument:
+            parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
     own, script, script_args = _split(parser, argv)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
     _check_numbers(parser, found)

@@ -27,6 +27,7 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.saved_model import builder_impl
 from tensorflow.python.training import monitored_session, saver, training
+from tensorflow.python.util import deprecation
 from tensorflow.python.util import nest as tf_nest
 
 BaseSession = session_module.BaseSession
@@ -36,6 +37,8 @@ ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
 KerasOptimizer = optimizer_v2.OptimizerV2
+# TensorFlow's own code calls deprecated functions of its own: around what the user did not ask for.
+silent_deprecations = deprecation.silence
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
@@ -285,9 +288,14 @@ class replaced_dependencies:
             one._control_inputs_val = named
 
 
+def function_of(owner: Any, name: str) -> Callable:
+    """`owner.name`, without the warning with which some modules of TensorFlow answer whoever looks up a name."""
+    return getattr(getattr(owner, "_tfmw_wrapped_module", owner), name)
+
+
 def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:
     """Sets `owner.name` to `wrapper` and returns what was there. Used by `epl.runtime.hooks` alone."""
-    original = getattr(owner, name)
+    original = function_of(owner, name)
     setattr(owner, name, wrapper)
     return original
 
