@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.ops.job import Job
-from epl.parallel.transformation import process_server
+from epl.parallel.agreement import process_server
 from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Slice, complete_savers, value_of
 from epl.utils import tf_compat
