@@ -9,7 +9,7 @@ Compared is what the gradients and the updates of variables are computed from, a
     iterators, queues, tables, placeholders     where the walk ends: data, and what prepares it, may differ
     random seeds                                left out: attributes `seed`, `seed2`, the seed of stateless ops
     strings in constants                        left out: file names, vocabularies
-    names shared with other ops or Python       left out: `shared_name`, `container`, the token of a py_func
+    names in attributes                         left out: `shared_name`, frames of loops, the token of a py_func
     devices, attributes that begin with "_"     left out: placement is the plan's; it is compared there
     functions                                   by what their bodies do, not by name
     variables                                   by name, type and shape; initial values come from worker 0
@@ -31,7 +31,20 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 
 # Attributes that may differ between workers that compute the same.
-OMITTED_ATTRS = frozenset(["seed", "seed2", "shared_name", "container", "token"])
+OMITTED_ATTRS = frozenset(
+    [
+        "seed", "seed2", "shared_name", "container", "token", "message",
+        "frame_name", "stack_name", "tensor_array_name", "source",  # of loops: names of ops are in them
+    ]  # fmt: skip
+)  # fmt: skip
+# Ops that take their seed as an input, and which.
+SEED_INPUTS = {
+    "StatelessMultinomial": 2,
+    "StatelessRandomNormal": 1,
+    "StatelessRandomUniform": 1,
+    "StatelessRandomUniformInt": 1,
+    "StatelessTruncatedNormal": 1,
+}
 # Of ops that bring data in, all that counts.
 SOURCE_ATTRS = frozenset(["dtype", "output_types", "component_types", "key_dtype", "value_dtype", "T"])
 # What the walk from the gradients upward does not look beyond.
@@ -119,15 +132,13 @@ class Rules(object):
     """
 
     def __init__(self, graph: Graph, view: GraphView) -> None:
+        """Finds what is compared."""
         self._view = view
         self._known: Dict[Tuple[str, bytes, str], bytes] = {}
         self._functions: Dict[str, bytes] = {}
         self._bodies = {function.signature.name: function for function in view.graph_def.library.function}
-        self._seeds = {
-            producers[1]
-            for op_type, producers in zip(view.types, view.producers)
-            if op_type.startswith("Stateless") and len(producers) > 1
-        }
+        drawing = view.of_types(SEED_INPUTS)
+        self._seeds = {view.producers[node][SEED_INPUTS[view.types[node]]] for node in drawing}
         self.parts: Set[int] = set()
         self._held: FrozenSet[str] = frozenset()
         shards = graph.shards
@@ -182,15 +193,22 @@ class Rules(object):
         return b"".join(self._body(function.name) for function in called) or field
 
     def _body(self, name: str) -> bytes:
-        """A digest of the body of a function; the names inside of it are its own and count."""
+        """A digest of the body of a function; inside of it, numbers stand for the names of arguments and ops."""
         if name not in self._functions:
             self._functions[name] = b"calls itself"
-            pieces = []
-            for node in self._bodies[name].node_def:
-                entry = wire.read_node(node.SerializeToString(deterministic=True))
+            body = self._bodies[name]
+            names = [argument.name for argument in body.signature.input_arg] + [node.name for node in body.node_def]
+            number = {name: i for i, name in enumerate(names)}
+
+            def numbered(tensor: str) -> bytes:
+                producer, colon, output = tensor.lstrip("^").partition(":")
+                return "{}{}{}{}".format(tensor[0] == "^", number[producer], colon, output).encode()
+
+            pieces = [numbered(body.ret[output.name]) for output in body.signature.output_arg]
+            for node in body.node_def:
+                values = wire.split_attrs(wire.read_node(node.SerializeToString(deterministic=True)).serialized_attrs)
                 pieces.append(self._body(node.op) if node.op in self._bodies else node.op.encode())
-                pieces += [text.encode() for text in entry.input]
-                values = wire.split_attrs(entry.serialized_attrs)
+                pieces += [numbered(tensor) for tensor in node.input]
                 if node.op != "Const" or not self._is_left_out(values, ""):
                     pieces += self._pieces(node.op, values)
             self._functions[name] = _sized_hash(*pieces)
@@ -239,6 +257,7 @@ def _producers_first(view: GraphView, nodes: Set[int], taken: Callable[[int], Se
 
 
 def _hash(*pieces: bytes) -> bytes:
+    """Of pieces that are digests, or end with a character that they do not have."""
     return hashlib.blake2b(b"".join(pieces), digest_size=_SIZE).digest()
 
 

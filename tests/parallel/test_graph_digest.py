@@ -125,8 +125,9 @@ def test_the_bodies_of_functions_count_not_their_names(digest):
     def with_body(factor, others):
         def extra(hidden):
             for i in range(others):
-                tf.function(lambda h, i=i: h * i)(hidden)
-            return tf.function(lambda h: h * factor)(hidden)
+                tf.function(lambda h, i=i: h * i)(hidden * 5.0)
+            scale = tf.exp(hidden * factor)
+            return tf.function(lambda h: h * factor + scale)(hidden)
 
         return extra
 
@@ -135,13 +136,15 @@ def test_the_bodies_of_functions_count_not_their_names(digest):
 
 
 def test_loops_have_a_digest(digest):
-    def loop(steps, factor):
+    def loop(steps, factor, others=0):
         def extra(hidden):
+            for _ in range(others):
+                tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0])
             return tf.while_loop(lambda i, h: i < steps, lambda i, h: (i + 1, h * factor), [0, hidden])[1]
 
         return extra
 
-    tops = [digest(extra=loop(*case))[0].top for case in ((3, 2.0), (3, 2.0), (4, 2.0), (3, 2.5))]
+    tops = [digest(extra=loop(*case))[0].top for case in ((3, 2.0), (3, 2.0, 1), (4, 2.0), (3, 2.5))]
     assert tops[0] == tops[1] and len(set(tops)) == 3
 
 
