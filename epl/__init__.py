@@ -16,8 +16,7 @@ from epl.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.strategies import replicate, split
-
-VERSION = "0.6.0"
+from epl.utils.version import VERSION
 
 __all__ = [
     "Cluster", "Config", "Env", "Graph", "GraphKeys", "VERSION", "add_to_collection", "executing_eagerly",

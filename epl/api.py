@@ -15,9 +15,10 @@ from epl.utils.lost_output import tolerate_full_disk
 
 
 def init(config: Optional[Config] = None) -> None:
-    """Sets EPL up: configuration, devices, the other processes of the job, the hooks into TensorFlow.
+    """Sets EPL up: configuration, devices, the list of the other processes, the hooks into TensorFlow.
 
-    Called again it starts anew: annotations and plans of all graphs are forgotten.
+    It needs no other process: the processes connect at the first session that trains (with `epl.split` or `zero.level`
+    where the model is differentiated). Called again it starts anew: annotations and plans of all graphs are forgotten.
 
     Args:
       config: the configuration; None means defaults and environment. It is frozen: to change it, make a new one and
@@ -27,7 +28,6 @@ def init(config: Optional[Config] = None) -> None:
       RuntimeError: TensorFlow executes eagerly.
       TypeError: `config` is not an epl.Config.
       ClusterError: TF_CONFIG is incomplete.
-      JobError: a process of the job did not appear in time; the message names it.
     """
     if tf.executing_eagerly():
         raise RuntimeError(

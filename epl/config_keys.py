@@ -110,11 +110,20 @@ KEYS: Tuple[Key, ...] = (
         "How gradients of replicas and micro batches are combined.",
     ),
     Key(
+        "communication.allow_different_graphs",
+        Bool(),
+        False,
+        "",
+        "Train although the workers compute or update the model in different ways; what differs is then meant to. By "
+        "default the first difference is an error before the first step.",
+    ),
+    Key(
         "communication.start_timeout",
         Seconds(),
         300.0,
         "seconds",
-        "How long a process waits for the others at the start of the job before it gives up and names those missing.",
+        "How long a process waits for the others when it first needs them, at its first session that trains, before it "
+        "gives up and names those missing.",
     ),
     Key(
         "communication.stall_warning",

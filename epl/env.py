@@ -11,7 +11,7 @@ from epl.cluster import Cluster
 from epl.config import Config
 from epl.ir.graph import Graph
 from epl.ir.strategy_context import StrategyContext
-from epl.ops.job import Job
+from epl.ops.job import Announcement, Job
 from epl.utils import tf_server
 
 
@@ -30,6 +30,7 @@ class Env(object):
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
+        self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.agreement
 
     @classmethod
     def get(cls) -> "Env":
@@ -48,39 +49,35 @@ class Env(object):
         self.cluster = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
+        self.met = None
 
     def init(self, config: Config, cluster: Cluster) -> None:
-        """Takes over a configuration and a cluster, and meets the other processes of the job.
-
-        Raises:
-          JobError: a process did not appear in time; the message names it.
-        """
+        """Takes over a configuration and a cluster. It needs no other process: who needs them first joins the job."""
         self.config = config
         self.cluster = cluster
-        if cluster.worker_num > 1:
-            self._meet(cluster)
+        Job.announce(self._job_of(cluster) if cluster.worker_num > 1 else None)
         self.is_ready = True
 
     def use(self, cluster: Cluster) -> None:
-        """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order.
-
-        Raises:
-          JobError: a process did not enter the cluster in time; the message names it.
+        """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order,
+        when it is next needed.
         """
         self.cluster = cluster
-        job = Job.current()
-        if job is not None and list(job.hosts) != cluster.hosts and sorted(job.hosts) == sorted(cluster.hosts):
-            self._meet(cluster)
+        hosts = list(Job.announced_hosts())
+        if hosts != cluster.hosts and sorted(hosts) == sorted(cluster.hosts):
+            Job.announce(self._job_of(cluster))
 
-    def _meet(self, cluster: Cluster) -> None:
+    def _job_of(self, cluster: Cluster) -> Announcement:
         config = self.config.communication
-        Job.start(
-            hosts=cluster.hosts,
+        host = cluster.hosts[cluster.worker_index]
+        return Announcement(
+            hosts=tuple(cluster.hosts),
             process=cluster.worker_index,
-            listen_fd=_inherited_socket(cluster.hosts[cluster.worker_index]),
+            find_listen_fd=lambda: _inherited_socket(host),
             start_timeout=config.start_timeout,
             stall_warning=config.stall_warning,
             timeout=config.timeout,
+            pid=os.getpid(),
         )
 
     def new_graph_name(self) -> str:

@@ -47,6 +47,7 @@ NEW_DEFAULTS = {
     "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
+    "communication.allow_different_graphs": False,
     "communication.start_timeout": 300.0,
     "gradient_checkpoint.memory_budget": 0,
     "communication.stall_warning": 60.0,

@@ -105,6 +105,7 @@ class Graph(object):
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
         self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
         self.shards_together: Any = None  # of both, set with the ZeroModel
+        self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self.showing_lock = threading.Lock()  # and one opens communicators for what it fetches first
         self.scale_updates: List[ScaleUpdate] = []
@@ -251,6 +252,13 @@ class Graph(object):
             yield
         finally:
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
+
+    @contextlib.contextmanager
+    def building_parts(self) -> Iterator[None]:
+        """Ops created inside are EPL's: they make and compute parts of variables, and differ by rank."""
+        before = tf_compat.last_op_id(self.tf_graph)
+        yield
+        self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from epl.ops import job_secret, native
 from epl.utils.errors import EplError
@@ -40,14 +40,28 @@ class JobError(EplError, RuntimeError):
         self.code = code
 
 
+class Announcement(NamedTuple):
+    """A job that this process belongs to and has not joined yet; see `Job.start` for the arguments."""
+
+    hosts: Tuple[str, ...]
+    process: int
+    find_listen_fd: Callable[[], Optional[int]]
+    start_timeout: float
+    stall_warning: float
+    timeout: float
+    pid: int
+
+
 class Job(object):
     """The processes of one training run, joined by the core's control plane.
 
     One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
     other processes can tell an orderly end from a death. A script that ends with an exception aborts it first.
+    `Job.announce` names a job that `Job.join` starts when it is first needed.
     """
 
     _current: "Optional[Job]" = None
+    _announced: Optional[Announcement] = None
     _lock = threading.RLock()
 
     def __init__(self,
@@ -115,6 +129,33 @@ class Job(object):
             cls._current = job
             atexit.register(job.stop_at_exit)
             return job
+
+    @classmethod
+    def announce(cls, announcement: Optional[Announcement]) -> None:
+        """Says which job this process belongs to. Nothing is connected before `join`; None takes the word back."""
+        cls._announced = announcement
+
+    @classmethod
+    def announced_hosts(cls) -> Tuple[str, ...]:
+        """"host:port" of each process of the announced job; empty if none is announced."""
+        return () if cls._announced is None else cls._announced.hosts
+
+    @classmethod
+    def join(cls) -> "Optional[Job]":
+        """The announced job, which is started at the first call; without an announcement the living job, or None.
+
+        Raises:
+            JobError: as `start`; or this process is a fork of the one that belongs to the job.
+        """
+        announced = cls._announced
+        if announced is None:
+            return cls.current()
+        if announced.pid != os.getpid():
+            raise JobError(
+                "This process is a fork of process {}, which is worker {} of the job; a fork cannot take part in it. "
+                "Train in the process that called epl.init().".format(announced.pid, announced.process), code=9)
+        return cls.start(announced.hosts, announced.process, announced.find_listen_fd(), announced.start_timeout,
+                         announced.stall_warning, announced.timeout)
 
     @classmethod
     def current(cls) -> "Optional[Job]":

@@ -40,7 +40,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import amp_twins, inference, transformation
+from epl.parallel import agreement, amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
 from epl.runtime import amp, gradient_check, recorder, saver, server, shards, zero
 from epl.runtime.session import GraphRunner
@@ -244,7 +244,7 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         graph.shards.checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
-            transformation.refuse_local_session()
+            agreement.refuse_local_session()
         graph.runner = GraphRunner(
             rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
         )

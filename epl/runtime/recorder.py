@@ -41,7 +41,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     mixed, of_user = None, ys
     is_outermost = getattr(_inside, "seeds", None) is None  # not within a gradient
     if is_outermost:
-        ys, xs = split_training.lower(graph, ys, xs)
+        with graph.building_parts():
+            ys, xs = split_training.lower(graph, ys, xs)
         arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
         _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
         with split_training.building(graph):
@@ -126,7 +127,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     try:
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
-            zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
+            with graph.building_parts():
+                zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []
@@ -137,7 +139,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         boundaries.append((name, gradient))
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
-                pairs = zero.as_parts(graph, pairs)
+                with graph.building_parts():
+                    pairs = zero.as_parts(graph, pairs)
                 rest, named = args, kwargs
                 if graph.zero is not None:
                     rest, named = map_items(zero.known_to_optimizers, (args, kwargs))
@@ -145,7 +148,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                     return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with watched_slots() as made:
                     applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
-                graph.shards.adopt_updates(made)
+                with graph.building_parts():
+                    graph.shards.adopt_updates(made)
                 return applied
 
             pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)

@@ -31,6 +31,7 @@ from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
 from epl.ops.waits import Limits
+from epl.parallel.agreement import meet
 from epl.parallel.split.groups import split_taskgraphs
 from epl.parallel.stages import stage_devices
 from epl.topology import OWN_JOB, Topology, of_virtual_devices
@@ -150,10 +151,11 @@ class ProcessServer(object):
 
         Raises:
             PlanError: there is no job of several processes.
+            PlanMismatchError: the processes have different versions or configurations.
             JobError: a process has failed or did not appear.
         """
         env = Env.get()
-        job = Job.current()
+        job = meet() if env.cluster is not None and env.cluster.worker_num > 1 else None
         if job is None or env.cluster is None or job.num_processes == 1:
             raise PlanError(
                 "A model that spans processes was asked for, and there is no job of several processes: "

@@ -12,7 +12,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job
 from epl.ops.waits import Limits
-from epl.parallel.transformation import process_server
+from epl.parallel.agreement import process_server
 from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Slice, complete_savers, value_of
 from epl.utils import tf_compat

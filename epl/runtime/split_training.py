@@ -13,7 +13,7 @@ variables, slots and checkpoints are the `shard_*` modules'.
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -25,6 +25,7 @@ from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.agreement import meet, refuse_missing_workers
 from epl.parallel.gradient_groups import is_complete
 from epl.parallel.rewrite import transport_between
 from epl.parallel.split import report
@@ -51,7 +52,6 @@ from epl.parallel.split.row_weights import RowWeights
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
 from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
 from epl.runtime.shards import Shards, Shown, variable_of
@@ -127,9 +127,9 @@ class SplitModel(Shards):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
+        meet()
         name = env.new_parts_name() + "/split"
         refuse_missing_workers(name, plan.owners)
-        start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
         across = span_processes(plan.stages, plan.owners)
@@ -178,6 +178,11 @@ class SplitModel(Shards):
             for made in self._shards:
                 give_whole(made, self.exchange, self._inside)
         self._traced_after = self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
+
+    @property
+    def lowered_ops(self) -> FrozenSet[tf.Operation]:
+        """The ops of the user inside of the split; others run in their place."""
+        return self._inside
 
     # ---- Stages of a pipeline.
 
