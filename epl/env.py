@@ -23,6 +23,8 @@ class Env(object):
         self.cluster: Optional[Cluster] = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
+        self.inits = 0  # calls of epl.init that succeeded
+        self.told_of_new_graph = False
         self.transformed_graphs = 0
         self.cut_graphs = 0
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
@@ -58,6 +60,7 @@ class Env(object):
         if cluster.worker_num > 1:
             self._meet(cluster)
         self.is_ready = True
+        self.inits += 1
 
     def use(self, cluster: Cluster) -> None:
         """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order.

@@ -190,7 +190,21 @@ def _refuse_planned(graph: Graph, steps: int) -> None:
         raise PlanError(
             "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
             "adds would train {}. Build the whole training step before the first run, or build it in a new "
-            "tf.Graph.".format(graph.plan.world_size, without[0])
+            "tf.Graph: call epl.init again, or open one by `with tf.Graph().as_default():`.".format(graph.plan.world_size * len(graph.plan.plan.stages), without[0])
+        )
+
+
+def _refuse_earlier_model(graph: Graph) -> None:
+    """Raises PlanError for a model beside one that was rewritten before `epl.init` was called again.
+
+    Its replicas and collectives would be taken for ops of the user.
+    """
+    if graph.was_trained_before_init:
+        raise PlanError(
+            "The tf.Graph has a model that was trained before epl.init was called again, with its replicas or parts of "
+            "variables; a second model cannot be trained next to it. Build the second one in a tf.Graph of its own: "
+            "`with tf.Graph().as_default():` around it, or no `with graph.as_default()` and no `with tf.Session()` "
+            "around epl.init, which then begins a new default graph."
         )
 
 
@@ -208,6 +222,7 @@ def _annotated_graph() -> Optional[Graph]:
     graph = Graph.of(tf_graph, may_create=True)
     assert graph is not None
     if graph.taskgraphs:
+        _refuse_earlier_model(graph)
         return graph
     if "unannotated" not in graph.parallel_information and not env.config.auto.auto_parallel:
         graph.parallel_information["unannotated"] = True
@@ -229,6 +244,7 @@ def _partition(ys: Any, xs: Any) -> None:
     assert graph is not None and env.cluster is not None
     trains = any(variable_name(x) is not None for x in _as_list(xs))
     if trains and graph.plan is None and "partitioned" not in graph.parallel_information:
+        _refuse_earlier_model(graph)
         graph.parallel_information["partitioned"] = True
         partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
 

@@ -15,6 +15,7 @@ from tensorflow.python.framework import (
     func_graph,
     function,
     kernels,  # which kernels are registered
+    ops,  # whether `with graph.as_default()` is open
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import (
@@ -53,6 +54,11 @@ FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 def is_function_graph(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a function, not a graph that a session runs."""
     return isinstance(graph, FUNCTION_GRAPHS)
+
+
+def default_graph_is_chosen() -> bool:
+    """Whether the default graph is that of an open `with graph.as_default()`, or of a session in a `with`."""
+    return not ops._default_graph_stack.is_cleared()
 
 
 def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
