@@ -35,7 +35,7 @@ def init(config: Optional[Config] = None) -> None:
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "Tensorflow eager mode is not supported by EPL: remove tf.enable_eager_execution(), or call "
+            "Tensorflow eager mode is not supported by EPL now, remove tf.enable_eager_execution(), or call "
             "tf.disable_eager_execution() first."
         )
     config = Config() if config is None else config
@@ -58,9 +58,7 @@ def _begin_new_graph() -> None:
     if tf_compat.default_graph_is_chosen() or not tf_compat.last_op_id(tf.get_default_graph()):
         return
     tf.reset_default_graph()
-    env = Env.get()
-    if not env.told_of_new_graph:
-        env.told_of_new_graph = True
+    if Env.get().says_first("new graph"):
         logger.warning(
             "epl.init was called again: the default graph is a new one (tf.reset_default_graph), and what was built "
             "before cannot be part of the next model. To keep a graph over several epl.init, open it by "

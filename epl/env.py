@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -24,7 +24,7 @@ class Env(object):
         self.strategy_context = StrategyContext()
         self.is_ready = False
         self.inits = 0  # calls of epl.init that succeeded
-        self.told_of_new_graph = False
+        self._said: Set[str] = set()
         self.transformed_graphs = 0
         self.cut_graphs = 0
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
@@ -83,6 +83,12 @@ class Env(object):
             stall_warning=config.stall_warning,
             timeout=config.timeout,
         )
+
+    def says_first(self, what: str) -> bool:
+        """Whether this process has not said `what` before: what concerns a whole script is said once."""
+        is_first = what not in self._said
+        self._said.add(what)
+        return is_first
 
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""

@@ -58,6 +58,10 @@ PASSES = (
 # Of one replica on one device.
 PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS)
 
+# In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
+WORKER_0_TELLS = "worker 0 tells"
+TOLD_BY_WORKER_0 = "told by worker 0"
+
 TransformReport = NamedTuple(
     "TransformReport",
     [("plan", plans.Plan), ("passes", List[PassReport]), ("cpu_s", float), ("cloned_ops", int), ("replicas", int)],
@@ -131,6 +135,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         if not rewrite.is_plain:
             refuse_missing_workers(plan.name, plan.owners)
             _meet(rewrite)
+            facts = graph.parallel_information
+            facts[TOLD_BY_WORKER_0] = _exchange(rewrite, "checkpoints", facts.get(WORKER_0_TELLS, ""))[0]
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):

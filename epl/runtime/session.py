@@ -151,6 +151,12 @@ class GraphRunner(object):
         if state is not None and self._shards is not None:
             self._shards.checkpoints.session_closes(state.number)
 
+    def begin(self, session: tf.Session, restore: Callable[[], None]) -> None:
+        """Prepares a new session for hooks: `restore`, whose failure the others are told, then the values of rank 0."""
+        if self.rewrite.plan.workers > 1:
+            self._telling_others(restore)
+        self.take_values_of_rank_0(session)
+
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
         state = self._state(session)

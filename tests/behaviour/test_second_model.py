@@ -30,7 +30,7 @@ KINDS: Dict[str, Dict[str, Any]] = {
 def _scope(ctx: Context, kind: str) -> Any:
     """Of the second half of the model."""
     if not ctx.planned or kind in ('data_parallel', 'zero'):
-        return contextlib.suppress()
+        return contextlib.ExitStack()
     return epl.split() if kind == 'split' else epl.replicate(1)
 
 
@@ -43,7 +43,7 @@ def _two_models(ctx: Context, kind: str) -> None:
             tf.reset_default_graph()
         ctx.init(annotate=kind != 'pipeline', **KINDS[kind])
         x, y = tf.placeholder(tf.float32, [None, FEATURES], 'x'), tf.placeholder(tf.int32, [None], 'y')
-        with ctx.scope() if kind == 'pipeline' else contextlib.suppress():
+        with ctx.scope() if kind == 'pipeline' else contextlib.ExitStack():
             hidden = dense(x, 8, 'hidden', tf.nn.tanh)
         with _scope(ctx, kind):
             loss = cross_entropy(y, dense(hidden, CLASSES, 'out'))
@@ -71,7 +71,7 @@ def _train() -> None:
 
 def test_it_is_said_once_that_the_default_graph_is_new(init: Any, monkeypatch: Any, caplog: Any) -> None:
     init()
-    monkeypatch.setattr(Env.get(), 'told_of_new_graph', False)
+    monkeypatch.setattr(Env.get(), '_said', set())
     for _ in range(3):
         _train()
         _begin()
