@@ -324,9 +324,9 @@ def _make_callable(
 
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
-    is_rewritten = _rewritten(session) is not None
+    runner = _rewritten(session)
     is_checked = gradient_check.recomputing(session) is not None and not callable_options.tensor_connection
-    if not is_rewritten and not is_checked:
+    if runner is None and not is_checked:
         return original(session, callable_options)
     if callable_options.tensor_connection:
         raise PlanError(
@@ -336,6 +336,8 @@ def _make_callable_from_options(original: Callable[..., Any], session: Any, call
     feeds = list(callable_options.feed)
     fetches = list(callable_options.fetch)
     targets = list(callable_options.target)
+    if runner is not None:
+        runner.say_whose_metrics(fetches, targets, feeds)
 
     def call(*args: Any, **kwargs: Any) -> List[Any]:
         given = dict(kwargs, options=callable_options.run_options)

@@ -22,6 +22,7 @@ from epl.parallel.auto_partition import partition_model
 from epl.parallel.stages import stage_devices
 from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
 from epl.runtime.dependencies import behind_one_op
+from epl.runtime.loss_reduction import say_who_divides
 from epl.runtime.shard_slots import watched_slots
 from epl.utils import tf_compat
 from epl.utils.containers import map_items
@@ -43,6 +44,7 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     mixed, of_user = None, ys
     is_outermost = getattr(_inside, "seeds", None) is None  # not within a gradient
     if is_outermost:
+        say_who_divides(graph, ys)
         ys, xs = split_training.lower(graph, ys, xs)
         arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
         _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
