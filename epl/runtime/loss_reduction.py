@@ -21,7 +21,7 @@ def say_who_divides(graph: Graph, ys: Any) -> None:
     env = Env.get()
     assert env.cluster is not None
     devices = env.cluster.virtual_devices
-    replicas = len(devices[0].slice_devices) if devices else 1
+    replicas = devices[0].num_replicas if devices else 1
     is_split = any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs)
     if replicas == 1 or is_split or env.config.communication.gradients_reduce_method != "mean":
         return

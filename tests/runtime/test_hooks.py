@@ -10,7 +10,7 @@ from tests.parallel.in_process import Linear, error_text, rewritten
 
 OWNERS = (
     tf.Graph, tf_compat.gradients_util_module, tf_compat.ControlFlowState, tf.train.Optimizer, tf_compat.KerasOptimizer,
-    tf_compat.BaseSession, tf.train.Saver, tf.estimator.RunConfig,
+    tf_compat.BaseSession, tf.train.Saver, tf.estimator.RunConfig, tf_compat.TrainingExecutor,
 )  # fmt: skip
 
 
