@@ -33,7 +33,8 @@ _WRITING_OPTIONS = (
     "log_step_count_steps",
 )  # fmt: skip
 _DISTRIBUTION = ("train_distribute", "eval_distribute", "experimental_distribute", "device_fn")  # of a RunConfig
-_PATIENCE_S = 600.0  # for the last checkpoint of worker 0, where its checkpoints can be seen
+_PATIENCE_S = 120.0  # until worker 0 begins to write its last checkpoint
+_WRITING_S = 1800.0  # until it has written it
 _POLL_S = 0.1
 _UNSEEN = (
     "Worker 0 writes the checkpoints of the job, the last one as {!r}, and worker {} does not see it. There an "
@@ -146,13 +147,10 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
 
 
 def _becomes_latest(checkpoint: str) -> bool:
-    """Whether a checkpoint is the latest of its directory, now or soon. Where there is none, this one is not awaited.
-
-    Looks at two files by name: TensorFlow's listing of the directory fails if one is removed meanwhile.
-    """
+    """Whether a checkpoint is the latest of its directory, now or soon; in a directory without any it is not awaited."""
     directory, name = os.path.split(checkpoint)
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end:
+    start = time.monotonic()
+    while time.monotonic() - start < (_WRITING_S if _is_being_written(checkpoint) else _PATIENCE_S):
         state = tf.train.get_checkpoint_state(directory)
         if state is None:
             return False
@@ -160,6 +158,14 @@ def _becomes_latest(checkpoint: str) -> bool:
             return tf.io.gfile.exists(checkpoint + ".index")
         time.sleep(_POLL_S)
     return False
+
+
+def _is_being_written(checkpoint: str) -> bool:
+    """Whether TensorFlow's temporary files of a checkpoint are there."""
+    try:
+        return bool(tf.io.gfile.glob(checkpoint + "*temp*"))
+    except tf.errors.NotFoundError:  # a folder of such files was removed while it was listed
+        return True
 
 
 def told_by_worker_0(graph: Graph) -> Optional[Checkpoints]:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -82,6 +83,22 @@ def test_a_session_that_waits_for_a_chief_is_left_alone_without_annotation(init)
     text = error_text(tf.train.WorkerSessionCreator(max_wait_secs=0).create_session)
     assert text == "" or "PlanError" not in text
     assert epl.Env.get().is_ready
+
+
+def test_a_checkpoint_that_is_being_written_is_awaited_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitored, "_PATIENCE_S", 0.1)
+    last = str(tmp_path / "model.ckpt-4")
+    tf.train.update_checkpoint_state(str(tmp_path), str(tmp_path / "model.ckpt-2"))
+    os.mkdir(last + "_temp_1")
+
+    def finish():
+        (tmp_path / "model.ckpt-4.index").write_text("")
+        tf.train.update_checkpoint_state(str(tmp_path), last)
+
+    writer = threading.Timer(0.6, finish)
+    writer.start()
+    assert monitored._becomes_latest(last)
+    writer.join()
 
 
 @pytest.mark.parametrize("seen", [False, True])
