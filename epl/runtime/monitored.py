@@ -147,7 +147,7 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
 
 
 def _becomes_latest(checkpoint: str) -> bool:
-    """Whether a checkpoint is the latest of its directory, now or soon; in a directory without any it is not awaited."""
+    """Whether a checkpoint is the latest of its directory, now or soon. It is not awaited where there is none."""
     directory, name = os.path.split(checkpoint)
     start = time.monotonic()
     while time.monotonic() - start < (_WRITING_S if _is_being_written(checkpoint) else _PATIENCE_S):
