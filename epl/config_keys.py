@@ -271,7 +271,10 @@ KEY_BY_NAME: Dict[str, Key] = {key.name: key for key in KEYS}
 KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
-OTHER_ENV = frozenset(["EPL_LISTEN_FD", "EPL_TASK_DIR", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"])
+OTHER_ENV = frozenset(
+    ["EPL_LISTEN_FD", "EPL_TASK_DIR", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    + ["EPL_JOB_SECRET", "EPL_JOB_SECRET_FILE", "EPL_JOB_ID"]
+)
 
 
 def keys_of(section: str) -> List[Key]:

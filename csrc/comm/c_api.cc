@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "comm/epl_comm.h"
 #include "comm/job.h"
+#include "comm/wire.h"
 
 struct epl_communicator {
   std::unique_ptr<epl::Communicator> object;
@@ -57,6 +58,10 @@ int epl_job_start(const epl_job_options* options, epl_job** job, epl_status* sta
   epl::Status result = epl::Job::Start(*options, &made->object);
   if (result.ok()) *job = made.release();
   return result.Export(status);
+}
+
+int epl_listen(const char* address, const char* const* hosts, int num_hosts, int* fd, epl_status* status) {
+  return epl::Listen(address, std::vector<std::string>(hosts, hosts + num_hosts), fd).Export(status);
 }
 
 void epl_job_stop(epl_job* job) {

@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EPL_COMM_ABI_VERSION 1
+#define EPL_COMM_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define EPL_EXPORT __attribute__((visibility("default")))
@@ -75,6 +75,10 @@ typedef struct {
 typedef struct epl_job epl_job;
 typedef struct epl_communicator epl_communicator;
 
+// Writes the HMAC-SHA256 of the bytes under the secret of the job; 0 if it cannot. The core has no cryptography of its
+// own.
+typedef int (*epl_mac_fn)(void* context, const void* bytes, int64_t size, uint8_t digest[32]);
+
 typedef struct {
   int num_processes;
   int process;               // index of this process
@@ -83,10 +87,17 @@ typedef struct {
   double start_timeout_s;    // how long a process may take to appear
   double stall_warning_s;    // a collective that waits longer is reported on stderr, with the missing ranks; 0: never
   double timeout_s;          // a collective that waits longer fails with EPL_DEADLINE_EXCEEDED; 0: never
+  const char* job_name;      // a worker with another one is refused; NULL: ""
+  epl_mac_fn mac;            // a worker with another secret is refused; NULL: the job has no secret, anyone may join
+  void* mac_context;         // both are used in epl_job_start alone
 } epl_job_options;
 
 // ---- Job: the processes of one training run. Blocks until all have appeared; the error names those that have not.
 EPL_EXPORT int epl_job_start(const epl_job_options* options, epl_job** job, epl_status* status);
+// Opens a socket that listens at `address`, "host:port" of this process, on the interface of that address; port 0 takes
+// a free one. `hosts` are those of all processes: where the address tells no interface (a name that means loopback here
+// and not to the others) it is every interface.
+EPL_EXPORT int epl_listen(const char* address, const char* const* hosts, int num_hosts, int* fd, epl_status* status);
 // Says goodbye (an orderly exit, told apart from a death by the others), fails what is pending, frees. Safe at exit.
 EPL_EXPORT void epl_job_stop(epl_job* job);
 // Every process gives `size` bytes under the same `key` and gets those of all, in process order, concatenated in a

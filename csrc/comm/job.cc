@@ -14,6 +14,15 @@ namespace {
 
 thread_local bool is_listener_thread = false;
 
+Mac MacOf(const epl_job_options& options) {
+  return [mac = options.mac, context = options.mac_context](std::string_view text) {
+    std::string digest(32, '\0');
+    const int made =
+        mac(context, text.data(), static_cast<int64_t>(text.size()), reinterpret_cast<uint8_t*>(&digest[0]));
+    return made != 0 ? digest : std::string();
+  };
+}
+
 }  // namespace
 
 // ---- Patience.
@@ -71,8 +80,16 @@ Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
     return Status(EPL_INVALID_ARGUMENT, "hosts is NULL: expected host:port of each process");
   std::unique_ptr<Job> made(new Job(options));
   if (options.num_processes > 1) {
-    ControlOptions control;
-    control.process = options.process;
+    RendezvousOptions control;
+    control.identity.job = options.job_name == nullptr ? "" : options.job_name;
+    if (control.identity.job.size() > kMostJobName) {
+      return Status(EPL_INVALID_ARGUMENT,
+                    Format("the name of the job (EPL_JOB_ID) has %d bytes, and may have %d",
+                           static_cast<int>(control.identity.job.size()), static_cast<int>(kMostJobName)));
+    }
+    control.identity.num_processes = options.num_processes;
+    control.identity.process = options.process;
+    if (options.mac != nullptr) control.identity.mac = MacOf(options);
     control.hosts = made->hosts_;
     control.listen_fd = options.listen_fd;
     control.start_timeout_s = options.start_timeout_s > 0 ? options.start_timeout_s : 300;
@@ -175,58 +192,39 @@ void Job::Abort(const std::string& reason) {
 
 // ---- Messages.
 
-void Job::OnMessage(std::string_view message) {
-  Reader reader(message);
-  Message kind = reader.Get<Message>();
-  switch (kind) {
+void Job::OnMessage(std::string_view bytes) {
+  FromCoordinator message;
+  if (!Parse(bytes, num_processes(), &message)) return Fail(NameOf(0) + " sent what makes no sense");
+  switch (message.kind) {
     case Message::kGathered:
     case Message::kWithdrawn: {
-      std::string key(reader.GetBytes());
       std::lock_guard<std::mutex> lock(mutex_);
-      Answer& answer = answers_[key];
-      answer.withdrawn = kind == Message::kWithdrawn;
-      if (!answer.withdrawn) {
-        answer.parts.resize(reader.Get<int32_t>());
-        for (std::string& part : answer.parts) part = std::string(reader.GetBytes());
-      }
+      Answer& answer = answers_[message.key];
+      answer.withdrawn = message.kind == Message::kWithdrawn;
+      answer.parts = std::move(message.parts);
       changed_.notify_all();
       return;
     }
     case Message::kMissing: {
-      std::string key(reader.GetBytes());
       std::lock_guard<std::mutex> lock(mutex_);
-      std::vector<int>& missing = missing_[key];
-      missing.resize(reader.Get<int32_t>());
-      for (int& process : missing) process = reader.Get<int32_t>();
+      missing_[message.key] = std::move(message.missing);
       changed_.notify_all();
       return;
     }
     case Message::kEnded: {
-      int process = reader.Get<int32_t>();
-      int64_t generation = reader.Get<int64_t>();
       std::lock_guard<std::mutex> lock(mutex_);
-      NoteEnd(process, generation, std::string(reader.GetBytes()));
+      NoteEnd(message.process, message.generation, message.reason);
       break;
     }
-    case Message::kAborted: {
-      int process = reader.Get<int32_t>();
-      Fail(Format("worker %d: %s", process, std::string(reader.GetBytes()).c_str()));
-      return;
-    }
-    case Message::kDied: {
-      int process = reader.Get<int32_t>();
-      Fail(NameOf(process) + " died or was lost: " + std::string(reader.GetBytes()));
-      return;
-    }
-    case Message::kLeft: {
-      int process = reader.Get<int32_t>();
+    case Message::kAborted:
+      return Fail(Format("worker %d: %s", message.process, message.reason.c_str()));
+    case Message::kDied:
+      return Fail(NameOf(message.process) + " died or was lost: " + message.reason);
+    default: {  // kLeft
       std::lock_guard<std::mutex> lock(mutex_);
-      lives_[process] = Life::kLeft;
-      if (process == 0) control_lost_ = true;
-      break;
+      lives_[message.process] = Life::kLeft;
+      if (message.process == 0) control_lost_ = true;
     }
-    default:
-      return;
   }
   OnNews();
 }
@@ -258,6 +256,11 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
       bool withdrawn = answer->second.withdrawn;
       if (!withdrawn) *parts = std::move(answer->second.parts);
       answers_.erase(answer);
+      if (!withdrawn && parts->size() != members.size()) {
+        lock.unlock();
+        Fail(NameOf(0) + " sent what makes no sense");
+        return Trouble({}, -1);
+      }
       if (!withdrawn) return Status();
       uses_[name]--;  // as if it had never been asked
       return status;

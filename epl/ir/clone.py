@@ -9,7 +9,20 @@ points outside is shared with the original.
 """
 
 import functools
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -34,6 +47,18 @@ class Edit(NamedTuple):
     op: str = ""
 
 
+class Leads(NamedTuple):
+    """Nodes that several copies have together: one of these copies, the lead, has them, the others take them from it.
+
+    Attributes:
+      nodes: the nodes.
+      of_copy: by copy, the index of its lead, which may be itself; -1: the original.
+    """
+
+    nodes: FrozenSet[int]
+    of_copy: Sequence[int]
+
+
 _NONE: Mapping[str, str] = {}
 SAME = Edit(None, None)  # for copies that differ in their names alone: these are written fastest
 
@@ -51,6 +76,7 @@ def clone_nodes(
     extra: Sequence[tf.NodeDef] = (),
     library: Optional[Any] = None,
     inputs: Mapping[str, str] = _NONE,
+    leads: Optional[Leads] = None,
 ) -> Iterator[wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
@@ -64,6 +90,7 @@ def clone_nodes(
       library: functions to add to the graph.
       inputs: input of an original, as in a NodeDef -> what the copies take as if it were that: an op of `nodes`, of the
         graph, or an extra one.
+      leads: those of `nodes` that several copies have together; None: each copy has all nodes.
 
     Returns:
       The copies, as they stand in the graph now; made when they are asked for.
@@ -71,20 +98,27 @@ def clone_nodes(
     ordered = sorted(nodes)
     inside = {view.nodes[i].name for i in ordered}
     outside = _Outside({node.name for node in extra})
-    templates = [(_Template(view.nodes[i], inside, outside, inputs), i) for i in ordered]
+    leads = leads or Leads(frozenset(), range(len(prefixes)))
+    led = _Led(frozenset(view.nodes[i].name for i in leads.nodes), -1 in leads.of_copy)
+    templates = [(_Template(view.nodes[i], inside, outside, inputs, led), i) for i in ordered]
+    others = [one for one in templates if one[1] not in leads.nodes]
+    copies = [
+        (copy, prefix, prefixes[lead] if lead >= 0 else "", templates if lead == copy else others)
+        for copy, (prefix, lead) in enumerate(zip(prefixes, leads.of_copy))
+    ]
     parts = []
     names: Set[str] = set()
     controls: Set[str] = set()
-    for copy, prefix in enumerate(prefixes):
-        encoded = prefix.encode()
-        for template, original in templates:
+    for copy, prefix, lead_prefix, own_templates in copies:
+        encoded, lead = prefix.encode(), lead_prefix.encode()
+        for template, original in own_templates:
             own = edit(copy, original)
-            if own is SAME:
+            if own is SAME and not template.is_led:
                 parts.append(template.rename(encoded))
                 continue
             controls.update(own.controls)
-            parts.append(wire.field(wire.NODE, template.write(encoded, own)))
-        names.update(prefix + name for name in inside)
+            parts.append(wire.field(wire.NODE, template.write(encoded, own, lead)))
+        names.update(prefix + view.nodes[original].name for _, original in own_templates)
     names.update(node.name for node in extra)
     outside.control |= controls - names
     for node in extra:
@@ -102,10 +136,17 @@ def clone_nodes(
         [(name, operation(name)) for name in sorted(outside.control)],
     )
     return (
-        template.node(prefix, edit(copy, original))
-        for copy, prefix in enumerate(prefixes)
-        for template, original in templates
+        template.node(prefix, edit(copy, original), lead_prefix)
+        for copy, prefix, lead_prefix, own_templates in copies
+        for template, original in own_templates
     )
+
+
+class _Led(NamedTuple):
+    """The nodes that copies have together, by name; and whether some copies take those of the graph itself."""
+
+    names: FrozenSet[str]
+    from_graph: bool
 
 
 class _Outside(object):
@@ -136,23 +177,32 @@ class _Template(object):
     Of an attribute that is written twice the last one counts, so attributes that differ are appended.
     """
 
-    __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for")
+    __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for", "is_led")
 
-    def __init__(self, node: wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str]) -> None:
+    def __init__(
+        self, node: wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str], led: _Led
+    ) -> None:
         self._name = node.name
         self._op = node.op
-        self._inputs: List[Tuple[str, Optional[Tuple[str, str]]]] = []  # as it is; where the prefix goes, if anywhere
+        self.is_led = False  # whether it takes nodes that copies have together
+        # As it is; where the prefix goes, if anywhere, and whether it is that of the lead.
+        self._inputs: List[Tuple[str, Optional[Tuple[str, str, bool]]]] = []
         for original in node.input:
             name = inputs.get(original, original)
             mark = "^" if name[0] == "^" else ""
-            if name in inside or name[len(mark) :].partition(":")[0] in inside:
-                self._inputs.append((name, (mark, name[len(mark) :])))
+            producer = name[len(mark) :].partition(":")[0]
+            if name in inside or producer in inside:
+                is_led = producer in led.names
+                self.is_led = self.is_led or is_led
+                self._inputs.append((name, (mark, name[len(mark) :], is_led)))
+                if is_led and led.from_graph:
+                    outside.add(name)
             else:
                 outside.add(name)
                 self._inputs.append((name, None))
         self._device = node.device
         self._attrs = node.serialized_attrs
-        self._own_names = _own_names(node, inside)
+        self._own_names = _own_names(node, inside - led.names if led.names else inside)
         self._pieces: List[bytes] = []
         self._pieces_for = 0
 
@@ -165,16 +215,18 @@ class _Template(object):
         if self._pieces_for != size:
             mark = b"\xff" * size  # in no name, as UTF-8 has no such byte
             if size < _SHORTEST_MARK or mark in self._attrs:
-                return wire.field(wire.NODE, self.write(prefix, SAME))
-            self._pieces = wire.field(wire.NODE, self.write(mark, SAME)).split(mark)
+                return wire.field(wire.NODE, self.write(prefix, SAME, prefix))
+            self._pieces = wire.field(wire.NODE, self.write(mark, SAME, mark)).split(mark)
             self._pieces_for = size
         return prefix.join(self._pieces)
 
-    def write(self, prefix: bytes, edit: Edit) -> bytes:
-        """The NodeDef of the copy with `prefix`."""
+    def write(self, prefix: bytes, edit: Edit, lead: bytes) -> bytes:
+        """The NodeDef of the copy with `prefix`, whose lead has the prefix `lead`."""
         parts = [wire.field(wire.NAME, prefix + self._name.encode()), _op_field(edit.op or self._op)]
         for name, own in self._inputs:
-            value = name.encode() if own is None else own[0].encode() + prefix + own[1].encode()
+            value = name.encode()
+            if own is not None:
+                value = own[0].encode() + (lead if own[2] else prefix) + own[1].encode()
             parts.append(wire.field(wire.INPUT, value))
         for name in edit.controls:
             parts.append(wire.field(wire.INPUT, b"^" + name.encode()))
@@ -185,9 +237,11 @@ class _Template(object):
         parts += self._own_attrs(prefix, edit)
         return b"".join(parts)
 
-    def node(self, prefix: str, edit: Edit) -> wire.Node:
-        """The copy with `prefix`, to be read."""
-        inputs = [name if own is None else own[0] + prefix + own[1] for name, own in self._inputs]
+    def node(self, prefix: str, edit: Edit, lead: str) -> wire.Node:
+        """The copy with `prefix`, whose lead has the prefix `lead`, to be read."""
+        inputs = [
+            name if own is None else own[0] + (lead if own[2] else prefix) + own[1] for name, own in self._inputs
+        ]
         inputs += ["^" + name for name in edit.controls]
         device = self._device if edit.device is None else edit.device
         attrs = self._attrs

@@ -37,6 +37,7 @@ class GraphKeys(object):
     LOCAL_CONCAT_OBJECTS = "local_concat_objects"
     LOCAL_MEAN_OBJECTS = "local_mean_objects"
     LOCAL_SUM_OBJECTS = "local_sum_objects"
+    WHOLE_INPUTS = "whole_inputs"
     ALL_COLLECTION_KEYS = [
         GLOBAL_CONCAT_OBJECTS,
         GLOBAL_MEAN_OBJECTS,

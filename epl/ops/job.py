@@ -8,14 +8,19 @@ import atexit
 import ctypes
 import os
 import socket
+import sys
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from epl.ops import native
+from epl.ops import job_secret, native
 from epl.utils.errors import EplError
 from epl.utils.script_end import ScriptEnd
 
 _POLL_S = 0.2
+_NO_SECRET = (
+    "EPL: warning: this job has no secret: whoever can reach worker 0 can join it in the place of a worker. Give all "
+    "workers the same EPL_JOB_SECRET or EPL_JOB_SECRET_FILE (`openssl rand -hex 32` makes one); see docs/launcher.md.\n"
+)
 
 
 class JobError(EplError, RuntimeError):
@@ -81,6 +86,7 @@ class Job(object):
 
         Raises:
             JobError: if a process does not appear, with its index and host, or an address cannot be used.
+            JobSecretError: if the job's secret, as the environment gives it, cannot be used.
             NativeUnavailableError: if the native libraries are missing.
             ValueError: if `process` is not an index of `hosts`.
         """
@@ -93,6 +99,8 @@ class Job(object):
                 if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
                     return living
                 living.stop()
+            if process == 0 and job_secret.is_open_to_strangers(hosts, job_secret.job_secret(os.environ)):
+                sys.stderr.write(_NO_SECRET)
             handle = _start(hosts, process, listen_fd, start_timeout, stall_warning, timeout)
             job = cls(handle, hosts, process, start_timeout)
             cls._current = job
@@ -125,16 +133,17 @@ class Job(object):
         members = range(self.num_processes) if members is None else members
         tell = tell or (lambda key, text: self.exchange(key, text.encode())[0].decode())
         process = list(members).index(self._process)
-        door = _listening_socket(self._hosts[0]) if process == 0 else None
+        host = self._hosts[0].rpartition(":")[0]
+        listener = _listening_socket(host + ":0", self._hosts) if process == 0 else None
         try:
-            port = tell("port of a companion", str(door.getsockname()[1]) if door is not None else "")
-            hosts = ["{}:{}".format(self._hosts[0].rpartition(":")[0], port)]
+            port = tell("port of a companion", str(listener.getsockname()[1]) if listener is not None else "")
+            hosts = ["{}:{}".format(host, port)]
             hosts += [self._hosts[member] for member in members[1:]]
-            listen_fd = None if door is None else door.fileno()
+            listen_fd = None if listener is None else listener.fileno()
             handle = _start(hosts, process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
         finally:
-            if door is not None:
-                door.close()
+            if listener is not None:
+                listener.close()
         return Job(handle, hosts, process, self._start_timeout)
 
     @property
@@ -298,9 +307,10 @@ class Job(object):
 def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_timeout: float, stall_warning: float,
            timeout: float) -> ctypes.c_void_p:
     core = native.require().core
-    names = (ctypes.c_char_p * len(hosts))(*[host.encode() for host in hosts])
-    options = native.JobOptions(len(hosts), process, names, -1 if listen_fd is None else listen_fd, start_timeout,
-                                stall_warning, timeout)
+    secret = job_secret.job_secret(os.environ)
+    options = native.JobOptions(len(hosts), process, _names(hosts), -1 if listen_fd is None else listen_fd,
+                                start_timeout, stall_warning, timeout, job_secret.job_name(os.environ),
+                                job_secret.mac_function(secret))
 
     def call() -> ctypes.c_void_p:
         job = ctypes.c_void_p()
@@ -312,18 +322,18 @@ def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_t
     return interruptible(call, undo=core.epl_job_stop)
 
 
-def _listening_socket(host: str) -> socket.socket:
-    """A socket that listens on a free port, on every interface: the host's name may mean what only others see."""
-    name = host.rpartition(":")[0].strip("[]")
-    family = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][0]
-    door = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        door.bind(("", 0))
-        door.listen(128)
-    except OSError:
-        door.close()
-        raise
-    return door
+def _names(hosts: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * len(hosts))(*[host.encode() for host in hosts])
+
+
+def _listening_socket(address: str, hosts: Sequence[str]) -> socket.socket:
+    """A socket that listens at an address of this process, on its interface alone; see epl_listen."""
+    descriptor = ctypes.c_int()
+    status = native.Status()
+    native.require().core.epl_listen(address.encode(), _names(hosts), len(hosts), ctypes.byref(descriptor),
+                                     ctypes.byref(status))
+    check(status)
+    return socket.socket(fileno=descriptor.value)
 
 
 def check(status: native.Status) -> None:

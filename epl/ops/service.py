@@ -30,6 +30,8 @@ _LAST_STEP_S = 10.0
 _CAUSE_FIRST_S = 2.0
 _DIED = "died or was lost"  # the core's words for a process that has ended already
 
+_KINDS = ("serve", "open", "opened", "end step", "exchange", "finish")
+
 Message = Dict[str, Any]
 
 
@@ -204,7 +206,7 @@ class Service(object):
                 )
             except JobError as error:
                 raise JobError(self.failure(patience=1.0) or str(error), error.code) from None
-        return [json.loads(part.decode()) for part in parts]
+        return [_read(worker, part) for worker, part in enumerate(parts)]
 
     def _watch(self) -> None:
         """Waits for bad news: for an exchange that nobody else joins, so that nothing but bad news ends it."""
@@ -236,6 +238,17 @@ class _Waiting(object):
                     self._process, _words(self._message), now - self._start
                 )
             )
+
+
+def _read(worker: int, part: bytes) -> Message:
+    """A message as it came over the wire."""
+    try:
+        message = json.loads(part.decode())
+    except ValueError:
+        message = None
+    if not isinstance(message, dict) or message.get("do") not in _KINDS:
+        raise JobError("worker {} sent what makes no sense in a round: {!r}".format(worker, part[:80]), code=_FAILED)
+    return message
 
 
 def _what(message: Message) -> Tuple[Any, ...]:

@@ -63,7 +63,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     """
     tf_graph = graph.tf_graph
     strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
-    is_lowered = any(one.name_of_kind != "replicate" or (one.device_count or 1) > 1 for one in strategies)
+    is_lowered = any(one.name_of_kind != "replicate" for one in strategies)
     if graph.plan is not None or graph.gradient_calls or graph.apply_calls:
         return
     if config.offload.level and strategies:
@@ -82,7 +82,12 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     try:
         stages, owners = plan_stages(graph, cluster)
         rewrite = Rewrite(
-            graph, planner.make_plan("inference", graph, stages, owners, [], config, cluster), [], [], config, cluster
+            graph,
+            planner.make_plan("inference", graph, stages, owners, (), [], config, cluster),
+            [],
+            [],
+            config,
+            cluster,
         )
     except EplError as error:
         _warn(graph, str(error))

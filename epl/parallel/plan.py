@@ -16,6 +16,14 @@ Attributes:
   devices: by replica, the name of the device in the job.
 """
 
+BatchPart = NamedTuple("BatchPart", [("reader", int), ("index", int), ("parts", int)])
+BatchPart.__doc__ = """Which rows of a batch a replica has.
+
+Attributes:
+  reader: rank of the replica that reads the batch; its own rank, or that of another one of the same process.
+  index, parts: it has the rows of the part `index` of so many.
+"""
+
 Reduction = NamedTuple(
     "Reduction",
     [
@@ -111,6 +119,7 @@ Plan = NamedTuple(
         ("device_type", str),
         ("stages", Tuple[Stage, ...]),
         ("owners", Tuple[int, ...]),
+        ("batch_parts", Tuple[BatchPart, ...]),
         ("split_groups", Tuple[Tuple[int, ...], ...]),
         ("split_ratios", Tuple[int, ...]),
         ("num_micro_batch", int),
@@ -133,6 +142,7 @@ Attributes:
   workers, device_type: processes of the job, and what their devices are.
   stages: of the model; one, unless it is a pipeline.
   owners: by replica (its rank), the process that builds and runs it; ascending.
+  batch_parts: by rank, the rows of a batch that it has; () if each replica reads batches of its own.
   split_groups: ranks that have a part each of what is split, by group; () if nothing is.
   split_ratios: of the parts, by rank of a group; () if they are as equal as they can be.
   num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
@@ -196,6 +206,7 @@ def from_json(text: str) -> Plan:
         Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
     )
     values["owners"] = tuple(values["owners"])
+    values["batch_parts"] = tuple(BatchPart(**part) for part in values["batch_parts"])
     values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
     values["split_ratios"] = tuple(values["split_ratios"])
     return Plan(**values)
@@ -248,6 +259,11 @@ def describe(plan: Plan) -> str:
             "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
         )
     ]
+    readers = sorted({part.reader for part in plan.batch_parts})
+    for reader in readers:
+        ranks = [rank for rank, part in enumerate(plan.batch_parts) if part.reader == reader]
+        if len(ranks) > 1:
+            lines.append("  ranks {} divide the batch that rank {} reads".format(", ".join(map(str, ranks)), reader))
     if plan.split_groups:
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
         ratios = ", {}".format(":".join(map(str, plan.split_ratios))) if plan.split_ratios else ""

@@ -15,8 +15,7 @@ from epl.ir.boundary import readiness
 from epl.ir.graph import Gradient, Graph, GraphKeys
 from epl.ops import fusion
 from epl.parallel.gradient_groups import BoundaryGroup, find_trained_by_hand
-from epl.parallel.own_devices import has_own_devices
-from epl.parallel.plan import GradientGroup, Output, Plan, Reduction, Stage, Transfer
+from epl.parallel.plan import BatchPart, GradientGroup, Output, Plan, Reduction, Stage, Transfer
 from epl.parallel.schedule import to_text
 from epl.parallel.schedule_generators import generate
 from epl.parallel.stages import device_of_stage, stage_of_op
@@ -52,19 +51,13 @@ def refuse_contradictions(config: Config) -> None:
 
 
 def refuse_taskgraphs(graph: Graph, cluster: Cluster) -> None:
-    """Raises NotAvailableError for annotations that need more than data parallelism."""
-    own, total_devices = has_own_devices(graph.taskgraphs, cluster), cluster.total_gpu_num
+    """Raises NotAvailableError for a split that nothing has lowered."""
+    total_devices = cluster.total_gpu_num
     for taskgraph in graph.taskgraphs:
         strategy = taskgraph.strategy
         if strategy.name_of_kind == "split":
             if graph.split is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                 raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
-        replicated = taskgraph.outer or strategy
-        if replicated.name_of_kind == "replicate" and (replicated.device_count or 1) > 1 and not own:
-            raise NotAvailableError(
-                "epl.replicate(device_count={})".format(replicated.device_count),
-                "Use epl.replicate(1): the number of replicas is inferred from the devices.",
-            )
 
 
 def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
@@ -137,6 +130,7 @@ def make_plan(
     graph: Graph,
     stages: Tuple[Stage, ...],
     owners: Tuple[int, ...],
+    batch_parts: Tuple[BatchPart, ...],
     groups: Sequence[BoundaryGroup],
     config: Config,
     cluster: Cluster,
@@ -147,6 +141,7 @@ def make_plan(
       name: prefix of communicator names, the same in every process.
       graph: the annotated model.
       stages, owners: what `plan_stages` found.
+      batch_parts: what `plan_batch_parts` found.
       groups: what `find_groups` found.
       config: the configuration.
       cluster: the devices.
@@ -163,6 +158,7 @@ def make_plan(
         device_type=cluster.device_type,
         stages=stages,
         owners=owners,
+        batch_parts=batch_parts,
         split_groups=() if graph.split is None else graph.split.groups,
         split_ratios=() if graph.split is None else graph.split.ratios,
         num_micro_batch=micro_batches,

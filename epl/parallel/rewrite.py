@@ -103,7 +103,12 @@ class Rewrite(object):
       view: the graph after everything was added to replica 0 and before it is cloned.
       cloned: indices in `view` of the ops that every local replica has a copy of.
       writes: those of them that write variables.
-      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut unevenly.
+      divisions: the data sources whose batches are divided among replicas.
+      batch_index, batch_count: which part of a batch replica 0 has, of how many; None if it has all of it.
+      rows_read: name of a data source whose batch is divided -> rows of replica 0's part, float64.
+      read_once: names of the ops that replicas with a common batch share: what reads it, and what that needs.
+      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut.
+      counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: by group, and of accumulations that have none; groups that count together share the op.
       collectives: names of the collective ops of replica 0.
       merged: tensor name -> what is fetched in its place.
@@ -152,7 +157,13 @@ class Rewrite(object):
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()
         self.writes: Set[int] = set()
+        self.divisions: Sequence[Any] = ()
+        self.batch_index: Optional[tf.Tensor] = None
+        self.batch_count: Optional[tf.Tensor] = None
+        self.rows_read: Dict[str, tf.Tensor] = {}
+        self.read_once: FrozenSet[str] = frozenset()
         self.weights: List[tf.Tensor] = []
+        self.counted: FrozenSet[str] = frozenset()
         self.gates: List[Gate] = []
         self.collectives: Set[str] = set()
         self.merged: Dict[str, Sibling] = {}
@@ -204,6 +215,12 @@ class Rewrite(object):
     def part_of(self, variable: str) -> str:
         """The variable op that is trained in place of one of the user; both by name."""
         return variable if self.graph.shards is None else self.graph.shards.part_of(variable)
+
+    @property
+    def readers(self) -> List[int]:
+        """By local replica, the local replica that reads its batch."""
+        parts = self.plan.batch_parts[self.base_rank : self.base_rank + self.local_replicas]
+        return [part.reader - self.base_rank for part in parts] or list(range(self.local_replicas))
 
     def prefix(self, replica: int) -> str:
         """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""

@@ -19,9 +19,9 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
 from epl.ir.view import GraphView
 from epl.layouts import VirtualDevice
 from epl.parallel.own_devices import has_own_devices, rank_devices
-from epl.parallel.plan import Stage, worker_of
+from epl.parallel.plan import BatchPart, Stage, worker_of
 from epl.parallel.update_stages import stages_of_updates
-from epl.utils.errors import PlanError
+from epl.utils.errors import LayoutError, PlanError
 
 _APPLY = wire.string(Phase.APPLY.encode())
 # Ops that make a handle of what lives on their device alone.
@@ -36,6 +36,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
       PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
+    devices_of_replica(taskgraphs, cluster)  # refuses scopes that do not agree
     annotated, virtual = stage_devices(taskgraphs, cluster)
     if len({device.all_devices for device in virtual}) == 1:
         members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
@@ -49,7 +50,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
             "The TaskGraphs have {} devices, one for each model replica: every TaskGraph needs as many. Change the "
             "layout of the cluster.".format(" and ".join(map(str, counts)))
         )
-    order = sorted(range(counts[0]), key=lambda replica: (worker_of(devices[0][replica]), replica))
+    order = _rank_order(devices[0])
     owners = tuple(worker_of(devices[0][replica]) for replica in order)
     stages = tuple(
         Stage(
@@ -65,6 +66,75 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
             "checkpoints: give stage 0 one of its devices.".format(", ".join(stages[0].devices))
         )
     return stages, owners
+
+
+def _rank_order(devices: Sequence[str]) -> List[int]:
+    """The replicas in the order of their ranks, given their devices of stage 0: process after process."""
+    return sorted(range(len(devices)), key=lambda replica: (worker_of(devices[replica]), replica))
+
+
+def plan_batch_parts(graph: Graph, cluster: Cluster) -> Tuple[BatchPart, ...]:
+    """By rank, the rows that it has of a batch; () if each replica reads batches of its own.
+
+    The n devices of `epl.replicate(n)` have one batch together as far as they live in one process:
+
+        replicate(4) on 2 workers x 2 devices    rank     0  1    2  3
+                                                 reader   0  0    2  2
+                                                 part     0  1    0  1   of 2
+
+    Raises:
+      LayoutError: the devices of the job are not a multiple of n.
+      PlanError: the scopes do not agree on n.
+    """
+    together = devices_of_replica(graph.taskgraphs, cluster)
+    if together == 1:
+        return ()
+    _, virtual = stage_devices(graph.taskgraphs, cluster)
+    devices = virtual[0].all_devices
+    _refuse_remainder(together, devices)
+    members: Dict[Tuple[int, int], List[int]] = {}
+    order = _rank_order(devices)
+    for rank, replica in enumerate(order):
+        members.setdefault((replica // together, worker_of(devices[replica])), []).append(rank)
+    if all(len(ranks) == 1 for ranks in members.values()):
+        return ()
+    parts = {
+        rank: BatchPart(ranks[0], index, len(ranks)) for ranks in members.values() for index, rank in enumerate(ranks)
+    }
+    return tuple(parts[rank] for rank in range(len(order)))
+
+
+def _refuse_remainder(together: int, devices: Sequence[str]) -> None:
+    if len(devices) % together:
+        raise LayoutError(
+            "epl.replicate({}) puts one replica of the model on {} devices together, and the job has {} device(s): {}. "
+            "Start a number of devices that is a multiple of {}, or write epl.replicate(n) with an n that divides "
+            "{}.".format(together, together, len(devices), ", ".join(devices), together, len(devices))
+        )
+
+
+def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int:
+    """How many replicas have a batch together: n of `epl.replicate(n)`, with which all scopes have to agree.
+
+    Beside a split on devices of its own it is the ranks of that, if the first scope has several devices.
+
+    Raises:
+      PlanError: scopes with different numbers.
+    """
+    strategies = [one.outer or one.strategy for one in taskgraphs]
+    replicated = [one for one in strategies if one.name_of_kind == "replicate"]
+    counts = sorted({one.device_count or 1 for one in replicated})
+    if has_own_devices(taskgraphs, cluster):
+        split = next(one for one in strategies if one.name_of_kind == "split")
+        return (split.device_count or 1) if replicated[0].device_count not in (None, 1) else 1
+    if len(counts) > 1:
+        raise PlanError(
+            "The model has {}: the devices of a replica divide its batch among them, so every scope of epl.replicate "
+            "has as many. Give all of them the same number.".format(
+                " and ".join(str(one) for one in dict.fromkeys(replicated))
+            )
+        )
+    return counts[0] if counts else 1
 
 
 def refuse_other_stages(graph: Graph, cluster: Cluster, stages: Sequence[Stage], setting: str) -> None:

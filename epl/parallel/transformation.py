@@ -33,8 +33,9 @@ from epl.parallel.passes import (
     select_ops,
     sync_variables,
 )
+from epl.parallel.replication import batch_division, batch_weights, divide_batches
 from epl.parallel.rewrite import Rewrite, all_communicators
-from epl.parallel.stages import plan_stages
+from epl.parallel.stages import plan_batch_parts, plan_stages
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError, PlanMismatchError
 
@@ -45,11 +46,13 @@ PASSES = (
     offload.PASS,
     regather.PASS,
     clone_micro_batches.PASS,
+    divide_batches.PASS,
     aggregate_gradients.PASS,
     order_gathers.PASS,
     group_apply.PASS,
     order_scale_updates.PASS,
     merge_outputs.GLOBAL_PASS,
+    batch_weights.PASS,
     select_ops.PASS,
     clone_replicas.PASS,
     sync_variables.PASS,
@@ -127,9 +130,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)
         trainings = find_trainings(graph) if len(stages) > 1 else []
-        plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, groups, env.config, cluster)
+        batch_parts = plan_batch_parts(graph, cluster)
+        plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
         plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite), offloaded=offload.find(rewrite))
+        rewrite.divisions = batch_division.find(rewrite)
         logger.info("%s", plans.describe(plan))
         passes: List[PassReport] = []
         if not rewrite.is_plain:

@@ -82,10 +82,13 @@ class FeedSharing(object):
         rows: Dict[str, Tuple[int, ...]] = {}
         by_name = {tensor.name: value for tensor, value in feeds.items()}
         for tensor, value in feeds.items():
-            if tensor.op.name not in self._cloned or tensor in shared:
+            copies = self.copies(tensor)
+            if tensor in shared or len(copies) == 1 and tensor.op.name not in self._cloned:
                 shared.setdefault(tensor, value)
                 continue
-            copies = self.copies(tensor)
+            if tensor.op.name in self._rewrite.read_once:
+                shared.update(self._of_readers(tensor, value, copies))
+                continue
             if tensor.name in self._sparse and len(copies) > 1:
                 key = self._sparse[tensor.name]
                 self._share_sparse(key, by_name, shared)
@@ -103,6 +106,14 @@ class FeedSharing(object):
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
+
+    def _of_readers(self, tensor: tf.Tensor, value: Any, readers: Sequence[tf.Tensor]) -> Dict[tf.Tensor, Any]:
+        """The rows of a batch that the script feeds in place of reading it; anything else is given to all readers."""
+        is_batch = any(
+            tensor.op.name == one.source and tensor.value_index in one.dense for one in self._rewrite.divisions
+        )
+        values = np.array_split(value, len(readers)) if is_batch else [value] * len(readers)
+        return dict(zip(readers, values))
 
     def _refuse_without_copies(self, feeds: Iterable[tf.Tensor]) -> None:
         rewrite = self._rewrite
@@ -173,10 +184,16 @@ class FeedSharing(object):
                     shared[tensor] = value
 
     def copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The tensor in every local replica, and there in every micro batch that has its own; itself first."""
+        """The tensor in every local replica, and there in every micro batch that has its own; itself first.
+
+        What reads a batch for several replicas is there once for these.
+        """
+        rewrite = self._rewrite
+        if tensor.op.name in rewrite.read_once:
+            names = [rewrite.prefix(reader) + tensor.name for reader in sorted(set(rewrite.readers))]
+            return [rewrite.tf_graph.get_tensor_by_name(name) for name in names]
         if tensor.op.name not in self._cloned:
             return [tensor]
-        rewrite = self._rewrite
         micro_batches = rewrite.plan.num_micro_batch if tensor.op.name in rewrite.micro_batched else 1
         prefixes = [
             rewrite.prefix(replica) + rewrite.micro_prefix(micro_batch)

@@ -120,6 +120,11 @@ class GraphRunner(object):
                 for tensor, by_rank in self._shards.leads().items():
                     feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
+        if self.rewrite.counted and not step.counts_rows:
+            for weight in self.rewrite.weights:
+                feeds.setdefault(weight, np.asarray(1.0))
+        if step.has_whole_batch:
+            feeds[self.rewrite.batch_count] = np.asarray(1, np.int64)
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
         feeds.update(wholes)
         if self._shards is not None:

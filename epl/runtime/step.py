@@ -34,6 +34,8 @@ Step = NamedTuple(
         ("shares_feeds", bool),
         ("repeats_feeds", bool),
         ("differentiates", bool),
+        ("has_whole_batch", bool),
+        ("counts_rows", bool),
         ("barriers", Tuple[tf.Tensor, ...]),
         ("unneeded", FrozenSet[str]),
         ("first", Tuple[tf.Tensor, ...]),
@@ -52,6 +54,8 @@ Attributes:
   shares_feeds: whether feeds are shared out among the copies of placeholders.
   repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
   differentiates: whether it repeats feeds, and computes with gradients.
+  has_whole_batch: whether replica 0 runs alone, and is to have all rows of a batch that replicas divide.
+  counts_rows: whether it reads the data whose rows are the weights of replicas.
   barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
   unneeded: names of the fed tensors that nothing in the run takes.
   first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
@@ -95,6 +99,8 @@ class StepFinder(object):
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._orders])
         self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
         shards = rewrite.graph.shards
+        self._counted = {view.index[name] for name in rewrite.counted}
+        self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._choices: Sequence[Choice] = () if shards is None else shards.choices()
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
@@ -133,7 +139,7 @@ class StepFinder(object):
         fed = by_user | known
         rewrite, view = self._rewrite, self._view
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
-        idle = self._idle_barriers(asked, fed)
+        idle = self._idle_barriers(asked, fed) | self._weights
         needed, foreign = self._needed(asked, fed, idle)
         repeats_feeds = (
             rewrite.graph.shards is not None
@@ -166,7 +172,8 @@ class StepFinder(object):
         together = self._collectives | self._global_writes | self._staging
         # Gradients are of all that is fed, and so is what is asked for beside them.
         alone = not touched & together and not needed & self._all_boundaries
-        if alone and self._is_fed_inference(needed, by_user) and self._can_show_plain(asked, fed, idle):
+        has_all_data = self._is_fed_inference(needed, by_user) or self._divides_one_batch()
+        if alone and has_all_data and self._can_show_plain(asked, fed, idle):
             fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
             targets = [self._plain_summary(op) for op in targets]
             touched = set()
@@ -196,7 +203,9 @@ class StepFinder(object):
             ),
             repeats_feeds=repeats_feeds,
             differentiates=repeats_feeds and _takes_gradients(asked),
-            barriers=self._barrier_tensors(idle),
+            has_whole_batch=rewrite.batch_count is not None and not uses_replicas,
+            counts_rows=self._counted <= needed,
+            barriers=self._barrier_tensors(idle - self._weights),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, fed)),
@@ -298,6 +307,10 @@ class StepFinder(object):
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
         types = self._view.types
         return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
+
+    def _divides_one_batch(self) -> bool:
+        """Whether replicas divide a batch, so that replica 0 by itself can have what they have together."""
+        return self._rewrite.batch_count is not None and self._rewrite.plan.num_micro_batch == 1
 
     def _merges_globally(self, fetches: Sequence[tf.Tensor], needed: Set[int], fed: FrozenSet[str]) -> bool:
         """Whether outputs of all processes are asked for: what is fed is shared out then, as in data parallelism."""

@@ -5,7 +5,7 @@ Also `python -m epl.utils.launcher`. Owns the order of things; each thing is in 
     launcher_options    the command line                     launcher_job        one run: output, failure, end
     launcher_devices    which GPUs                           launcher_guard      the process that watches the workers
     launcher_plan       command, environment, logs, ports    launcher_processes  /proc and prctl
-                                                             launcher_console    the terminal
+    launcher_secret     how workers know each other          launcher_console    the terminal
 
 TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
 """
@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from epl.utils import launcher_devices, launcher_guard, launcher_options, launcher_plan
+from epl.utils import launcher_devices, launcher_guard, launcher_options, launcher_plan, launcher_secret
 from epl.utils.launcher_console import Console
 from epl.utils.launcher_job import Interrupts, Job, Outcome
 from epl.utils.launcher_options import Options
@@ -100,6 +100,7 @@ def _run(
     interrupts: Interrupts,
 ) -> Outcome:
     null = os.open(os.devnull, os.O_RDONLY)
+    secret = launcher_secret.draw(options)
     starts = []
     for worker in workers:
         debugged = worker.log is None
@@ -107,7 +108,7 @@ def _run(
             launcher_guard.Start(
                 worker.worker_index,
                 worker.argv,
-                worker.environment(os.environ),
+                launcher_secret.give(worker.environment(os.environ), secret),
                 None if debugged else null,
                 logs.get(worker.worker_index),
                 ports[worker.worker_index].fd if ports is not None else None,

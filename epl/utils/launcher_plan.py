@@ -37,7 +37,7 @@ class Worker(NamedTuple):
     log: Optional[str]  # None: it keeps the terminal
 
     def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
-        """The whole environment, made from the launcher's."""
+        """The whole environment but the secret of the job, made from the launcher's."""
         env = {key: value for key, value in environ.items() if key != "EPL_LISTEN_FD"}
         env.update(self.settings)
         return env

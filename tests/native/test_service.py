@@ -3,6 +3,9 @@
 import ops_harness
 import pytest
 
+from epl.ops import service
+from epl.ops.job import JobError
+
 pytestmark = pytest.mark.timeout(120)
 
 START = """
@@ -80,6 +83,12 @@ def test_failure_to_open_a_communicator_ends_all_with_the_cause(tmp_path):
     ended = serve(tmp_path, "service.open([CommunicatorSpec('a', (1, 1), 'pigeon')])")
     assert [code for code, _, _ in ended] == [1, 1], ended
     assert "pigeon" in ended[0][2] and "worker 1" in ended[0][2]
+
+
+@pytest.mark.parametrize("words", [b"no JSON", b"[]", b'{"do": "nothing that is known"}'])
+def test_words_that_make_no_sense_in_a_round_are_refused(words):
+    with pytest.raises(JobError, match="worker 3 sent what makes no sense in a round"):
+        service._read(3, words)
 
 
 def test_a_constructor_that_waits_for_another_says_so(tmp_path):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epl.parallel import plan as plans
-from epl.parallel.plan import GradientGroup, Offloaded, Output, Plan, Recomputed, Reduction, Stage, Transfer
+from epl.parallel.plan import BatchPart, GradientGroup, Offloaded, Output, Plan, Recomputed, Reduction, Stage, Transfer
 
 NAMES = st.text(min_size=1, max_size=8)
 SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
@@ -28,9 +28,10 @@ RECOMPUTED = st.builds(
     Recomputed, NAMES, st.integers(0, 3), st.integers(0, 3), st.integers(1, 99), NAMES, NAMES, NAMES
 )  # fmt: skip
 OFFLOADED = st.builds(Offloaded, st.integers(0, 3), st.integers(0, 99), st.integers(0, 10**9))
+PARTS = st.builds(BatchPart, st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
 PLANS = st.builds(
     Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
-    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple), st.lists(PARTS, max_size=2).map(tuple),
     st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple),
     st.lists(st.integers(1, 9), max_size=2).map(tuple), st.integers(1, 4), NAMES,
     st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES, NAMES,
@@ -51,8 +52,9 @@ def example(**changes):
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
     plan = Plan(
-        "graph1", 2, "CPU", (stage,), (0,), (), (3, 1), 1, "", "mean", None, "", "", 1, (), (), (group,), (output,)
-    )
+        "graph1", 2, "CPU", (stage,), (0,), (BatchPart(0, 0, 1),), (), (3, 1), 1, "", "mean", None, "", "", 1,
+        (), (), (group,), (output,),
+    )  # fmt: skip
     return plan._replace(**changes)
 
 

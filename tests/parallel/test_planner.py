@@ -28,7 +28,7 @@ def make_plan():
     env = Env.get()
     stages, owners = plan_stages(Graph.get(), env.cluster)
     found = find_groups(Graph.get(), env.config, stages)
-    return planner.make_plan("plan", Graph.get(), stages, owners, found, env.config, env.cluster)
+    return planner.make_plan("plan", Graph.get(), stages, owners, (), found, env.config, env.cluster)
 
 
 def two_variables():
@@ -244,13 +244,6 @@ def test_a_number_of_stages_without_automatic_partition_is_refused(init):
     Linear().minimize()
     text = error_text(transformation.transform)
     assert text.startswith("PlanError") and "pipeline.num_stages is 2 and auto.auto_parallel is off" in text
-
-
-def test_a_replicate_over_several_devices_is_refused(init):
-    init(annotate=False)
-    with epl.replicate(2):
-        Linear().minimize()
-    assert "not available yet: epl.replicate(device_count=2)" in error_text(transformation.transform)
 
 
 def test_a_split_that_is_trained_without_its_gradients_is_refused(init):

@@ -34,15 +34,17 @@ class Context:
         mode: PLAIN, BY_HAND or PLAN.
         workers: processes of the job.
         devices: devices of each process; in BY_HAND mode the towers of the one process.
-        stages: devices of one model replica; a script of a pipeline sets both.
+        together: n of epl.replicate(n): a process reads one batch for so many of its replicas, if it has as many.
+        stages: of the model; a script of a pipeline sets both.
         worker: index of this process.
         results: what the script recorded; a list per name.
     """
 
-    def __init__(self, mode: str, workers: int, devices: int, worker: int, directory: str) -> None:
+    def __init__(self, mode: str, workers: int, devices: int, together: int, worker: int, directory: str) -> None:
         self.mode = mode
         self.workers = workers
         self.devices = devices
+        self.together = together
         self.stages = 1
         self.worker = worker
         self.directory = directory
@@ -64,8 +66,10 @@ class Context:
 
     @property
     def batch(self) -> int:
-        """Rows that the model, written as for one device, consumes at once."""
-        return GLOBAL_BATCH if self.mode == PLAIN else GLOBAL_BATCH // self.replicas
+        """Rows that the script reads at once."""
+        if self.mode == PLAIN:
+            return GLOBAL_BATCH
+        return GLOBAL_BATCH // self.replicas * min(self.together, self.local_replicas)
 
     @property
     def process_batch(self) -> int:
@@ -79,7 +83,7 @@ class Context:
         import epl
         epl.init(epl.Config({key.replace('__', '.'): value for key, value in config.items()}))
         if annotate:
-            epl.set_default_strategy(epl.replicate(1))
+            epl.set_default_strategy(epl.replicate(self.together))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -88,7 +92,7 @@ class Context:
             yield
             return
         import epl
-        with epl.replicate(1):
+        with epl.replicate(self.together):
             yield
 
     # ---- The samples.

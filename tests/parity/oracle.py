@@ -25,8 +25,8 @@ Script = Callable[..., None]
 
 
 def topology_name(topology: Sequence[int]) -> str:
-    """Returns "2x1" for two workers with one device each."""
-    return '%dx%d' % (topology[0], topology[1])
+    """Returns "2x1" for two workers with one device each, "1x4-by2" with epl.replicate(2)."""
+    return '%dx%d' % tuple(topology[:2]) + ''.join('-by%d' % number for number in topology[2:])
 
 
 every_topology = pytest.mark.parametrize('topology', TOPOLOGIES, ids=topology_name)
@@ -47,12 +47,12 @@ class Oracle:
         return self._good(Topology(context.BY_HAND, 1, topology[0] * topology[1]), script, arguments)[0]
 
     def plan(self, topology: Sequence[int], script: Script, **arguments: Any) -> List[Answer]:
-        """Runs under a plan; a script that fails fails the test."""
-        return self._good(Topology(context.PLAN, topology[0], topology[1]), script, arguments)
+        """Runs under a plan; a script that fails fails the test. A third number of the topology is `together`."""
+        return self._good(Topology(context.PLAN, *topology), script, arguments)
 
     def failing_plan(self, topology: Sequence[int], script: Script, **arguments: Any) -> List[Answer]:
         """Runs a script that is expected to fail; the answers tell how."""
-        return self._pool.run(Topology(context.PLAN, topology[0], topology[1]), script, arguments)
+        return self._pool.run(Topology(context.PLAN, *topology), script, arguments)
 
     def _good(self, topology: Topology, script: Script, arguments: Dict[str, Any]) -> List[Answer]:
         answers = self._pool.run(topology, script, arguments)

@@ -18,7 +18,15 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN_TIMEOUT = 270.  # the largest models take 40 s on a machine that does nothing else
 
-Topology = NamedTuple('Topology', [('mode', str), ('workers', int), ('devices', int)])
+class Topology(NamedTuple):
+    """Which processes run a script, and how: `together` is n of the script's epl.replicate(n)."""
+
+    mode: str
+    workers: int
+    devices: int
+    together: int = 1
+
+
 # What one process answers: what the script recorded, what it wrote to stderr, and the error that ended it.
 Answer = NamedTuple('Answer', [('results', Dict[str, List[Any]]), ('log', str), ('error', Optional[str])])
 
@@ -52,8 +60,7 @@ class Group:
                 EPL_LISTEN_FD=str(sock.fileno()), EPL_CLUSTER_NUM_VIRTUAL_DEVICES=str(self.topology.devices),
                 EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='100', EPL_COMMUNICATION_TIMEOUT='100')
         log = self._log_path(worker)
-        arguments = [str(theirs.fileno()), self.topology.mode, str(self.topology.workers), str(self.topology.devices),
-                     str(worker), self.directory]
+        arguments = [str(theirs.fileno()), *map(str, self.topology), str(worker), self.directory]
         with open(log, 'wb') as stream:
             self._processes.append(subprocess.Popen(
                 [sys.executable, '-m', 'tests.parity.worker'] + arguments, cwd=ROOT, env=environment, stdout=stream,

@@ -8,18 +8,18 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 _PR_SET_PDEATHSIG = 1
 _LARGE = 512 << 20  # bytes of memory; with a small model a process has half of that
 
 
-def _run(module: str, name: str, arguments: Dict[str, Any], mode: str, workers: int, devices: int, worker: int,
+def _run(module: str, name: str, arguments: Dict[str, Any], topology: List[Any], worker: int,
          directory: str) -> Tuple[Dict[str, Any], Optional[str]]:
     import tensorflow.compat.v1 as tf
 
     from tests.parity.context import Context
-    context = Context(mode, workers, devices, worker, directory)
+    context = Context(*topology, worker, directory)
     try:
         tf.reset_default_graph()
         getattr(importlib.import_module(module), name)(context, **arguments)
@@ -42,8 +42,8 @@ def main() -> None:
     """Serves until the other end of the connection is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = multiprocessing.connection.Connection(int(sys.argv[1]))
-    mode, workers, devices, worker = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
-    directory = sys.argv[6]
+    *topology, worker = [sys.argv[2], *map(int, sys.argv[3:7])]
+    directory = sys.argv[7]
     while True:
         try:
             module, name, arguments = connection.recv()
@@ -51,7 +51,7 @@ def main() -> None:
             break
         sys.stderr.flush()
         start = os.fstat(2).st_size
-        results, error = _run(module, name, arguments, mode, workers, devices, worker, directory)
+        results, error = _run(module, name, arguments, topology, worker, directory)
         sys.stderr.flush()
         sys.stdout.flush()
         with open(os.path.join(directory, 'worker_%d.log' % worker), errors='replace') as stream:

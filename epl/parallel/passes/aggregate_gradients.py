@@ -96,6 +96,9 @@ def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: O
     if weight is None:
         return tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
     split = rewrite.graph.split
+    if split is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
+        with tf.control_dependencies([gate]):
+            return tf.sign(weight)
     if split is not None and split.exchange.row_weights is None:  # all have as many
         with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))

@@ -11,7 +11,7 @@ from typing import Container, Dict, List, Mapping, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.clone import Edit, clone_nodes
+from epl.ir.clone import Edit, Leads, clone_nodes
 from epl.ir.taskgraph import HOST_ATTR
 from epl.ir.twins import REPLICA_0_ATTR
 from epl.ir.view import GraphView
@@ -19,6 +19,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.function_seeds import OwnSeeds
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes import sync_variables
+from epl.parallel.replication import divide_batches
 from epl.parallel.rewrite import Rewrite, local_name
 from epl.parallel.stages import stages_of_rewritten
 from epl.utils import tf_compat
@@ -62,6 +63,8 @@ def run(rewrite: Rewrite) -> None:
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or seeds.is_random(view.nodes[node])
     ]
     special += [node for node in own_parts if node in rewrite.cloned]
+    reads = frozenset(view.index[name] for name in rewrite.read_once)
+    special += [node for node in reads if node in devices]
     edits = [
         {
             node: Edit(devices.get(node, target[stages[node]]), own_parts[node][first_rank + copy])
@@ -71,6 +74,9 @@ def run(rewrite: Rewrite) -> None:
         }
         for copy, target in enumerate(targets)
     ]
+    for copy, target in enumerate(targets):
+        for name, attrs in divide_batches.own_index(rewrite, first_rank + copy).items():
+            edits[copy][view.index[name]] = Edit(target[stages[view.index[name]]], attrs)
     plain = [[Edit(device, None) for device in target] for target in targets]
 
     def edit(copy: int, original: int) -> Edit:
@@ -79,7 +85,16 @@ def run(rewrite: Rewrite) -> None:
     prefixes = [rewrite.prefix(replica) for replica in replicas]
     nodes += sync_variables.copy_nodes(rewrite, view, prefixes)
     try:
-        clone_nodes(rewrite.tf_graph, view, rewrite.cloned, prefixes, edit, nodes, seeds.take_library())
+        clone_nodes(
+            rewrite.tf_graph,
+            view,
+            rewrite.cloned | reads,
+            prefixes,
+            edit,
+            nodes,
+            seeds.take_library(),
+            leads=Leads(reads, [reader - 1 for reader in rewrite.readers[1:]]),
+        )
     except ValueError as error:
         if shards is None or all(len(set(shapes)) == 1 for shapes in shards.shapes.values()):
             raise

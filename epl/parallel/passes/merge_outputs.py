@@ -45,6 +45,7 @@ def run_local(rewrite: Rewrite) -> None:
             ]
             weights = [rewrite.weights[replica] for replica in replicas]
             with rewrite.building("outputs", output.stage):
+                tensors = [_without_copied_row(rewrite, output, *pair) for pair in zip(tensors, weights)]
                 rewrite.merged[output.tensor] = Sibling(merge(output.merge, tensors, weights), "")
         elif tensor.name != output.tensor and output.tensor not in rewrite.merged:
             rewrite.merged[output.tensor] = Sibling(tensor, "")
@@ -76,12 +77,23 @@ def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
     return rows[: count * tf.shape(rows)[0]]
 
 
+def _without_copied_row(rewrite: Rewrite, output: Output, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Nothing, in place of what a replica without a row of a divided batch computes on a row of another one."""
+    if rewrite.batch_index is None or output.merge == "mean" or _is_of_group(rewrite, output):
+        return tensor
+    if output.merge == "sum":
+        return tensor * tf.cast(tf.sign(weight), tensor.dtype)
+    rows = tf.reshape(tensor, [1]) if tensor.shape.ndims == 0 else tensor
+    return rows[: tf.cast(tf.sign(weight), tf.int32) * tf.shape(rows)[0]]
+
+
 def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
     communicator = rewrite.communicator(output.communicator, output.stage)
     rank = rewrite.base_rank
     key = "output {}".format(output.tensor)
     if output.merge != "mean" and _is_of_group(rewrite, output):
         tensor = _counted_once(rewrite, tensor, output.merge)
+    tensor = _without_copied_row(rewrite, output, tensor, rewrite.weights[0])
     if output.merge == "concat":
         merged = communicator.all_gather(tensor, rank, key)
         return merged, _collective_of(merged)

@@ -22,6 +22,7 @@ from epl.ir import op_types
 from epl.ir.accumulation import Accumulation
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
+from epl.parallel.replication.batch_division import has_open_rows
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.stages import stage_of_op
 from epl.utils import tf_compat
@@ -57,7 +58,8 @@ def agree(
     agreed = tf.where(tf.equal(replicas * squares, tf.square(positions)), positions / replicas, tf.zeros_like(rows))
     _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
     if _rows_may_differ(rewrite):
-        scale = weight * replicas / rows
+        is_sum = rewrite.plan.reduce_method == "sum" and rewrite.graph.split is None
+        scale = tf.sign(weight) if is_sum else weight * replicas / rows
         for source in accumulation.sources:
             values = source.values if isinstance(source, tf.IndexedSlices) else source
             factor = _group_scale(rewrite, values, rows) if _is_complete(rewrite, values) else scale
@@ -77,11 +79,15 @@ def share(rewrite: Rewrite, ranks: int) -> float:
 
 
 def _rows_may_differ(rewrite: Rewrite) -> bool:
-    """Whether anything is fed: what replicas draw from a data source weighs equally."""
+    """Whether anything is fed, or read in batches whose size is not built into the graph."""
     split = rewrite.graph.split
     if split is not None and split.exchange.row_weights is None:
         return False
-    return any(op.type in op_types.PLACEHOLDERS for op in rewrite.tf_graph.get_operations())
+    return any(
+        op.type in op_types.PLACEHOLDERS
+        or (op.type in op_types.DATA_SOURCES and any(has_open_rows(tensor) for tensor in op.outputs))
+        for op in rewrite.tf_graph.get_operations()
+    )
 
 
 def _is_complete(rewrite: Rewrite, gradient: tf.Tensor) -> bool:

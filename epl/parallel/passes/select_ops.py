@@ -5,7 +5,7 @@ the output collections, and everything that these are computed from, down to wha
 drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
 """
 
-from typing import Dict, Set, Tuple
+from typing import Dict, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -13,6 +13,7 @@ from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pass_manager import Pass
+from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.training_writes import find_training_writes
 from epl.utils import tf_compat
@@ -21,7 +22,7 @@ from epl.utils.errors import PlanError
 
 def run(rewrite: Rewrite) -> None:
     """Reads the graph, selects the ops, and gates the writes."""
-    view = rewrite.view = _current_view(rewrite)
+    view = rewrite.view = current_view(rewrite)
     all_writes = view.writes()
     writes = find_training_writes(
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
@@ -40,6 +41,7 @@ def run(rewrite: Rewrite) -> None:
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     rewrite.cloned = _with_staging(view, roots, shared)
+    _separate_reads(rewrite, view, all_writes)
     restored = rewrite.cloned & reads
     if restored and initializers:  # which may begin with what a checkpoint has
         restored &= _with_staging(view, roots - initializers, shared)
@@ -55,11 +57,27 @@ def run(rewrite: Rewrite) -> None:
     _gate(rewrite, view, writes)
 
 
-def _current_view(rewrite: Rewrite) -> GraphView:
-    """The view that the cloning of micro batches has left, brought up to date; else one of its own."""
-    if rewrite.view is None:
-        return GraphView(rewrite.tf_graph)
-    return rewrite.view.followed(rewrite.tf_graph, rewrite.user_nodes)
+def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]) -> None:
+    """Takes what reads a batch that replicas have together out of the ops of which each replica has a copy."""
+    if rewrite.batch_index is None:
+        return
+    sources = [
+        view.index[rewrite.micro_prefix(copy) + division.source]
+        for division in rewrite.divisions
+        for copy in range(rewrite.plan.num_micro_batch if division.source in rewrite.micro_batched else 1)
+    ]
+    reads = view.ancestors(sources, lambda node: node not in rewrite.cloned) & rewrite.cloned
+    reads.difference_update(view.of_types(op_types.VARIABLES))
+    written = sorted(reads.intersection(all_writes))
+    if written:
+        raise PlanError(
+            "{} reads a batch once for several devices, and {!r} has to run before it is read, which writes a variable "
+            "that each device has a copy of. Write it after the batch is read, or write epl.replicate(1).".format(
+                rewrite.plan.stages[0].strategy, view.nodes[written[0]].name
+            )
+        )
+    rewrite.read_once = frozenset(view.names(reads))
+    rewrite.cloned -= reads
 
 
 def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int]:
@@ -147,4 +165,6 @@ def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
             )
 
 
-PASS = Pass("select_ops", run, frozenset(["aggregated", "global outputs"]), frozenset(["selection"]), bitwise=True)
+PASS = Pass(
+    "select_ops", run, frozenset(["aggregated", "global outputs", "weights"]), frozenset(["selection"]), bitwise=True
+)

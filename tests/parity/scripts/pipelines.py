@@ -56,7 +56,8 @@ class Pipeline:
         ctx.devices = ctx.stages * replicas
         workers = ctx.workers if ctx.planned else 1
         self.process_rows = STEP_ROWS // workers
-        self.micro_rows = self.process_rows // (micro_batches * replicas) if ctx.planned else STEP_ROWS
+        readers = max(replicas // ctx.together, 1)  # of this process; each reads a batch for its replicas
+        self.micro_rows = self.process_rows // (micro_batches * readers) if ctx.planned else STEP_ROWS
         ctx.init(
             annotate=False,
             cluster__num_virtual_devices=ctx.devices,
@@ -80,7 +81,7 @@ class Pipeline:
         if self._ctx.planned:
             import epl
 
-            epl.set_default_strategy(epl.replicate(1))
+            epl.set_default_strategy(epl.replicate(self._ctx.together))
         yield
 
     def rows(self, step: int) -> Samples:

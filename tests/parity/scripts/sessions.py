@@ -102,7 +102,7 @@ def _annotated(ctx: Context, default_strategy: bool) -> Any:
     """Annotates what is built inside, by a scope or by a call of `epl.set_default_strategy` amid the model function."""
     if default_strategy and ctx.planned:
         import epl
-        epl.set_default_strategy(epl.replicate(1))
+        epl.set_default_strategy(epl.replicate(ctx.together))
     return tf.name_scope(None) if default_strategy else ctx.scope()
 
 

@@ -322,7 +322,8 @@ def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = (),
         return contextlib.suppress, contextlib.suppress
     import epl
     count = apart[1] if apart else ctx.replicas // groups
-    return (lambda: epl.replicate(apart[0] if apart else 1)), (lambda: epl.split(count, ratios=ratios or None))
+    together = apart[0] if apart else ctx.together
+    return (lambda: epl.replicate(together)), (lambda: epl.split(count, ratios=ratios or None))
 
 
 def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, ratios: Sequence[float] = (),

@@ -24,7 +24,7 @@ class SpanningContext(Context):
     def __init__(self, worker: int, case: Any, directory: str) -> None:
         constructors = case["constructors"]
         place = constructors.index(worker) if worker in constructors else -1
-        super().__init__(PLAN, len(constructors), 1, max(place, 0), directory)
+        super().__init__(PLAN, len(constructors), 1, case.get("together", 1), max(place, 0), directory)
         self.is_constructor = place >= 0
         self._case = case
 

@@ -1,0 +1,1 @@
+"""Data parallelism: how replicas share data, and what each of them weighs."""

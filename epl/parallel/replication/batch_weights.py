@@ -1,0 +1,79 @@
+"""What a replica weighs in means by default: the rows of the batch that it reads.
+
+    get_next --> rows --> weight        all replicas: rows / rows of all
+
+A short last batch weighs less than a full one, as on one device. In a pipeline the rows are those of all micro batches.
+With several data sources the first one in the script that has rows counts; a replica that reads nothing weighs 1. What
+is fed has a weight of its own, see `epl.runtime.feeds`.
+"""
+
+from typing import List, Optional
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+from epl.parallel.pass_manager import Pass
+from epl.parallel.replication.batch_division import deserialized
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+
+
+def run(rewrite: Rewrite) -> None:
+    """Gives the weight of replica 0 its value, where data is read."""
+    if not rewrite.weights:
+        return
+    view = rewrite.view = current_view(rewrite)
+    source = next(iter(_sources(rewrite, view)), None)
+    if source is None:
+        return
+    copies = rewrite.plan.num_micro_batch if source.name in rewrite.micro_batched else 1
+    sources = [rewrite.operation(rewrite.micro_prefix(copy) + source.name) for copy in range(copies)]
+    with rewrite.building("rows"):
+        rows = tf.add_n([_rows(rewrite, one) for one in sources])
+    rewrite.remember(rewrite.weights[0].op)._update_input(0, rows)
+    rewrite.counted = frozenset(one.name for one in sources)
+
+
+def current_view(rewrite: Rewrite) -> GraphView:
+    """The view that an earlier pass has left, brought up to date; else one of its own."""
+    if rewrite.view is None:
+        return GraphView(rewrite.tf_graph)
+    return rewrite.view.followed(rewrite.tf_graph, rewrite.user_nodes)
+
+
+def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
+    """What reads data for the gradients in every step, and has rows; in the order of the script."""
+    shared = set(view.of_types(op_types.SHARED_STATE))
+    needed = view.ancestors([view.index[name] for name in rewrite.gradients()], shared.__contains__)
+    ops = [rewrite.operation(view.nodes[node].name) for node in view.of_types(op_types.DATA_SOURCES) if node in needed]
+    return [
+        op for op in ops if tf_compat.control_flow_context_of(op) is None and _carrier(op) is not None
+    ]  # fmt: skip
+
+
+def _carrier(source: tf.Operation) -> Optional[tf.Tensor]:
+    """The output by whose first dimension rows are counted; the dense shape of a sparse one."""
+    outputs = [tensor for tensor in source.outputs if tensor.dtype not in (tf.variant, tf.resource)]
+    open_rows = [tensor for tensor in outputs if tensor.shape.ndims and tf.dimension_value(tensor.shape[0]) is None]
+    sparse = [op.outputs[2] for tensor in source.outputs for op in deserialized(tensor)]
+    known = [tensor for tensor in outputs if tensor.shape.ndims]
+    unknown = [tensor for tensor in outputs if tensor.shape.ndims is None]
+    return next(iter(open_rows + sparse + known + unknown), None)
+
+
+def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
+    """float64 []."""
+    if source.name in rewrite.rows_read:
+        return rewrite.rows_read[source.name]
+    carrier = _carrier(source)
+    assert carrier is not None
+    if carrier.op is not source:
+        return tf.cast(carrier[0], tf.float64)
+    if carrier.shape.ndims and tf.dimension_value(carrier.shape[0]) is not None:
+        return tf.constant(tf.dimension_value(carrier.shape[0]), tf.float64)
+    # A scalar is one row.
+    return tf.cast(tf.concat([tf.shape(carrier), [1]], axis=0)[0], tf.float64)
+
+
+PASS = Pass("count_rows", run, frozenset(["aggregated"]), frozenset(["weights"]), bitwise=False)

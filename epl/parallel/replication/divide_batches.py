@@ -1,0 +1,150 @@
+"""A batch that is read once is divided by rows among the local replicas that have it together.
+
+                                                      +--> rows 0 to 5 --> replica 0
+    get_next --> replica 0               get_next ----+
+    get_next --> replica 1         =>                 +--> rows 6 to 9 --> replica 1
+
+This pass makes the cuts of replica 0. Its part has an index, a constant that differs in the copies for other replicas,
+and a number of parts. A run of replica 0 alone is fed 1 as that number, and so has the whole batch. If the batch has
+fewer rows than there are parts, a replica without a row computes on a row of another one and weighs 0: the gradients of
+an empty batch are not numbers.
+"""
+
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
+from epl.parallel.pass_manager import Pass
+from epl.parallel.replication.batch_division import Division
+from epl.parallel.rewrite import Rewrite
+from epl.utils import tf_compat
+
+
+def run(rewrite: Rewrite) -> None:
+    """Cuts what replica 0 reads; the other replicas get their cuts with their copies."""
+    parts = rewrite.plan.batch_parts[rewrite.base_rank].parts if rewrite.plan.batch_parts else 1
+    if parts == 1 or not rewrite.divisions:
+        return
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    with rewrite.building("batches"), tf.device(rewrite.host):
+        index = tf.constant(0, tf.int64, name="index")
+        count = tf.placeholder_with_default(np.int64(parts), [], "parts")
+    count.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+    rewrite.batch_index, rewrite.batch_count = index, count
+    for division in rewrite.divisions:
+        for source, sparse in _in_micro_batches(rewrite, division):
+            with rewrite.building("batches"), tf.device(rewrite.host):
+                _Cut(rewrite, source, index, count).replace(division, sparse)
+    for op in tf_compat.ops_since(rewrite.tf_graph, before):
+        op._set_attr(HOST_ATTR, tf.AttrValue(b=True))
+
+
+def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
+    """The source and its DeserializeSparse ops in every micro batch."""
+    copies = rewrite.plan.num_micro_batch if division.source in rewrite.micro_batched else 1
+    return [
+        (
+            rewrite.operation(rewrite.micro_prefix(copy) + division.source),
+            [rewrite.operation(rewrite.micro_prefix(copy) + name) for name in division.sparse],
+        )
+        for copy in range(copies)
+    ]
+
+
+class _Cut(object):
+    """The part of replica 0 of what one data source gives."""
+
+    def __init__(self, rewrite: Rewrite, source: tf.Operation, index: tf.Tensor, count: tf.Tensor) -> None:
+        self._rewrite = rewrite
+        self._source = source
+        self._index = index
+        self._count = count
+
+    def replace(self, division: Division, sparse: Sequence[tf.Operation]) -> None:
+        """Gives all that takes the batch this replica's rows of it."""
+        if not division.dense and not sparse:
+            return
+        dense = [self._source.outputs[position] for position in division.dense]
+        takers = {tensor: tensor.consumers() for tensor in dense}
+        takers.update((tensor, tensor.consumers()) for op in sparse for tensor in op.outputs)
+        rows = [tf.shape(tensor, out_type=tf.int64)[0] for tensor in dense] + [op.outputs[2][0] for op in sparse]
+        begin, end = self._bounds(self._agreed(rows))
+        for tensor in dense:
+            part = tensor[begin:end]
+            if tensor.shape.ndims is not None:
+                part.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+            self._give(tensor, part, takers[tensor])
+        for op in sparse:
+            part = _sparse_rows(tf.SparseTensor(*op.outputs), begin, end)
+            for tensor, value in zip(op.outputs, (part.indices, part.values, part.dense_shape)):
+                self._give(tensor, value, takers[tensor])
+
+    def _agreed(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The rows of the batch, which all that is cut has to have."""
+        if len(rows) == 1:
+            return rows[0]
+        together = tf.stack(rows)
+        check = tf.debugging.assert_equal(
+            together,
+            rows[0],
+            message="What {!r} reads is divided by rows among devices, and has different numbers of rows. Name what "
+            "all devices get whole: epl.keep_whole(tensor)".format(self._source.name),
+        )
+        with tf.control_dependencies([check]):
+            return tf.identity(rows[0])
+
+    def _bounds(self, rows: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Where the part begins and ends: the first parts have a row more, as those of feeds have."""
+        if self._rewrite.graph.split is not None:
+            with tf.control_dependencies([self._assert_rows_for_all(rows)]):
+                rows = tf.identity(rows)
+        each, rest = rows // self._count, rows % self._count
+        begin = self._index * each + tf.minimum(self._index, rest)
+        own = each + tf.cast(self._index < rest, tf.int64)
+        self._rewrite.rows_read.setdefault(self._source.name, tf.cast(own, tf.float64))
+        begin = tf.maximum(tf.minimum(begin, rows - 1), 0)
+        return begin, tf.minimum(begin + tf.maximum(own, 1), rows)
+
+    def _assert_rows_for_all(self, rows: tf.Tensor) -> tf.Operation:
+        """A split computes on the rows of all devices: a copied row would count there."""
+        return tf.debugging.Assert(
+            tf.logical_or(rows >= self._count, tf.equal(rows, 0)),
+            ["What {!r} reads is too small for a split: so many rows and devices:".format(self._source.name)]
+            + [rows, self._count],
+        )
+
+    def _give(self, tensor: tf.Tensor, part: tf.Tensor, takers: Sequence[tf.Operation]) -> None:
+        if any(output.tensor == tensor.name for output in self._rewrite.plan.outputs):
+            self._rewrite.over_micro_batches.setdefault(tensor.name, part)
+        for taker in takers:
+            for position, taken in enumerate(taker.inputs):
+                if taken is tensor:
+                    self._rewrite.remember(taker)._update_input(position, part)
+
+
+def _sparse_rows(tensor: tf.SparseTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.SparseTensor:
+    rows = tensor.indices[:, 0]
+    own = tf.logical_and(rows >= begin, rows < end)
+    indices = tf.boolean_mask(tensor.indices, own)
+    indices = tf.concat([indices[:, :1] - begin, indices[:, 1:]], axis=1)
+    shape = tf.concat([[end - begin], tensor.dense_shape[1:]], axis=0)
+    return tf.SparseTensor(indices, tf.boolean_mask(tensor.values, own), shape)
+
+
+def own_index(rewrite: Rewrite, rank: int) -> Dict[str, Sequence[Tuple[str, tf.AttrValue]]]:
+    """By op name, the attributes in which the cuts of a rank differ from those of replica 0."""
+    if rewrite.batch_index is None or rewrite.batch_count is None:
+        return {}
+    part = rewrite.plan.batch_parts[rank]
+    return {
+        op.name: [("value", tf.AttrValue(tensor=tf.make_tensor_proto(number, tf.int64)))]
+        for op, number in (
+            (rewrite.batch_index.op, part.index),
+            (rewrite.batch_count.op.inputs[0].op, part.parts),
+        )
+    }
+
+
+PASS = Pass("divide_batches", run, frozenset(["micro batches"]), frozenset(["divided batches"]), bitwise=False)
