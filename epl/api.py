@@ -1,5 +1,6 @@
 """The public functions: epl.init, the default strategy, the output collections."""
 
+import logging
 from typing import List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
@@ -10,15 +11,21 @@ from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.runtime import hooks
 from epl.strategies import Replicate
+from epl.utils import tf_compat
 from epl.utils.errors import AnnotationError
 from epl.utils.lost_output import tolerate_full_disk
+
+logger = logging.getLogger("epl")
 
 
 def init(config: Optional[Config] = None) -> None:
     """Sets EPL up: configuration, devices, the list of the other processes, the hooks into TensorFlow.
 
     It needs no other process: the processes connect at the first session that trains (with `epl.split` or `zero.level`
-    where the model is differentiated). Called again it starts anew: annotations and plans of all graphs are forgotten.
+    where the model is differentiated).
+
+    Called again it starts anew: annotations and plans of all graphs are forgotten, and so is what the default graph
+    has, unless a `with graph.as_default()` is open: the next model is built in an empty graph.
 
     Args:
       config: the configuration; None means defaults and environment. It is frozen: to change it, make a new one and
@@ -31,7 +38,7 @@ def init(config: Optional[Config] = None) -> None:
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "Tensorflow eager mode is not supported by EPL: remove tf.enable_eager_execution(), or call "
+            "Tensorflow eager mode is not supported by EPL now, remove tf.enable_eager_execution(), or call "
             "tf.disable_eager_execution() first."
         )
     config = Config() if config is None else config
@@ -43,9 +50,24 @@ def init(config: Optional[Config] = None) -> None:
     tolerate_full_disk()
     env = Env.get()
     env.reset()
+    if env.inits > 0:
+        _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
     env.init(config, Cluster(layout=layout, config=config))
     hooks.install()
+
+
+def _begin_new_graph() -> None:
+    """Gives the next model an empty default graph, as a cell of a notebook that runs again needs it."""
+    if tf_compat.default_graph_is_chosen() or not tf_compat.last_op_id(tf.get_default_graph()):
+        return
+    tf.reset_default_graph()
+    if Env.get().says_first("new graph"):
+        logger.warning(
+            "epl.init was called again: the default graph is a new one (tf.reset_default_graph), and what was built "
+            "before cannot be part of the next model. To keep a graph over several epl.init, open it by "
+            "`with graph.as_default():`. This is said once."
+        )
 
 
 def set_default_strategy(strategy: Replicate) -> None:

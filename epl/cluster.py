@@ -111,12 +111,17 @@ class Cluster:
 
     @property
     def available_devices(self) -> List[str]:
+        """The names of the devices of this process. Scripts divide the batch of a process by how many there are."""
+        return [self._name(Slot(self._worker_index, device)) for device in range(self._devices_per_worker)]
+
+    @property
+    def all_devices(self) -> List[str]:
         """The names of all devices of the job, by rank."""
         return [self._name(slot) for slot in layouts.device_order(self.worker_num, self._devices_per_worker)]
 
     @property
     def virtual_devices(self) -> List[VirtualDevice]:
-        """The virtual devices; with the layout "auto", empty until `generate_virtual_devices` was called."""
+        """The virtual devices; with the layout "auto" those of the model that was built last, once it has gradients."""
         return list(self._virtual_devices)
 
     def generate_virtual_devices(self, num_device_per_taskgraph: Sequence[int]) -> List[VirtualDevice]:
@@ -256,7 +261,7 @@ class Cluster:
         if not nested or not names:
             raise LayoutError(
                 f"the layout specific needs device names in three levels, by TaskGraph, replica and device, such as "
-                f'[[["{self.available_devices[0]}"]]]; got {names!r}.'
+                f'[[["{self.all_devices[0]}"]]]; got {names!r}.'
             )
         return tuple(tuple(tuple(self._slot(name) for name in replica) for replica in replicas) for replicas in names)
 
@@ -280,7 +285,7 @@ class Cluster:
         if not known:
             raise LayoutError(
                 f"the layout specific has {name!r}, which is no device of this job. Its devices are "
-                f"{', '.join(self.available_devices)}."
+                f"{', '.join(self.all_devices)}."
             )
         return Slot(worker, spec.device_index)
 

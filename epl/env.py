@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -25,6 +25,8 @@ class Env(object):
         self.cluster: Optional[Cluster] = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
+        self.inits = 0  # calls of epl.init that succeeded
+        self._said: Set[str] = set()
         self.transformed_graphs = 0
         self.cut_graphs = 0
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
@@ -57,6 +59,7 @@ class Env(object):
         self.cluster = cluster
         Job.announce(self._job_of(cluster) if cluster.worker_num > 1 else None)
         self.is_ready = True
+        self.inits += 1
 
     def use(self, cluster: Cluster) -> None:
         """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order,
@@ -79,6 +82,12 @@ class Env(object):
             timeout=config.timeout,
             pid=os.getpid(),
         )
+
+    def says_first(self, what: str) -> bool:
+        """Whether this process has not said `what` before: what concerns a whole script is said once."""
+        is_first = what not in self._said
+        self._said.add(what)
+        return is_first
 
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""

@@ -180,7 +180,8 @@ class TestCpuDevices:
 
     def test_names_and_ranks(self):
         job = cluster(devices=2, hosts=HOSTS, worker_index=1)
-        assert job.available_devices == [device(0, 0), device(0, 1), device(1, 0), device(1, 1)]
+        assert job.all_devices == [device(0, 0), device(0, 1), device(1, 0), device(1, 1)]
+        assert job.available_devices == [device(1, 0), device(1, 1)]
         assert job.total_gpu_num == 4
         assert job.local_ranks == [2, 3]
         assert job.current_worker_chief_gpu() == device(1, 0)
@@ -205,7 +206,7 @@ class TestGpuDevices:
     def test_auto_takes_all_visible_ones(self, four_gpus):
         job = cluster(device_type="auto")
         assert (job.device_type, job.gpu_num_per_worker) == ("GPU", 4)
-        assert job.available_devices[3] == device(0, 3, "GPU")
+        assert job.all_devices[3] == device(0, 3, "GPU")
         assert job.current_worker_cpu() == device(0, 0)
 
     def test_cpu_leaves_them_alone(self, four_gpus):

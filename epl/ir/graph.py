@@ -91,6 +91,7 @@ class Graph(object):
     """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
 
     _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
+    _changed = weakref.WeakSet()  # type: ignore  # forgotten tf.Graphs that have ops of a plan
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
@@ -153,9 +154,22 @@ class Graph(object):
     @classmethod
     def forget_all(cls) -> None:
         """Drops what is known of every graph (`epl.init` again)."""
-        for tf_graph in list(cls._registry.keys()):
+        for tf_graph, graph in list(cls._registry.items()):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
+            if graph.has_ops_of_plan:
+                cls._changed.add(tf_graph)
         cls._registry.clear()
+
+    @property
+    def has_ops_of_plan(self) -> bool:
+        """Whether the tf.Graph has other ops than those of the user: replicas, collectives, parts of variables."""
+        changed = self.failure is not None or self.shards is not None
+        return changed or (self.plan is not None and bool(self.plan.added))
+
+    @property
+    def was_trained_before_init(self) -> bool:
+        """Whether the tf.Graph has ops of a plan that the last `epl.init` has forgotten."""
+        return self._tf_graph() in self._changed
 
     @property
     def shards(self) -> Any:

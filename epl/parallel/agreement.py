@@ -167,6 +167,17 @@ def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
                     )
 
 
+def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
+    """What worker 0 says, in every process.
+
+    Args:
+      plan: of the graph that it is about.
+      what: it is, for the key.
+      text: what worker 0 says; that of the others counts for nothing.
+    """
+    return text if plan.workers == 1 else _exchange("{} of {}".format(what, plan.name), text)[0][1]
+
+
 def _compare_settings(job: Job, config: Config) -> None:
     """Compares versions, then the configuration."""
     versions = {"EPL": VERSION, "TensorFlow": tf.VERSION, "the native core": str(native.ABI_VERSION)}

@@ -61,6 +61,10 @@ PASSES = (
 # Of one replica on one device.
 PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS)
 
+# In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
+WORKER_0_TELLS = "worker 0 tells"
+TOLD_BY_WORKER_0 = "told by worker 0"
+
 TransformReport = NamedTuple(
     "TransformReport",
     [("plan", plans.Plan), ("passes", List[PassReport]), ("cpu_s", float), ("cloned_ops", int), ("replicas", int)],
@@ -143,6 +147,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 agreement.compare_plans(plan)
                 if digest is not None:
                     agreement.compare_graphs(plan.name, graph, digest)
+            facts = graph.parallel_information
+            own = facts.get(WORKER_0_TELLS, "")
+            facts[TOLD_BY_WORKER_0] = agreement.of_worker_0(plan, "checkpoints", own)
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):

@@ -1,6 +1,7 @@
 """Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
 
 import functools
+import logging
 import os
 import threading
 import weakref
@@ -16,6 +17,8 @@ from epl.runtime.feeds import FeedSharing
 from epl.runtime.shards import Choice
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
 
 # How TensorFlow runs ops once fetches and feeds are resolved:
 # (session, handle, targets, fetches, feeds, options, metadata) -> values
@@ -168,6 +171,31 @@ class GraphRunner(object):
             state = self._states.pop(session, None)
         if state is not None and self._shards is not None:
             self._shards.checkpoints.session_closes(state.number)
+
+    def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
+        """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
+        tf_graph = self.rewrite.tf_graph
+        own = [name for name in fetches if name not in self.rewrite.merged]
+        if self.rewrite.local_replicas == 1 or not own:
+            return
+        step = self._steps.find(
+            [tf_graph.get_tensor_by_name(name) for name in fetches],
+            [tf_graph.get_operation_by_name(name) for name in targets],
+            [tf_graph.get_tensor_by_name(name) for name in feeds],
+        )
+        if step.shares_feeds and Env.get().says_first("Keras metrics"):
+            logger.warning(
+                "tf.keras trains with %d replicas in this process. The loss that it reports is that of all rows; its "
+                "metrics (%s) are those of the rows of replica 0. Model.evaluate gives them for all rows. This is said "
+                "once.",
+                self.rewrite.local_replicas, ", ".join(own),
+            )  # fmt: skip
+
+    def begin(self, session: tf.Session, restore: Callable[[], None]) -> None:
+        """Prepares a new session for hooks: `restore`, whose failure the others are told, then the values of rank 0."""
+        if self.rewrite.plan.workers > 1:
+            self._telling_others(restore)
+        self.take_values_of_rank_0(session)
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""

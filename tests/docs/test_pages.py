@@ -18,7 +18,6 @@ FOREIGN = {
     "OutOfRangeError",
     "Attempting to use uninitialized value EPL_REPLICA_1/",
     "You must feed a value for placeholder tensor 'EPL_REPLICA_1/", "'",
-    "There was no new checkpoint after the training.",
     "No space left on device",
     "Too many levels of symbolic links",
 }  # fmt: skip
