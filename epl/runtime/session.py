@@ -109,7 +109,7 @@ class GraphRunner(object):
         state = self._state(session)
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
-            feeds = self.feeds.share(feeds)
+            feeds = self.feeds.share(feeds, step.unneeded)
         elif step.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
             if self._shards is not None:
