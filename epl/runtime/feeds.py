@@ -110,6 +110,7 @@ class FeedSharing(object):
                 rows[tensor.name] = sizes
             for copy, part in zip(copies, parts):
                 shared.setdefault(copy, part)
+        rows = {name: rows[name] for name in self._whole.of_batch(list(rows))}
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared

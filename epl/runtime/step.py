@@ -219,7 +219,7 @@ class StepFinder(object):
             ),
             repeats_feeds=repeats_feeds,
             differentiates=repeats_feeds and _takes_gradients(asked),
-            barriers=self._barrier_tensors(idle),
+            barriers=self._barrier_tensors(idle & view.ancestors(needed | touched | later, idle.__contains__)),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, fed)),

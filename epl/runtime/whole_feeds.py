@@ -38,6 +38,7 @@ class WholeFeeds(object):
         self._view = rewrite.view
         self._said = {tensor.name for tensor in rewrite.graph.whole_inputs}
         self._by_hand: Optional[FrozenSet[str]] = None
+        self._trained: Optional[Set[int]] = None
         self._dimensions: Dict[Tuple[str, ...], Optional[Dimensions]] = {}
         self._warned: Set[str] = set()
 
@@ -58,9 +59,30 @@ class WholeFeeds(object):
         cut = [name for name, one in sorted(fed.items()) if name not in whole and (one.is_cut or not one.is_known)]
         if dimensions is not None:
             _refuse_meetings(fed, cut, sizes, dimensions)
-        for name in cut[1:]:
-            _refuse_other_rows(cut[0], name, fed, sizes)
+        together = self.of_batch(cut)
+        for name in together[1:]:
+            _refuse_other_rows(together[0], name, fed, sizes)
         return whole
+
+    def of_batch(self, names: Sequence[str]) -> List[str]:
+        """Those of the names of fed tensors that training needs; all if it needs none of them."""
+        if self._trained is None:
+            view = self._view
+            self._trained = self._needed_by({view.index[name] for name in self._gradients()})
+        trained = [name for name in names if self._view.index.get(name.partition(":")[0]) in self._trained]
+        return trained or list(names)
+
+    def _needed_by(self, nodes: Set[int]) -> Set[int]:
+        """What nodes need, and do not only wait for where the plan puts things in order."""
+        rewrite, index = self._rewrite, self._view.index
+        barriers = [*rewrite.later_writes, *[name for names in rewrite.barriers for name in names]]
+        barriers += [name for order in rewrite.orders for name in order.barriers]
+        return self._view.ancestors(nodes, {index[name.partition(":")[0]] for name in barriers}.__contains__)
+
+    def _gradients(self) -> Set[str]:
+        """Names of the ops that give gradients, and what they are gradients of."""
+        graph = self._rewrite.graph
+        return self._rewrite.gradients().union(*[[y.op.name for y in call.ys] for call in graph.gradient_calls])
 
     def _is_whole(
         self, name: str, fed: Fed, sizes: Mapping[str, Tuple[int, ...]], dimensions: Optional[Dimensions]
@@ -94,10 +116,9 @@ class WholeFeeds(object):
                 for node in rewrite.writes
                 if any(view.nodes[v].name in rewrite.global_variables for v in view.variable_inputs(node))
             }
-            names = rewrite.gradients().union(*[[y.op.name for y in call.ys] for call in rewrite.graph.gradient_calls])
-            names.update(output.tensor.partition(":")[0] for output in rewrite.plan.outputs)
+            names = self._gradients().union(output.tensor.partition(":")[0] for output in rewrite.plan.outputs)
             others = {view.index[name] for name in names} | (rewrite.writes - writes)
-            alone = view.ancestors(writes) - view.ancestors(others)
+            alone = self._needed_by(writes) - self._needed_by(others)
             found = alone.intersection(view.user_placeholders())
             self._by_hand = frozenset(view.nodes[node].name + ":0" for node in found)
         return self._by_hand
