@@ -81,11 +81,13 @@ def find_dimensions(
     """
     forward = _Forward(tf_graph, view, objective, list(sparse), stand_ins or {})
     for opens_known in (True, False):
-        numbers = dict(zip(forward.open_dims(opens_known), _primes()))
+        spare = _primes()
+        numbers = {dim: next(spare) for dim in forward.open_dims(opens_known)}
         primes = frozenset(numbers.values())
         shapes = _agreed_shapes(forward, numbers)
         if shapes is not None:
-            return _dimensions(forward, numbers, primes, shapes)
+            released = _release(forward, numbers, primes, spare)
+            return _dimensions(forward, numbers, primes, released, shapes)
     return None
 
 
@@ -303,9 +305,30 @@ def _agreed_shapes(forward: _Forward, numbers: Numbers) -> Optional[Shapes]:
     return None
 
 
-def _dimensions(forward: _Forward, numbers: Numbers, primes: FrozenSet[int], shapes: Shapes) -> Dimensions:
+def _release(forward: _Forward, numbers: Numbers, primes: FrozenSet[int], spare: Iterator[int]) -> Set[int]:
+    """Gives numbers of their own, which it returns, to first dimensions that have a size of the model for no reason.
+
+    Where the model cuts a table to the rows, `table[:tf.shape(x)[0]]`, it has no more than there are in the trial.
+    """
+    firsts = {number for (_, dim), number in numbers.items() if dim == 0}
+    released = set()
+    for size in sorted(number for number in firsts if number > 1 and _is_written(number, primes)):
+        smaller = {dim: size - 1 if number == size else number for dim, number in numbers.items()}
+        try:
+            forward.inferred(smaller)
+        except ValueError:
+            continue
+        own = next(spare)
+        released.add(own)
+        numbers.update((dim, own) for dim, number in list(numbers.items()) if number == size)
+    return released
+
+
+def _dimensions(
+    forward: _Forward, numbers: Numbers, primes: FrozenSet[int], released: Set[int], shapes: Shapes
+) -> Dimensions:
     sizes = {name: forward.numbers_of(name, numbers) for name in sorted(forward.fed)}
-    known = {number: number for number in numbers.values() if not any(number % prime == 0 for prime in primes)}
+    known = {number: number for number in numbers.values() if _is_written(number, primes | released)}
     for (name, dim), number in numbers.items():
         said = (forward.shapes[name] or ())[dim]
         if said is not None:
@@ -337,6 +360,11 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
     only_picked = {number for number, are in picked.items() if are and all(are)}
     summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
     return only_picked if firsts == only_picked | summed else only_picked | summed
+
+
+def _is_written(number: int, primes: FrozenSet[int]) -> bool:
+    """Whether a dimension has a size of the model."""
+    return not any(number % prime == 0 for prime in primes)
 
 
 def _holds(sizes: Iterable[Optional[int]], number: int) -> bool:

@@ -9,8 +9,8 @@ that scores other data in the same scope. Behind a barrier (barriers.py) each wa
 of those that a run does not need are fed. Which these are, the same fetches tell all ranks alike.
 
 What the actions of a pipeline's schedule wait for runs in every step. So there the collectives that no training needs
-come last in their lane, and the barriers when the micro batches are in the graph (clone_micro_batches.py): behind the last
-collective of a micro batch comes the first one of the next.
+come last in their lane. The barriers are built when the micro batches are in the graph (clone_micro_batches.py): the
+first collective of a micro batch comes behind the last one of the micro batch before.
 """
 
 from typing import List, Sequence, Set
