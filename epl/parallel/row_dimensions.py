@@ -39,7 +39,12 @@ from epl.utils import tf_compat
 
 Dimensions = NamedTuple(
     "Dimensions",
-    [("sizes", Dict[str, Tuple[int, ...]]), ("known", Dict[int, int]), ("no_rows", FrozenSet[int])],
+    [
+        ("sizes", Dict[str, Tuple[int, ...]]),
+        ("known", Dict[int, int]),
+        ("no_rows", FrozenSet[int]),
+        ("open", FrozenSet[str]),
+    ],
 )
 Dimensions.__doc__ = """The dimensions of placeholders of known rank.
 
@@ -48,6 +53,7 @@ Attributes:
     computed from it. Of a sparse tensor they are those of the dense shape, under the name of the indices.
   known: such a number -> the size that the graph says.
   no_rows: those of first dimensions that cannot be the rows of a batch.
+  open: names of the placeholders that do not say their first dimension.
 """
 
 _ITERATORS = ("IteratorGetNext", "IteratorGetNextSync")
@@ -94,13 +100,16 @@ def find_dimensions(
 def without_rows(dimensions: Dimensions) -> List[str]:
     """The names of the placeholders that hold no rows which could be cut, or concatenated.
 
-    That are those whose first dimension cannot be the rows, is a size that is written into the model, or is that of
-    another one that has it in two dimensions, as the adjacency of a graph has.
+    That are those whose first dimension cannot be the rows, or is that of another one that has it in two dimensions, as
+    the adjacency of a graph has; or is open and has a size of the model, which may be that of the batch if no other
+    placeholder has the rows.
     """
     sizes = {name: of for name, of in dimensions.sizes.items() if of}
-    twice = {of[0] for of in sizes.values() if of.count(of[0]) > 1}
+    others = dimensions.no_rows.union(of[0] for of in sizes.values() if of.count(of[0]) > 1)
     written = {number for number, size in dimensions.known.items() if number == size}
-    return [name for name, of in sizes.items() if of[0] in dimensions.no_rows | twice | written]
+    if all(of[0] in others | written for of in sizes.values()):
+        written = set()
+    return [name for name, of in sizes.items() if of[0] in others or (of[0] in written and name in dimensions.open)]
 
 
 class _Forward(object):
@@ -222,8 +231,17 @@ class _Forward(object):
 
     def numbers_of(self, name: str, numbers: Numbers) -> Tuple[int, ...]:
         """The number, or size, of each dimension of what is fed, whose rank is known."""
-        key = _dense(name) if _dense(name) in self.shapes else name
+        key = self._key(name)
         return tuple(numbers.get((key, dim), size or 0) for dim, size in enumerate(self.shapes[key] or ()))
+
+    def is_open(self, name: str) -> bool:
+        """Whether what is fed does not say its first dimension."""
+        shape = self.shapes[self._key(name)]
+        return not shape or shape[0] is None
+
+    def _key(self, name: str) -> str:
+        """The name under which the shape of what is fed is kept."""
+        return _dense(name) if _dense(name) in self.shapes else name
 
     def inferred(self, numbers: Numbers) -> Shapes:
         """The shapes of all tensors with these sizes of the open dimensions.
@@ -336,7 +354,8 @@ def _dimensions(
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
     no_rows = _no_rows(forward, shapes, candidates, firsts)
-    return Dimensions(sizes, known, frozenset(no_rows))
+    is_open = frozenset(name for name in sizes if forward.is_open(name))
+    return Dimensions(sizes, known, frozenset(no_rows), is_open)
 
 
 def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:

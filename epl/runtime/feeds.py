@@ -230,6 +230,8 @@ class FeedSharing(object):
         size = _first_dimension(tensor)
         if size is None or np.ndim(value) != tensor.shape.ndims or tensor.op.name not in self._view.index:
             return 1
+        if self._whole.takes_all(tensor.name):
+            return 1
         fed = np.shape(value)[0]
         if copies == 1:  # no training step takes it, but it may be in the feeds of one
             replicas = self._rewrite.local_replicas

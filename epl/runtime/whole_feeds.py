@@ -43,7 +43,7 @@ class WholeFeeds(object):
         self._warned: Set[str] = set()
 
     def find(self, fed: Mapping[str, Fed], sparse: Sequence[tf.SparseTensor]) -> Set[str]:
-        """The names of the fed tensors of open first dimension that all get whole.
+        """The names of the fed tensors that all get whole, known first dimensions that are fed as they are left out.
 
         Args:
           fed: what the run needs and feeds for several copies; a sparse tensor by the name of its indices.
@@ -87,17 +87,19 @@ class WholeFeeds(object):
     def _is_whole(
         self, name: str, fed: Fed, sizes: Mapping[str, Tuple[int, ...]], dimensions: Optional[Dimensions]
     ) -> bool:
-        if fed.is_known:
-            return False
-        if name in self._said or name in self._written_by_hand() or self._is_variable(name):
+        if self.takes_all(name):
             return True
-        if dimensions is None or name not in sizes:
+        if fed.is_known or dimensions is None or name not in sizes:
             return False
         first = sizes[name][0]
         if fed.rows == dimensions.known.get(first):
             return True
         # A split is built for those that it has said to be whole.
         return first in dimensions.no_rows and self._rewrite.graph.split is None
+
+    def takes_all(self, name: str) -> bool:
+        """Whether all copies of a tensor get the same, whatever the shapes tell."""
+        return name in self._said or name in self._written_by_hand() or self._is_variable(name)
 
     def _is_variable(self, name: str) -> bool:
         node = self._view.index.get(name.partition(":")[0])

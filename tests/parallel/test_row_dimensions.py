@@ -65,6 +65,13 @@ def test_a_size_of_the_model():
     assert without_rows(dimensions) == ["factors:0"]
 
 
+def test_a_size_of_the_model_may_be_that_of_the_batch():
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y) * tf.ones([8, 1])))
+    assert dimensions.known == {8: 8} and names_of_rows(dimensions) == {"x:0", "y:0"}
+    assert not without_rows(dimensions)
+
+
 def test_a_known_first_dimension_that_others_have():
     x, y = tf.placeholder(F, [8, 3], "x"), tf.placeholder(F, [None, 1], "y")
     dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)))

@@ -137,6 +137,16 @@ def test_in_a_split_it_is_no_batch(init, name):
     check(init, name, split)
 
 
+def test_a_sparse_graph_in_a_split_is_said_to_be_whole(init):
+    def split():
+        with epl.split(2):
+            loss, feed = graph_of_nodes(True)
+        epl.keep_whole(list(feed))
+        return loss, feed
+
+    check(init, "sparse graph", split)
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("name", ["keep probabilities", "table", "sparse graph", "known rows"])
 def test_in_a_pipeline_all_micro_batches_have_the_same(init, name, devices):
@@ -189,6 +199,26 @@ def test_other_numbers_of_rows_where_the_graph_tells_nothing(init):
     factors = tf.placeholder(tf.float32, [None], "factors")
     loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)) * tf.reduce_mean(factors)
     refused(loss, {x: X, y: Y, factors: np.ones(4)}, "factors:0 was fed 4 rows and x:0 was fed 8, .*epl.keep_whole")
+
+
+def test_a_whole_value_of_known_first_dimension_is_fed_once_without_a_warning(init, caplog):
+    init()
+    x, y = placeholders()
+    rows = tf.placeholder(tf.float32, [2, 3], "rows")
+    bank = tf.get_variable("bank", [2, 3], initializer=tf.ones_initializer(), trainable=False)
+    epl.keep_whole(rows)
+    out = tf.layers.dense(x * tf.reduce_mean(rows, 0), 1)
+    written = tf.placeholder(tf.float32, [2, 3], "written")
+    train_op = tf.train.GradientDescentOptimizer(0.05).minimize(tf.reduce_mean(tf.square(out - y)))
+    both = tf.group(train_op, bank.assign(written))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(both, {x: X, y: Y, rows: X[:2], written: X[:2]})
+        np.testing.assert_array_equal(sess.run("EPL_REPLICA_1/bank:0"), X[:2])
+        for placeholder in (rows, written):
+            with pytest.raises(ValueError, match="Cannot feed value of shape"):
+                sess.run(both, {x: X, y: Y, rows: X[:2], written: X[:2], placeholder: X[:4]})
+    assert not [one for one in caplog.records if "gets all" in one.getMessage()]
 
 
 def test_what_has_rows_in_two_dimensions_is_told_once(init, caplog):
