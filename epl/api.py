@@ -1,7 +1,7 @@
 """The public functions: epl.init, the default strategy, the output collections."""
 
 import logging
-from typing import List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -96,12 +96,15 @@ def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], gra
 
     Args:
       tensor_or_list: a tensor or a list of them; the list is not changed.
-      graph_key: one of `epl.GraphKeys`.
+      graph_key: one of `epl.GraphKeys`. `WHOLE_INPUTS` does what `epl.keep_whole` does.
 
     Raises:
       KeyError: unknown key.
       ValueError: not a tensor, or a tensor that is in another collection already.
     """
+    if graph_key == GraphKeys.WHOLE_INPUTS:
+        keep_whole(tensor_or_list)
+        return
     tensors = list(tensor_or_list) if isinstance(tensor_or_list, (list, tuple)) else [tensor_or_list]
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor):
@@ -111,15 +114,38 @@ def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], gra
     graph.add_to_collection(tensors, graph_key)
 
 
+def keep_whole(tensor_or_list: Any) -> None:
+    """Has every replica and micro batch get all of what comes into the model by a tensor: it holds no rows of a batch.
+
+    Without it, what is fed is cut by rows (docs/data_parallelism.md, "What is fed"), unless the graph shows that the
+    first dimension counts no rows. Call it before the first `Session.run`.
+
+    Args:
+      tensor_or_list: a tf.Tensor or tf.SparseTensor, or a nested structure of them: placeholders, for example.
+
+    Raises:
+      ValueError: something else.
+    """
+    tensors = tf.nest.flatten(tensor_or_list, expand_composites=True)
+    for tensor in tensors:
+        if not isinstance(tensor, tf.Tensor):
+            raise ValueError("Expected tf.Tensor or tf.SparseTensor in epl.keep_whole, got {!r}.".format(tensor))
+    graph = Graph.get(may_create=True)
+    assert graph is not None
+    graph.keep_whole(tensors)
+
+
 def get_collection(graph_key: str) -> List[tf.Tensor]:
     """The tensors of a collection of the default graph, in the order in which they were added.
 
     Raises:
       KeyError: unknown key.
     """
+    graph = Graph.get()
+    if graph_key == GraphKeys.WHOLE_INPUTS:
+        return [] if graph is None else list(graph.whole_inputs)
     if graph_key not in GraphKeys.ALL_COLLECTION_KEYS:
         raise KeyError("Unknown collection {!r}; the keys are {}.".format(graph_key, GraphKeys.ALL_COLLECTION_KEYS))
-    graph = Graph.get()
     return [] if graph is None else graph.get_collection(graph_key)
 
 

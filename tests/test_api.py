@@ -98,7 +98,7 @@ def test_a_signature_is_kept_and_what_is_added_may_be_left_out(path: str) -> Non
 
 def test_the_names_of_the_package() -> None:
     names = "Cluster Config Env Graph GraphKeys VERSION add_to_collection executing_eagerly get_all_collections "
-    names += "get_collection init replicate set_default_strategy split"
+    names += "get_collection init keep_whole replicate set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
     assert epl.VERSION == "0.6.0"

@@ -29,6 +29,8 @@ class GraphKeys(object):
 
     GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM
     keep the shape.
+
+    WHOLE_INPUTS are no outputs, but what comes into the model and holds no rows of a batch: see `epl.keep_whole`.
     """
 
     GLOBAL_CONCAT_OBJECTS = "global_concat_objects"
@@ -37,7 +39,6 @@ class GraphKeys(object):
     LOCAL_CONCAT_OBJECTS = "local_concat_objects"
     LOCAL_MEAN_OBJECTS = "local_mean_objects"
     LOCAL_SUM_OBJECTS = "local_sum_objects"
-    WHOLE_INPUTS = "whole_inputs"
     ALL_COLLECTION_KEYS = [
         GLOBAL_CONCAT_OBJECTS,
         GLOBAL_MEAN_OBJECTS,
@@ -46,6 +47,7 @@ class GraphKeys(object):
         LOCAL_MEAN_OBJECTS,
         LOCAL_SUM_OBJECTS,
     ]
+    WHOLE_INPUTS = "whole_inputs"
 
 
 GradientCall = NamedTuple(
@@ -116,6 +118,7 @@ class Graph(object):
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
+        self.whole_inputs: List[tf.Tensor] = []
         self._ids_at_creation: Dict[int, int] = {}
         # Where scopes were opened and closed: number of the last op before that, TaskGraph of the scope or -1.
         self._scopes: List[Tuple[int, int]] = []
@@ -304,6 +307,10 @@ class Graph(object):
         if key not in self._collections:
             raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
         return list(self._collections[key])
+
+    def keep_whole(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Registers tensors that every replica gets whole; see `epl.keep_whole`."""
+        self.whole_inputs += [one for one in tensors if not any(one is other for other in self.whole_inputs)]
 
     def __repr__(self) -> str:
         return "epl.Graph(taskgraphs={}, gradient_calls={}, apply_calls={}, planned={})".format(

@@ -125,11 +125,12 @@ class GraphRunner(object):
         state = self._state(session)
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
-            feeds = self.feeds.share(feeds)
+            feeds = self.feeds.share(feeds, step.unneeded)
         elif step.repeats_feeds:
-            self._shards.refuse_copied_rows(fetches, step.differentiates)
             feeds = self.feeds.repeat(feeds)
-            if not step.differentiates:
+            if self._shards is not None:
+                self._shards.refuse_copied_rows([*fetches, *step.written.values], step.differentiates)
+            if self._shards is not None and not step.differentiates:
                 for tensor, by_rank in self._shards.leads().items():
                     feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
@@ -151,6 +152,8 @@ class GraphRunner(object):
             result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
             if step.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
+            state.replicas_current &= not step.written.differs_between_replicas
+            state.processes_current &= not step.written.differs_between_processes
             return result
 
         if step.is_collective:
