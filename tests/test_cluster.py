@@ -118,7 +118,11 @@ class TestTfConfig:
         with pytest.raises(ClusterError, match=f'task {index} of the job "worker", which has 2 host'):
             cluster()
 
-    @pytest.mark.parametrize("hosts", [["a:1", "a:1"], ["a", "b:1"], ["a:x"], [":1"], ["a:70000"], ["a:\u00b2"], ["a\0:1"], ["\ud800:1"]])
+    @pytest.mark.parametrize(
+        "hosts",
+        [["a:1", "a:1"], ["a", "b:1"], ["a:x"], [":1"], ["a:70000"],
+         ["a:\u00b2"], ["a\0:1"], ["\ud800:1"]],
+    )  # fmt: skip
     def test_bad_hosts_are_refused(self, monkeypatch, hosts):
         set_tf_config(monkeypatch, "worker", 0, worker=hosts)
         with pytest.raises(ClusterError, match="same host and port: a:1|not of the form host:port"):
