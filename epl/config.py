@@ -12,7 +12,7 @@ import warnings
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from epl import config_keys
-from epl.config_keys import KEY_BY_ENV, KEY_BY_NAME, KEYS, SECTIONS, Key
+from epl.config_keys import KEY_BY_ENV, KEY_BY_NAME, KEYS, SECTIONS, TRAINING_KEYS, WHALE_KEYS, Key
 from epl.utils.errors import ConfigError, UnknownKeyError
 
 _FROM_DEFAULT = "default"
@@ -122,6 +122,10 @@ class Config:
         """Returns where the value of a key came from: "default", "environment EPL_<SECTION>_<KEY>" or "code"."""
         return self._entry(name).source
 
+    def training_features(self) -> List[str]:
+        """Returns the keys that ask for something in training and have another value than their default."""
+        return [name for name in TRAINING_KEYS if self.get(name) != KEY_BY_NAME[name].default]
+
     def freeze(self) -> "Config":
         """Makes every later change an error, and returns this configuration. `copy` gives one that can be changed."""
         object.__setattr__(self, "_frozen", True)
@@ -222,6 +226,9 @@ def _pairs(param_dict: Mapping[str, Any]) -> Iterable[Tuple[str, Any]]:
         if name in _SECTION_NAMES and isinstance(value, Mapping):
             for key, nested in value.items():
                 yield f"{name}.{key}", nested
+        elif name in WHALE_KEYS:
+            for key, set_to in WHALE_KEYS[name].items():
+                yield key, value if set_to is None else set_to
         else:
             yield name, value
 

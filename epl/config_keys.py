@@ -3,7 +3,7 @@
 This is data. `epl/config.py` turns it into objects, `tools/gen_config_docs.py` into `docs/config.md`.
 """
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from epl.config_types import Bool, Choice, DeviceList, Int, LossScale, Seconds, ValueType
 
@@ -276,6 +276,30 @@ KEYS: Tuple[Key, ...] = (
         "groups",
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
     ),
+)
+
+# Keys of Whale, as EPL was called at first, which had no sections -> the keys that they set, and to which value; None:
+# to that of the old key.
+WHALE_KEYS: Dict[str, Dict[str, Optional[bool]]] = {
+    "num_micro_batch": {"pipeline.num_micro_batch": None},
+    "num_task_graph": {"pipeline.num_stages": None, "auto.auto_parallel": True},
+}
+
+# Keys that ask for something in training: with one of them set, a model without annotation is a TaskGraph.
+TRAINING_KEYS = (
+    "gradient_checkpoint.type",
+    "zero.level",
+    "offload.level",
+    "amp.level",
+    "optimizer.num_apply_group",
+    "pipeline.num_micro_batch",
+    "communication.num_communicators",
+    "communication.sparse_as_dense",
+    "communication.max_splits",
+    "communication.fp16",
+    "communication.fp16_scale",
+    "communication.clip_after_allreduce",
+    "communication.gradients_reduce_method",
 )
 
 KEY_BY_NAME: Dict[str, Key] = {key.name: key for key in KEYS}

@@ -46,6 +46,8 @@ can no longer be changed: make a new one and call `epl.init` again.
   is no key is reported by a warning.
 - Booleans in the environment are `true`, `1`, `yes`, `false`, `0`, `no`, in upper or lower case. In code only `True`
   and `False` are: an integer key takes no boolean, a boolean key no integer.
+- The keys of Whale, as EPL was called at first, are understood: `num_micro_batch` is `pipeline.num_micro_batch`, and
+  `num_task_graph` is `pipeline.num_stages` with `auto.auto_parallel` on.
 - Values with a fixed set of words are accepted in upper and lower case and stored in lower case:
   `config.pipeline.strategy` reads back as `"preferbackward"`.
 """

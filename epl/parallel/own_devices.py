@@ -22,11 +22,15 @@ from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 
 
 def has_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
-    """Whether the splits of a model are on other devices than the TaskGraphs beside them."""
+    """Whether the splits of a model are on other devices than the TaskGraphs beside them.
+
+    They are not where each asks for all devices of the job: then all share them.
+    """
     return (
         not Env.get().config.cluster.colocate_split_and_replicate
         and cluster.layout.name != "all"
         and cluster.total_gpu_num > 1
+        and any(one.strategy.device_count != cluster.total_gpu_num for one in taskgraphs)
         and any(one.strategy.name_of_kind != "split" or one.outer is not None for one in taskgraphs)
         and any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs)
     )

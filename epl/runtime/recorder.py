@@ -24,6 +24,7 @@ from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
 from epl.runtime.shard_slots import watched_slots
+from epl.strategies import Replicate
 from epl.utils import tf_compat
 from epl.utils.containers import map_items
 from epl.utils.errors import LayoutError, PlanError
@@ -232,7 +233,11 @@ def record_optimizer(optimizer: Any) -> None:
 
 
 def _annotated_graph() -> Optional[Graph]:
-    """The Graph of the default tf.Graph if it is annotated; a model that is not gets one warning."""
+    """The Graph of the default tf.Graph if it is annotated.
+
+    A model without annotation is one TaskGraph of `replicate(1)` where the configuration asks for something in
+    training; else it is plain TensorFlow.
+    """
     env = Env.get()
     tf_graph = tf.get_default_graph()
     if not env.is_ready or tf_compat.is_function_graph(tf_graph):
@@ -242,13 +247,24 @@ def _annotated_graph() -> Optional[Graph]:
     if graph.taskgraphs:
         _refuse_earlier_model(graph)
         return graph
-    if "unannotated" not in graph.parallel_information and not env.config.auto.auto_parallel:
+    if env.config.auto.auto_parallel:
+        return None
+    features = env.config.training_features()
+    if features:
+        logger.info("The model has no annotation and %s is set: it is one TaskGraph of epl.replicate(1).", features[0])
+        graph.default_strategy = Replicate(1)
+        graph.open_taskgraph(graph.default_strategy)
+        return graph
+    cluster = env.cluster
+    assert cluster is not None
+    if "unannotated" not in graph.parallel_information and cluster.total_gpu_num > 1:
         graph.parallel_information["unannotated"] = True
         logger.warning(
-            "The model has no EPL annotation, so it stays plain TensorFlow: every worker trains it by itself and no "
-            "configuration of EPL applies. Use epl.set_default_strategy(epl.replicate(1)), or `with epl.replicate(1):` "
-            "around the model, before tf.gradients or minimize."
-        )
+            "The model has no EPL annotation, and the configuration asks for nothing in training: it stays plain "
+            "TensorFlow, so that %d worker(s) train as many separate models, each on one device of %d. Use "
+            "epl.set_default_strategy(epl.replicate(1)), or `with epl.replicate(1):` around the model, before "
+            "tf.gradients or minimize.", cluster.worker_num, cluster.gpu_num_per_worker,
+        )  # fmt: skip
     return None
 
 
