@@ -28,6 +28,7 @@ from epl.parallel.passes import (
     offload,
     order_gathers,
     order_scale_updates,
+    order_step_writes,
     recompute,
     regather,
     select_ops,
@@ -51,6 +52,7 @@ PASSES = (
     order_gathers.PASS,
     group_apply.PASS,
     order_scale_updates.PASS,
+    order_step_writes.PASS,
     merge_outputs.GLOBAL_PASS,
     batch_weights.PASS,
     select_ops.PASS,
@@ -59,7 +61,7 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS)
+PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS, order_step_writes.PASS)
 
 TransformReport = NamedTuple(
     "TransformReport",
@@ -144,20 +146,12 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 if graph.shards is not None:
                     graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 _agree(rewrite, "collectives", _fingerprint(rewrite))
-        elif _changes_one_device(env.config) or graph.twins:
+        else:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
-                if not rewrite.runs_as_it_is:
-                    rewrite.view = GraphView(graph.tf_graph)
+            rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
-
-
-def _changes_one_device(config: Config) -> bool:
-    """Whether a feature is on that changes a model on one device, too."""
-    return bool(
-        config.gradient_checkpoint.type or config.offload.level or config.optimizer.num_apply_group > 1
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
