@@ -34,11 +34,11 @@ EVERYWHERE = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|gcc_s|stdc\
 
 
 def read_version() -> str:
-    """The version that epl/__init__.py states; importing it would need TensorFlow."""
-    with open(os.path.join(ROOT, "epl", "__init__.py")) as source:
+    """The version that epl/utils/version.py states; importing the package would need TensorFlow."""
+    with open(os.path.join(ROOT, "epl", "utils", "version.py")) as source:
         match = re.search(r"^VERSION\s*=\s*[\"']([^\"']+)[\"']", source.read(), re.MULTILINE)
     if match is None:
-        raise SystemExit("epl/__init__.py has no line VERSION = \"...\".")
+        raise SystemExit("epl/utils/version.py has no line VERSION = \"...\".")
     return match.group(1)
 
 

@@ -10,16 +10,15 @@ The public names, nothing else.
 
 from tensorflow.compat.v1 import executing_eagerly
 
-from epl.api import add_to_collection, get_all_collections, get_collection, init, set_default_strategy
+from epl.api import add_to_collection, get_all_collections, get_collection, init, keep_whole, set_default_strategy
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.strategies import replicate, split
-
-VERSION = "0.6.0"
+from epl.utils.version import VERSION
 
 __all__ = [
     "Cluster", "Config", "Env", "Graph", "GraphKeys", "VERSION", "add_to_collection", "executing_eagerly",
-    "get_all_collections", "get_collection", "init", "replicate", "set_default_strategy", "split",
+    "get_all_collections", "get_collection", "init", "keep_whole", "replicate", "set_default_strategy", "split",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The public functions: epl.init, the default strategy, the output collections."""
 
-from typing import List, Optional, Sequence, Union
+import logging
+from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -10,13 +11,21 @@ from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.runtime import hooks
 from epl.strategies import Replicate
+from epl.utils import tf_compat
 from epl.utils.errors import AnnotationError
+from epl.utils.lost_output import tolerate_full_disk
+
+logger = logging.getLogger("epl")
 
 
 def init(config: Optional[Config] = None) -> None:
-    """Sets EPL up: configuration, devices, the other processes of the job, the hooks into TensorFlow.
+    """Sets EPL up: configuration, devices, the list of the other processes, the hooks into TensorFlow.
 
-    Called again it starts anew: annotations and plans of all graphs are forgotten.
+    It needs no other process: the processes connect at the first session that trains (with `epl.split` or `zero.level`
+    where the model is differentiated).
+
+    Called again it starts anew: annotations and plans of all graphs are forgotten, and so is what the default graph
+    has, unless a `with graph.as_default()` is open: the next model is built in an empty graph.
 
     Args:
       config: the configuration; None means defaults and environment. It is frozen: to change it, make a new one and
@@ -26,11 +35,10 @@ def init(config: Optional[Config] = None) -> None:
       RuntimeError: TensorFlow executes eagerly.
       TypeError: `config` is not an epl.Config.
       ClusterError: TF_CONFIG is incomplete.
-      JobError: a process of the job did not appear in time; the message names it.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "Tensorflow eager mode is not supported by EPL: remove tf.enable_eager_execution(), or call "
+            "Tensorflow eager mode is not supported by EPL now, remove tf.enable_eager_execution(), or call "
             "tf.disable_eager_execution() first."
         )
     config = Config() if config is None else config
@@ -39,11 +47,27 @@ def init(config: Optional[Config] = None) -> None:
             "epl.init expected an epl.Config, got {}: epl.init(epl.Config({{...}})).".format(type(config).__name__)
         )
     config.freeze()
+    tolerate_full_disk()
     env = Env.get()
     env.reset()
+    if env.inits > 0:
+        _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
     env.init(config, Cluster(layout=layout, config=config))
     hooks.install()
+
+
+def _begin_new_graph() -> None:
+    """Gives the next model an empty default graph, as a cell of a notebook that runs again needs it."""
+    if tf_compat.default_graph_is_chosen() or not tf_compat.last_op_id(tf.get_default_graph()):
+        return
+    tf.reset_default_graph()
+    if Env.get().says_first("new graph"):
+        logger.warning(
+            "epl.init was called again: the default graph is a new one (tf.reset_default_graph), and what was built "
+            "before cannot be part of the next model. To keep a graph over several epl.init, open it by "
+            "`with graph.as_default():`. This is said once."
+        )
 
 
 def set_default_strategy(strategy: Replicate) -> None:
@@ -72,12 +96,15 @@ def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], gra
 
     Args:
       tensor_or_list: a tensor or a list of them; the list is not changed.
-      graph_key: one of `epl.GraphKeys`.
+      graph_key: one of `epl.GraphKeys`. `WHOLE_INPUTS` does what `epl.keep_whole` does.
 
     Raises:
       KeyError: unknown key.
       ValueError: not a tensor, or a tensor that is in another collection already.
     """
+    if graph_key == GraphKeys.WHOLE_INPUTS:
+        keep_whole(tensor_or_list)
+        return
     tensors = list(tensor_or_list) if isinstance(tensor_or_list, (list, tuple)) else [tensor_or_list]
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor):
@@ -87,15 +114,38 @@ def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], gra
     graph.add_to_collection(tensors, graph_key)
 
 
+def keep_whole(tensor_or_list: Any) -> None:
+    """Has every replica and micro batch get all of what comes into the model by a tensor: it holds no rows of a batch.
+
+    Without it, what is fed is cut by rows (docs/data_parallelism.md, "What is fed"), unless the graph shows that the
+    first dimension counts no rows. Call it before the first `Session.run`.
+
+    Args:
+      tensor_or_list: a tf.Tensor or tf.SparseTensor, or a nested structure of them: placeholders, for example.
+
+    Raises:
+      ValueError: something else.
+    """
+    tensors = tf.nest.flatten(tensor_or_list, expand_composites=True)
+    for tensor in tensors:
+        if not isinstance(tensor, tf.Tensor):
+            raise ValueError("Expected tf.Tensor or tf.SparseTensor in epl.keep_whole, got {!r}.".format(tensor))
+    graph = Graph.get(may_create=True)
+    assert graph is not None
+    graph.keep_whole(tensors)
+
+
 def get_collection(graph_key: str) -> List[tf.Tensor]:
     """The tensors of a collection of the default graph, in the order in which they were added.
 
     Raises:
       KeyError: unknown key.
     """
+    graph = Graph.get()
+    if graph_key == GraphKeys.WHOLE_INPUTS:
+        return [] if graph is None else list(graph.whole_inputs)
     if graph_key not in GraphKeys.ALL_COLLECTION_KEYS:
         raise KeyError("Unknown collection {!r}; the keys are {}.".format(graph_key, GraphKeys.ALL_COLLECTION_KEYS))
-    graph = Graph.get()
     return [] if graph is None else graph.get_collection(graph_key)
 
 

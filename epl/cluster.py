@@ -111,12 +111,17 @@ class Cluster:
 
     @property
     def available_devices(self) -> List[str]:
+        """The names of the devices of this process. Scripts divide the batch of a process by how many there are."""
+        return [self._name(Slot(self._worker_index, device)) for device in range(self._devices_per_worker)]
+
+    @property
+    def all_devices(self) -> List[str]:
         """The names of all devices of the job, by rank."""
         return [self._name(slot) for slot in layouts.device_order(self.worker_num, self._devices_per_worker)]
 
     @property
     def virtual_devices(self) -> List[VirtualDevice]:
-        """The virtual devices; with the layout "auto", empty until `generate_virtual_devices` was called."""
+        """The virtual devices; with the layout "auto" those of the model that was built last, once it has gradients."""
         return list(self._virtual_devices)
 
     def generate_virtual_devices(self, num_device_per_taskgraph: Sequence[int]) -> List[VirtualDevice]:
@@ -132,6 +137,7 @@ class Cluster:
           LayoutError: the devices of the job are not a multiple of those of a model replica, or the layout has another
             number of virtual devices than the model has TaskGraphs.
         """
+        _check_numbers(num_device_per_taskgraph)
         if self._layout.name == "auto":
             prefer_intra_node = self._config.cluster.device_place_prefer_intra_node
             self._virtual_devices = self._name_slices(
@@ -255,7 +261,7 @@ class Cluster:
         if not nested or not names:
             raise LayoutError(
                 f"the layout specific needs device names in three levels, by TaskGraph, replica and device, such as "
-                f'[[["{self.available_devices[0]}"]]]; got {names!r}.'
+                f'[[["{self.all_devices[0]}"]]]; got {names!r}.'
             )
         return tuple(tuple(tuple(self._slot(name) for name in replica) for replica in replicas) for replicas in names)
 
@@ -279,7 +285,7 @@ class Cluster:
         if not known:
             raise LayoutError(
                 f"the layout specific has {name!r}, which is no device of this job. Its devices are "
-                f"{', '.join(self.available_devices)}."
+                f"{', '.join(self.all_devices)}."
             )
         return Slot(worker, spec.device_index)
 
@@ -311,7 +317,23 @@ def _find_job(
         return tf_config.from_arguments(worker_hosts, ps_hosts, job_name, worker_index)
     if ps_hosts:
         raise ClusterError(f"epl.Cluster got ps_hosts={ps_hosts!r} without worker_hosts; give both, or set TF_CONFIG.")
-    return tf_config.from_environment()
+    job = tf_config.from_environment()
+    if (job_name, worker_index) != ("worker", 0) and worker_index != job.worker_index:
+        raise ClusterError(
+            f"epl.Cluster got job_name={job_name!r}, worker_index={worker_index!r} without worker_hosts, and by "
+            f"TF_CONFIG this process is worker {job.worker_index} of {len(job.hosts)}. Give worker_hosts as well, or "
+            "leave it to TF_CONFIG."
+        )
+    return job
+
+
+def _check_numbers(num_device_per_taskgraph: Any) -> None:
+    numbers = num_device_per_taskgraph
+    if not isinstance(numbers, (list, tuple)) or not all(isinstance(n, int) for n in numbers):
+        raise LayoutError(
+            f"generate_virtual_devices got {numbers!r}; expected the number of devices of each TaskGraph of one model "
+            "replica, such as [1, 1]."
+        )
 
 
 def _local_devices(config: Config) -> Tuple[str, int]:

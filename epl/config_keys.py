@@ -110,25 +110,36 @@ KEYS: Tuple[Key, ...] = (
         "How gradients of replicas and micro batches are combined.",
     ),
     Key(
+        "communication.allow_different_graphs",
+        Bool(),
+        False,
+        "",
+        "Train although the workers compute or update the model in different ways; what differs is then meant to. By "
+        "default the first difference is an error before the first step.",
+    ),
+    Key(
         "communication.start_timeout",
         Seconds(),
         300.0,
         "seconds",
-        "How long a process waits for the others at the start of the job before it gives up and names those missing.",
+        "How long a process waits for the others when it first needs them, at its first session that trains, before it "
+        "gives up and names those missing.",
     ),
     Key(
         "communication.stall_warning",
         Seconds(),
         60.0,
         "seconds",
-        "A collective that waits longer than this reports which ranks are missing, and on which operation.",
+        "A collective, a run over several workers, or any other wait for workers that lasts longer than this says on "
+        "stderr who is missing, on which operation, and of whom nothing was heard.",
     ),
     Key(
         "communication.timeout",
         Seconds(),
         1800.0,
         "seconds",
-        "A collective that waits longer than this fails on every rank.",
+        "A wait for other workers fails when it lasts longer than this: a collective, a run over several workers, a "
+        "save. A worker of which nothing was heard for so long is given up, whatever the others wait for.",
     ),
     Key(
         "pipeline.num_stages",
@@ -252,7 +263,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "cluster.num_virtual_devices",
-        Int(minimum=0),
+        Int(minimum=0, maximum=1024),
         0,
         "devices",
         "Virtual CPU devices of each process when it uses no GPU. 0 means 1. epl-launch --gpu_per_worker sets it "
@@ -271,7 +282,10 @@ KEY_BY_NAME: Dict[str, Key] = {key.name: key for key in KEYS}
 KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
-OTHER_ENV = frozenset(["EPL_LISTEN_FD", "EPL_TASK_DIR", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"])
+OTHER_ENV = frozenset(
+    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    + ["EPL_JOB_SECRET", "EPL_JOB_SECRET_FILE", "EPL_JOB_ID"]
+)
 
 
 def keys_of(section: str) -> List[Key]:

@@ -14,6 +14,7 @@ import numpy as np
 _TRUE_WORDS = ("true", "1", "yes")
 _FALSE_WORDS = ("false", "0", "no")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_INDEX = re.compile(r"[0-9]+")
 
 
 def _is_bool(value: Any) -> bool:
@@ -86,8 +87,9 @@ class Int(ValueType):
 
     name = "int"
 
-    def __init__(self, minimum: int, unset: Optional[int] = None) -> None:
+    def __init__(self, minimum: int, unset: Optional[int] = None, maximum: Optional[int] = None) -> None:
         self._minimum = minimum
+        self._maximum = maximum
         self._unset = unset
 
     def convert(self, value: Any) -> int:
@@ -95,9 +97,11 @@ class Int(ValueType):
             return self._unset
         if _is_bool(value) or not isinstance(value, numbers.Integral):
             raise self._refuse()
-        if value < self._minimum and value != self._unset:
+        number = int(value)
+        too_large = self._maximum is not None and number > self._maximum
+        if (number < self._minimum or too_large) and number != self._unset:
             raise self._refuse()
-        return int(value)
+        return number
 
     def parse(self, text: str) -> int:
         word = text.strip()
@@ -109,6 +113,8 @@ class Int(ValueType):
 
     def expected(self) -> str:
         words = f"an integer of at least {self._minimum}"
+        if self._maximum is not None:
+            words = f"an integer from {self._minimum} to {self._maximum}"
         return words if self._unset is None else f"{words}, or None or {self._unset} for unset"
 
 
@@ -171,7 +177,7 @@ class DeviceList(ValueType):
         if not value.strip():
             return ""
         indices = [index.strip() for index in value.split(",")]
-        if not all(index.isdigit() for index in indices) or len(set(map(int, indices))) != len(indices):
+        if not all(_INDEX.fullmatch(index) for index in indices) or len(set(map(int, indices))) != len(indices):
             raise self._refuse()
         return ",".join(str(int(index)) for index in indices)
 

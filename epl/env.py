@@ -2,15 +2,17 @@
 
 import os
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import tensorflow.compat.v1 as tf
 
+from epl import tf_config
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.ir.graph import Graph
 from epl.ir.strategy_context import StrategyContext
-from epl.ops.job import Job
+from epl.ops.job import Announcement, Job
+from epl.utils import tf_server
 
 
 class Env(object):
@@ -23,11 +25,14 @@ class Env(object):
         self.cluster: Optional[Cluster] = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
+        self.inits = 0  # calls of epl.init that succeeded
+        self._said: Set[str] = set()
         self.transformed_graphs = 0
         self.cut_graphs = 0
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
+        self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.agreement
 
     @classmethod
     def get(cls) -> "Env":
@@ -46,40 +51,43 @@ class Env(object):
         self.cluster = None
         self.strategy_context = StrategyContext()
         self.is_ready = False
+        self.met = None
 
     def init(self, config: Config, cluster: Cluster) -> None:
-        """Takes over a configuration and a cluster, and meets the other processes of the job.
-
-        Raises:
-          JobError: a process did not appear in time; the message names it.
-        """
+        """Takes over a configuration and a cluster. It needs no other process: who needs them first joins the job."""
         self.config = config
         self.cluster = cluster
-        if cluster.worker_num > 1:
-            self._meet(cluster)
+        Job.announce(self._job_of(cluster) if cluster.worker_num > 1 else None)
         self.is_ready = True
+        self.inits += 1
 
     def use(self, cluster: Cluster) -> None:
-        """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order.
-
-        Raises:
-          JobError: a process did not enter the cluster in time; the message names it.
+        """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order,
+        when it is next needed.
         """
         self.cluster = cluster
-        job = Job.current()
-        if job is not None and list(job.hosts) != cluster.hosts and sorted(job.hosts) == sorted(cluster.hosts):
-            self._meet(cluster)
+        hosts = list(Job.announced_hosts())
+        if hosts != cluster.hosts and sorted(hosts) == sorted(cluster.hosts):
+            Job.announce(self._job_of(cluster))
 
-    def _meet(self, cluster: Cluster) -> None:
+    def _job_of(self, cluster: Cluster) -> Announcement:
         config = self.config.communication
-        Job.start(
-            hosts=cluster.hosts,
+        host = cluster.hosts[cluster.worker_index]
+        return Announcement(
+            hosts=tuple(cluster.hosts),
             process=cluster.worker_index,
-            listen_fd=_inherited_socket(cluster.hosts[cluster.worker_index]),
+            find_listen_fd=lambda: _inherited_socket(host),
             start_timeout=config.start_timeout,
             stall_warning=config.stall_warning,
             timeout=config.timeout,
+            pid=os.getpid(),
         )
+
+    def says_first(self, what: str) -> bool:
+        """Whether this process has not said `what` before: what concerns a whole script is said once."""
+        is_first = what not in self._said
+        self._said.add(what)
+        return is_first
 
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""
@@ -133,13 +141,21 @@ class Env(object):
     def get_or_create_server(self, config: Optional[tf.ConfigProto] = None) -> tf.train.Server:
         """The TensorFlow server of this process, on a free port; made at the first call.
 
-        It knows no other process: a session that spans processes names those that it needs, and where they listen.
+        It knows no other process: a session that spans processes names those that it needs, and where they listen. In
+        a job of one machine no other machine reaches it.
 
         Args:
           config: what the user asked of sessions; the devices of the server are made by it. Read at the first call.
+
+        Raises:
+          ClusterError: the system cannot keep other machines from it.
         """
         if self._server is None:
-            self._server = tf.train.Server.create_local_server(config=self._ready_cluster().config_proto(config))
+            cluster = self._ready_cluster()
+            machines = [tf_config.machine_of(host) for host in cluster.hosts]
+            own = machines[cluster.worker_index]
+            others = sorted(set(machines) - {own})
+            self._server = tf_server.start(own, others, cluster.config_proto(config))
         return self._server
 
     def _ready_cluster(self) -> Cluster:

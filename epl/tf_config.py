@@ -6,7 +6,9 @@ devices the workers have belongs to `epl/cluster.py`.
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import re
+import warnings
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from epl.utils.errors import ClusterError
 
@@ -14,6 +16,8 @@ _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": 
 _LOCAL_HOST = "127.0.0.1:0"
 # In the order in which their hosts become workers. An evaluator is no part of a training cluster.
 _JOBS = ("chief", "worker", "ps")
+_SHOWN = 200  # characters of a TF_CONFIG that nobody can read
+_NUMBER = re.compile("[0-9]{1,9}")
 
 Hosts = Union[str, Sequence[str]]
 
@@ -38,6 +42,8 @@ def from_environment() -> JobHosts:
         description = json.loads(text)
     except ValueError as error:
         raise _incomplete(f"is not JSON ({error})", text) from None
+    except RecursionError:
+        raise _incomplete("is nested too deeply", text[:_SHOWN] + "...") from None
     if not isinstance(description, dict):
         raise _incomplete(f"holds a {type(description).__name__} where an object is expected", text)
     if "cluster" not in description and "task" not in description:
@@ -55,6 +61,12 @@ def from_environment() -> JobHosts:
         if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
             raise _incomplete(f'has no list of "host:port" for the job "{name}"', text)
         jobs[name] = hosts
+    if jobs.get("ps"):
+        warnings.warn(
+            f"TF_CONFIG names {len(jobs['ps'])} parameter server(s) (ps), and EPL has none: they train as the last "
+            "workers, and have to run the same script. Leave them out, or name them under worker.",
+            stacklevel=5,
+        )
     return _assemble(jobs, job, index, f"TF_CONFIG={text}")
 
 
@@ -67,7 +79,7 @@ def from_arguments(worker_hosts: Hosts, ps_hosts: Optional[Hosts], job_name: str
       job_name: "worker" or "ps": to which of the two `worker_index` belongs.
       worker_index: index of this process in its job.
     """
-    jobs = {"worker": _split(worker_hosts), "ps": _split(ps_hosts) if ps_hosts else []}
+    jobs = {"worker": _split(worker_hosts, "worker_hosts"), "ps": _split(ps_hosts, "ps_hosts") if ps_hosts else []}
     if job_name not in ("worker", "ps"):
         raise ClusterError(f'epl.Cluster got job_name={job_name!r}; expected "worker" or "ps".')
     return _assemble(jobs, job_name, worker_index, "epl.Cluster arguments")
@@ -104,7 +116,7 @@ def _task(task: Mapping[str, Any], text: str) -> Tuple[str, int]:
         raise _incomplete(f'has the task type "{job}"; EPL knows {", ".join(_JOBS)}', text)
     index = task.get("index")
     # Some schedulers write the index as a string; TensorFlow's own RunConfig accepts that too.
-    if isinstance(index, str) and index.isdigit():
+    if isinstance(index, str) and _NUMBER.fullmatch(index):
         index = int(index)
     if isinstance(index, bool) or not isinstance(index, int):
         raise _incomplete('has no integer "index" in "task"', text)
@@ -133,17 +145,24 @@ def _assemble(jobs: Mapping[str, Sequence[str]], job: str, index: int, where: st
 def _check_hosts(hosts: Sequence[str], where: str) -> None:
     for host in hosts:
         machine, _, port = host.rpartition(":")
-        if not machine or not port.isdigit() or int(port) > 65535:
-            raise ClusterError(f'the host "{host}" is not of the form host:port. Seen: {where}')
+        readable = host.isprintable() and " " not in host
+        if not readable or not machine or not _NUMBER.fullmatch(port) or int(port) > 65535:
+            raise ClusterError(f"the host {host!r} is not of the form host:port. Seen: {where}")
     twice = sorted({host for host in hosts if hosts.count(host) > 1})
     if twice:
         raise ClusterError(f"two processes of the job have the same host and port: {', '.join(twice)}. Seen: {where}")
 
 
-def _split(hosts: Hosts) -> List[str]:
+def _split(hosts: Hosts, argument: str) -> List[str]:
     if isinstance(hosts, str):
         return [host.strip() for host in hosts.split(",") if host.strip()]
-    return list(hosts)
+    found = list(hosts) if isinstance(hosts, Iterable) else None
+    if found is None or not all(isinstance(host, str) for host in found):
+        raise ClusterError(
+            f'epl.Cluster got {argument}={hosts!r}; expected a list of "host:port", or one string with commas, such as '
+            '["10.0.0.1:2222", "10.0.0.2:2222"].'
+        )
+    return found
 
 
 def _incomplete(problem: str, text: str) -> ClusterError:

@@ -16,7 +16,7 @@ ops without a device on the first one by name, and that must be the constructor'
 Pure functions of virtual devices; the servers themselves are in `epl/runtime/server.py`.
 """
 
-from typing import NamedTuple, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -71,6 +71,17 @@ class Topology(NamedTuple):
     def rank_process(self, stage: int) -> Tuple[int, ...]:
         """The process of each rank of a communicator among all devices of a stage, replica after replica."""
         return tuple(slot.worker for replica in self.stages[stage] for slot in replica)
+
+    def roles(self) -> Dict[int, str]:
+        """What each worker has, "stage 0" or "stages 1, 2", for messages."""
+        held: Dict[int, Set[int]] = {}
+        for stage, slices in enumerate(self.stages):
+            for slot in [slot for replica in slices for slot in replica]:
+                held.setdefault(slot.worker, set()).add(stage)
+        return {
+            worker: "stage{} {}".format("s" if len(stages) > 1 else "", ", ".join(map(str, sorted(stages))))
+            for worker, stages in held.items()
+        }
 
     def describe(self) -> str:
         """One line per constructor: what it drives, and who serves it."""

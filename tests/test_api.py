@@ -53,8 +53,8 @@ SIGNATURES = {
     ],
     "epl.profiler.flops.FlopsProfilerHook": [("cmds", "scope")],
     "epl.profiler.flops.profile_flops": [("sess", NEEDED), ("run_metadata", NEEDED), ("cmds", "scope")],
-    "epl.profiler.profiler.profile_flops": [],
-    "epl.profiler.profiler.profile_memory": [],
+    "epl.profiler.profiler.profile_flops": [("is_shape_unknown", True)],
+    "epl.profiler.profiler.profile_memory": [("is_shape_unknown", True)],
     "epl.runtime.saver.ShardingLoader": [
         ("ckpt_file", NEEDED),
         ("var_list", None),
@@ -98,7 +98,7 @@ def test_a_signature_is_kept_and_what_is_added_may_be_left_out(path: str) -> Non
 
 def test_the_names_of_the_package() -> None:
     names = "Cluster Config Env Graph GraphKeys VERSION add_to_collection executing_eagerly get_all_collections "
-    names += "get_collection init replicate set_default_strategy split"
+    names += "get_collection init keep_whole replicate set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
     assert epl.VERSION == "0.6.0"
@@ -111,7 +111,8 @@ def test_the_keys_of_collections() -> None:
 
 
 def test_init_refuses_eager_execution() -> None:
-    with context.eager_mode(), pytest.raises(RuntimeError, match="eager mode is not supported.*disable_eager"):
+    expected = "^Tensorflow eager mode is not supported by EPL now, .*disable_eager"
+    with context.eager_mode(), pytest.raises(RuntimeError, match=expected):
         epl.init()
 
 
@@ -138,6 +139,20 @@ def test_init_makes_the_cluster(init: Any, colocate: bool, layout: str) -> None:
     init(annotate=False, cluster__colocate_split_and_replicate=colocate)
     cluster = Env.get().cluster
     assert cluster.layout.name == layout and len(cluster.virtual_devices) == int(colocate)
+
+
+def test_the_virtual_devices_of_a_model_are_there_once_it_has_gradients(init: Any) -> None:
+    init(4, annotate=False)
+    cluster = Env.get().cluster
+    with epl.replicate(1):
+        weight = tf.get_variable("w", [])
+    assert cluster.virtual_devices == []
+    with epl.replicate(1):
+        loss = weight * 2.0
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    first, second = (device.slice_devices for device in cluster.virtual_devices)
+    name = "/job:worker/replica:0/task:0/device:CPU:%d"
+    assert (first, second) == (((name % 0,), (name % 2,)), ((name % 1,), (name % 3,)))
 
 
 def test_what_the_environment_tells(init: Any) -> None:

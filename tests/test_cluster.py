@@ -11,7 +11,7 @@ from epl import config_keys
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.utils import gpu_info
-from epl.utils.errors import ClusterError, LayoutError
+from epl.utils.errors import ClusterError, ConfigError, LayoutError
 
 HOSTS = ["10.0.0.1:2222", "10.0.0.2:2222"]
 
@@ -71,6 +71,11 @@ class TestTfConfig:
         set_tf_config(monkeypatch, "worker", "1", worker=HOSTS)
         assert cluster().worker_index == 1
 
+    def test_parameter_servers_are_warned_of(self, monkeypatch):
+        set_tf_config(monkeypatch, "worker", 0, worker=HOSTS, ps=["c:1", "d:1"])
+        with pytest.warns(UserWarning, match="names 2 parameter server.*they train as the last workers"):
+            cluster()
+
     def test_evaluator_hosts_are_no_workers(self, monkeypatch):
         set_tf_config(monkeypatch, "worker", 0, worker=HOSTS, evaluator=["e:1"])
         assert cluster().hosts == HOSTS
@@ -91,6 +96,9 @@ class TestTfConfig:
             ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}', 'no integer "index"'),
             ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": true}}', 'no integer "index"'),
             ('{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}', 'no list of "host:port"'),
+            ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "\u00b2"}}', 'no integer "index"'),
+            ('{"cluster": {"worker": [null]}, "task": {"type": "worker", "index": 0}}', 'no list of "host:port"'),
+            pytest.param("[" * 100000, "nested too deeply", id="deep"),
             ('{"cluster": {}, "task": {"type": "worker", "index": 0}}', "no worker has a host"),
             ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "no worker has a host"),
             ('{"cluster": {"worker": ["a:1"], "gpu": ["b:1"]}, "task": {"type": "worker", "index": 0}}', 'a job "gpu"'),
@@ -110,7 +118,10 @@ class TestTfConfig:
         with pytest.raises(ClusterError, match=f'task {index} of the job "worker", which has 2 host'):
             cluster()
 
-    @pytest.mark.parametrize("hosts", [["a:1", "a:1"], ["a", "b:1"], ["a:x"], [":1"], ["a:70000"]])
+    @pytest.mark.parametrize(
+        "hosts",
+        [["a:1", "a:1"], ["a", "b:1"], ["a:x"], [":1"], ["a:70000"], ["a:\u00b2"], ["a\0:1"], ["\ud800:1"]],
+    )
     def test_bad_hosts_are_refused(self, monkeypatch, hosts):
         set_tf_config(monkeypatch, "worker", 0, worker=hosts)
         with pytest.raises(ClusterError, match="same host and port: a:1|not of the form host:port"):
@@ -133,6 +144,22 @@ class TestArguments:
         with pytest.raises(ClusterError, match="without worker_hosts"):
             Cluster(ps_hosts=["a:1"], config=Config())
 
+    @pytest.mark.parametrize("hosts", [5, [5], [None], [b"a:1"], {"a:1": None, 3: 4}])
+    def test_hosts_that_are_no_strings_are_refused(self, hosts):
+        with pytest.raises(ClusterError, match="worker_hosts=.*expected a list of .host:port"):
+            Cluster(hosts, config=Config())
+        with pytest.raises(ClusterError, match="ps_hosts=.*expected a list of .host:port"):
+            Cluster(["a:1"], hosts, config=Config())
+
+    @pytest.mark.parametrize("job_name, worker_index", [("worker", 3), ("worker", None), ("ps", 1)])
+    def test_an_index_without_hosts_is_refused(self, job_name, worker_index):
+        with pytest.raises(ClusterError, match="without worker_hosts, and by TF_CONFIG this process is worker 0 of 1"):
+            Cluster(job_name=job_name, worker_index=worker_index, config=Config())
+
+    def test_an_index_without_hosts_that_tf_config_says_too_is_taken(self, monkeypatch):
+        set_tf_config(monkeypatch, "worker", 1, worker=HOSTS)
+        assert cluster(worker_index=1).worker_index == 1
+
     def test_unknown_job_name_is_refused(self):
         with pytest.raises(ClusterError, match="job_name='chief'"):
             Cluster(["a:1"], job_name="chief", config=Config())
@@ -147,9 +174,14 @@ class TestCpuDevices:
         monkeypatch.setenv("EPL_CLUSTER_NUM_VIRTUAL_DEVICES", "4")
         assert Cluster(config=Config({"cluster.device_type": "cpu"})).gpu_num_per_worker == 4
 
+    def test_too_many_are_refused_at_once(self):
+        with pytest.raises(ConfigError, match="num_virtual_devices = 100000 .* expected an integer from 0 to 1024"):
+            Config({"cluster.num_virtual_devices": 100000})
+
     def test_names_and_ranks(self):
         job = cluster(devices=2, hosts=HOSTS, worker_index=1)
-        assert job.available_devices == [device(0, 0), device(0, 1), device(1, 0), device(1, 1)]
+        assert job.all_devices == [device(0, 0), device(0, 1), device(1, 0), device(1, 1)]
+        assert job.available_devices == [device(1, 0), device(1, 1)]
         assert job.total_gpu_num == 4
         assert job.local_ranks == [2, 3]
         assert job.current_worker_chief_gpu() == device(1, 0)
@@ -174,7 +206,7 @@ class TestGpuDevices:
     def test_auto_takes_all_visible_ones(self, four_gpus):
         job = cluster(device_type="auto")
         assert (job.device_type, job.gpu_num_per_worker) == ("GPU", 4)
-        assert job.available_devices[3] == device(0, 3, "GPU")
+        assert job.all_devices[3] == device(0, 3, "GPU")
         assert job.current_worker_cpu() == device(0, 0)
 
     def test_cpu_leaves_them_alone(self, four_gpus):
@@ -235,6 +267,12 @@ class TestLayouts:
     def test_auto_refuses_a_remainder(self):
         with pytest.raises(RuntimeError, match="Total devices 3 is not divisible by num_device_per_replica 2"):
             cluster("auto", devices=3).generate_virtual_devices([2])
+
+    @pytest.mark.parametrize("layout", ["auto", "all"])
+    @pytest.mark.parametrize("numbers", [None, 2, "11", [None], [1.5]])
+    def test_numbers_of_devices_that_are_none_are_refused(self, layout, numbers):
+        with pytest.raises(LayoutError, match="expected the number of devices of each TaskGraph"):
+            cluster(layout, devices=2).generate_virtual_devices(numbers)
 
     def test_specific(self):
         job = cluster({"specific": [[[device(0, 1)]], [[device(0, 0)]]]}, devices=2)

@@ -47,6 +47,7 @@ NEW_DEFAULTS = {
     "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
+    "communication.allow_different_graphs": False,
     "communication.start_timeout": 300.0,
     "gradient_checkpoint.memory_budget": 0,
     "communication.stall_warning": 60.0,
@@ -200,7 +201,7 @@ class TestIllegalValues:
         with pytest.raises(ConfigError, match='zero.level = .*one of "", "v0", "v1", "v2"'):
             Config({"zero.level": value})
 
-    @pytest.mark.parametrize("value", ["a", "0,0", "0,,1", "-1", 0])
+    @pytest.mark.parametrize("value", ["a", "0,0", "0,,1", "-1", "\u00b2", 0])
     def test_visible_devices(self, value):
         with pytest.raises(ConfigError, match="indices of devices"):
             Config({"cluster.run_visible_devices": value})

@@ -29,6 +29,7 @@ Attributes:
 # Name -> how it is switched on.
 FEATURES = {
     "replicas": "more devices than one copy of the model takes",
+    "replicate(n)": "`epl.replicate(n)`, n > 1: devices that divide a batch",
     "pipeline": "several `epl.replicate` scopes",
     "accumulation": "`pipeline.num_micro_batch` > 1 with one stage",
     "split": "`epl.split`",
@@ -52,6 +53,18 @@ def _noted(first: str, second: str, note: str) -> Cell:
 
 
 CELLS = (
+    _tested("replicas", "replicate(n)", "test_divided.py::test_models[layers-1x4-by2]"),
+    _tested("replicate(n)", "pipeline", "test_divided.py::test_pipelines"),
+    _tested("replicate(n)", "accumulation", "test_divided.py::test_accumulation"),
+    _tested("replicate(n)", "split", "test_divided.py::test_split"),
+    _tested("replicate(n)", "checkpoint", "test_divided.py::test_with[1x2-by2-checkpoint]"),
+    _tested("replicate(n)", "offload", "test_divided.py::test_with[1x2-by2-offload]"),
+    _tested("replicate(n)", "zero", "test_divided.py::test_with[1x2-by2-zero_v1]"),
+    _tested("replicate(n)", "amp", "test_divided.py::test_mixed_precision"),
+    _tested("replicate(n)", "groups", "test_divided.py::test_with[1x2-by2-groups]"),
+    _tested("replicate(n)", "sparse", "test_divided.py::test_models[embedding-1x2-by2]"),
+    _tested("replicate(n)", "clip after", "test_divided.py::test_clipped_after_the_all_reduce"),
+    _tested("replicate(n)", "sum", "test_divided.py::test_sum"),
     _tested("replicas", "pipeline", "test_pipelines.py::test_equals_accumulation_on_one_device"),
     _tested("replicas", "accumulation", "test_accumulation.py::test_a_plain_model"),
     _tested("replicas", "split", "test_split_groups.py::test_a_wide_head"),

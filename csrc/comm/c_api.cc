@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "comm/epl_comm.h"
 #include "comm/job.h"
+#include "comm/wire.h"
 
 struct epl_communicator {
   std::unique_ptr<epl::Communicator> object;
@@ -59,6 +60,10 @@ int epl_job_start(const epl_job_options* options, epl_job** job, epl_status* sta
   return result.Export(status);
 }
 
+int epl_listen(const char* address, const char* const* hosts, int num_hosts, int* fd, epl_status* status) {
+  return epl::Listen(address, std::vector<std::string>(hosts, hosts + num_hosts), fd).Export(status);
+}
+
 void epl_job_stop(epl_job* job) {
   if (job == nullptr) return;
   Registry& registry = TheRegistry();
@@ -92,6 +97,19 @@ int epl_job_exchange(epl_job* job, const char* key, const void* bytes, int64_t s
   return result.Export(status);
 }
 
+int epl_job_missing(epl_job* job, const char* key, int* processes) {
+  std::vector<int> missing;
+  if (!job->object->MissingInExchange(key, &missing)) return -1;
+  const int number = std::min(static_cast<int>(missing.size()), job->object->num_processes());
+  std::copy_n(missing.begin(), number, processes);
+  return number;
+}
+
+void epl_job_silences(epl_job* job, double* seconds) {
+  const std::vector<double> silences = job->object->Silences();
+  std::copy(silences.begin(), silences.end(), seconds);
+}
+
 void epl_free(void* pointer) { free(pointer); }
 
 void epl_job_end_generation(epl_job* job, const char* reason) { job->object->EndGeneration(-1, reason); }
@@ -103,6 +121,8 @@ void epl_job_end_generation_of(epl_job* job, int64_t generation, const char* rea
 }
 
 void epl_job_abort(epl_job* job, const char* reason) { job->object->Abort(reason); }
+
+int epl_job_trouble(epl_job* job, epl_status* status) { return job->object->Trouble({}, -1).Export(status); }
 
 int epl_communicator_create(epl_job* job, const char* name, const int* rank_process, int num_ranks,
                             const char* transport, epl_communicator** communicator, epl_status* status) {

@@ -2,6 +2,8 @@
 
 #include "comm/collective.h"
 
+#include <stdint.h>
+
 #include <algorithm>
 
 #include "comm/reduce.h"
@@ -13,6 +15,8 @@ namespace {
 bool ReducesData(int kind) { return kind == EPL_ALL_REDUCE || kind == EPL_REDUCE || kind == EPL_REDUCE_SCATTER; }
 bool HasRoot(int kind) { return kind == EPL_REDUCE || kind == EPL_BROADCAST; }
 bool MovesRows(int kind) { return kind == EPL_ALL_GATHER || kind == EPL_REDUCE_SCATTER || kind == EPL_ALL_TO_ALL; }
+// More than any output has, and few enough to count bytes in 64 bits.
+constexpr int64_t kMostElements = int64_t{1} << 58;
 // Row counts may differ between the ranks.
 bool Uneven(int kind) { return kind == EPL_ALL_GATHER || kind == EPL_ALL_TO_ALL; }
 
@@ -33,6 +37,17 @@ std::string Shorten(const std::string& text, size_t size) {
 int64_t RowsOf(const epl_collective& args) {
   if (args.row_elements > 0) return args.counts[0] / args.row_elements;
   return args.kind == EPL_ALL_GATHER && args.row_splits != nullptr ? args.row_splits[0] : 0;
+}
+
+Status Damaged() { return Status(EPL_INTERNAL, "the description of a collective arrived damaged"); }
+
+// Whether a member announces as many row counts as its ranks have, and none that could not lie in memory.
+bool RowsFit(const Announcement& it, const Members& members, int member) {
+  const size_t ranks = members.ranks_of[member].size();
+  const size_t expected = it.kind == EPL_ALL_GATHER ? ranks : it.kind == EPL_ALL_TO_ALL ? ranks * members.size() : 0;
+  if (it.rows.size() != expected || it.row_elements < 0) return false;
+  const int64_t most = kMostElements / std::max<int64_t>(1, it.row_elements) / members.size();
+  return std::all_of(it.rows.begin(), it.rows.end(), [most](int64_t rows) { return rows >= 0 && rows <= most; });
 }
 
 // The description of one rank's submission, without rows.
@@ -203,11 +218,11 @@ Announcement Announcement::Unpack(const std::string& bytes) {
   it.num_buffers = reader.Get<int32_t>();
   it.total = reader.Get<int64_t>();
   it.fingerprint = reader.Get<uint64_t>();
-  it.counts.resize(reader.Get<int32_t>());
+  it.counts.resize(reader.GetCount(kMaxCounts, sizeof(int64_t)));
   for (int64_t& count : it.counts) count = reader.Get<int64_t>();
-  it.rows.resize(reader.Get<int32_t>());
+  it.rows.resize(reader.GetCount(INT32_MAX, sizeof(int64_t)));
   for (int64_t& row : it.rows) row = reader.Get<int64_t>();
-  if (!reader.ok()) it.error = Status(EPL_INTERNAL, "the description of a collective arrived damaged");
+  if (!reader.done()) it.error = Damaged();
   return it;
 }
 
@@ -235,7 +250,7 @@ Announcement Announce(const Op& op, const Members& members) {
   return first;
 }
 
-Status CheckSame(const std::vector<Announcement>& all, const std::string& communicator) {
+Status CheckSame(const std::vector<Announcement>& all, const Members& members, const std::string& communicator) {
   auto say = [&](const std::string& text) {
     return Status(EPL_INVALID_ARGUMENT, "the ranks of communicator '" + communicator + "' disagree: " + text);
   };
@@ -245,6 +260,9 @@ Status CheckSame(const std::vector<Announcement>& all, const std::string& commun
   for (const Announcement& it : all) {
     std::string difference = Difference(all[0], it);
     if (!difference.empty()) return say(difference);
+  }
+  for (int member = 0; member < members.num_members(); ++member) {
+    if (!RowsFit(all[member], members, member)) return Damaged();
   }
   return Status();
 }

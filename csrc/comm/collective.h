@@ -83,7 +83,7 @@ struct Announcement {
 // Compares the local requests with each other and describes them.
 Announcement Announce(const Op& op, const Members& members);
 // The error that every process reports if the processes do not mean the same. `all` is by member.
-Status CheckSame(const std::vector<Announcement>& all, const std::string& communicator);
+Status CheckSame(const std::vector<Announcement>& all, const Members& members, const std::string& communicator);
 
 }  // namespace epl
 

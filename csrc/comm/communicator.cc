@@ -361,7 +361,7 @@ void Communicator::RunOp(Requests requests) {
 
   std::vector<Announcement> all;
   for (const std::string& bytes : packed) all.push_back(Announcement::Unpack(bytes));
-  status = CheckSame(all, name_);
+  status = CheckSame(all, members_, name_);
   if (!status.ok()) return Finish(std::move(requests), status);
 
   if (transport_.device != nullptr) {

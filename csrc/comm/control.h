@@ -1,5 +1,5 @@
-// The control plane: the TCP connections between process 0 and the others, from the first greeting to the goodbye, and
-// the thread that serves them. What the messages mean is coordinator.h's and job.h's business.
+// The control plane: the TCP connections between process 0 and the others, and the thread that serves them. How they
+// come about is rendezvous.h's business; what the messages mean, coordinator.h's and job.h's.
 //
 //     process 1 ----+
 //     process 2 ----+---- process 0 (listens at hosts[0], coordinates)
@@ -19,19 +19,11 @@
 #include <vector>
 
 #include "comm/coordinator.h"
+#include "comm/pulse.h"
+#include "comm/rendezvous.h"
 #include "comm/wire.h"
 
 namespace epl {
-
-struct ControlOptions {
-  int process = 0;
-  std::vector<std::string> hosts;
-  int listen_fd = -1;
-  double start_timeout_s = 300;
-
-  // "worker 1 (127.0.0.1:2222)": how every message names a process.
-  std::string NameOf(int process) const;
-};
 
 class ControlPlane {
  public:
@@ -39,7 +31,7 @@ class ControlPlane {
   using Handler = std::function<void(std::string_view message)>;
 
   // Connects all processes of the job; blocks until all have appeared.
-  static Status Start(const ControlOptions& options, Handler handler, std::unique_ptr<ControlPlane>* control);
+  static Status Start(const RendezvousOptions& options, Handler handler, std::unique_ptr<ControlPlane>* control);
   ~ControlPlane();
 
   // To the coordinator. Never blocks.
@@ -48,21 +40,22 @@ class ControlPlane {
   void Leave();
   // The same number in every process of the job, and a different one in every job.
   uint64_t job_id() const { return job_id_; }
+  // Seconds since each process was heard; 0 for those that are well or have left.
+  std::vector<double> Silences();
 
  private:
-  ControlPlane(const ControlOptions& options, Handler handler);
+  ControlPlane(Meeting meeting, int process, Handler handler);
 
-  Status Meet();  // process 0
-  Status Join();  // the others
-  Status TryJoin(double deadline, bool* refused);
+  // A message of `from` for the coordinator. False if it makes no sense; the others learn that already.
+  bool Coordinate(int from, std::string_view message);
   void Serve();      // the control thread
   void ServeOnce();  // one round of it
+  bool TakePulse(size_t process, const std::string& frame, bool* sane);
   void Wake();
   bool AllHeardGoodbye();
 
-  const ControlOptions options_;
   const Handler handler_;
-  uint64_t job_id_ = 0;
+  const uint64_t job_id_;
   int wake_fd_ = -1;
   std::atomic<bool> stop_{false};
   std::thread thread_;
@@ -71,6 +64,7 @@ class ControlPlane {
   std::vector<std::unique_ptr<Connection>> connections_;  // by process; the others have one, to process 0
   std::unique_ptr<Coordinator> coordinator_;              // in process 0
   std::deque<std::string> inbox_;                         // messages for this process, to be handled by the thread
+  Pulse pulse_;
   bool leaving_ = false;
   bool left_by_coordinator_ = false;
 };

@@ -13,26 +13,9 @@
 #include <string_view>
 #include <vector>
 
-namespace epl {
+#include "comm/messages.h"
 
-// The first byte of every message of a running job.
-enum class Message : uint8_t {
-  // To the coordinator.
-  kGather,         // key, members, bytes: answered by kGathered once every member has given its bytes
-  kWithdraw,       // key: answered by kWithdrawn, unless kGathered is on its way
-  kQuery,          // key: answered by kMissing
-  kEndGeneration,  // generation, reason
-  kAbort,          // reason
-  kGoodbye,
-  // From the coordinator.
-  kGathered,   // key, number of parts, the parts in the order of the members
-  kWithdrawn,  // key
-  kMissing,    // key, number, processes
-  kEnded,      // process, generation, reason
-  kAborted,    // process, reason
-  kLeft,       // process
-  kDied,       // process, reason
-};
+namespace epl {
 
 class Coordinator {
  public:
@@ -40,8 +23,8 @@ class Coordinator {
 
   Coordinator(int num_processes, Emit emit);
 
-  // A message of process `from`. False if it makes no sense.
-  bool Handle(int from, std::string_view message);
+  // A message of process `from`. What is wrong with it, in words; empty if it makes sense.
+  std::string Handle(int from, std::string_view message);
   // The connection to `process` is gone.
   void Lost(int process, const std::string& reason);
   bool gone(int process) const { return gone_[process]; }
@@ -54,7 +37,9 @@ class Coordinator {
   };
 
   void Broadcast(int except, const std::string& message);
-  bool HandleGather(int from, std::string_view message);
+  std::string HandleGather(int from, ToCoordinator message);
+  void HandleWithdraw(int from, const std::string& key);
+  void HandleQuery(int from, const std::string& key);
 
   const int num_processes_;
   const Emit emit_;

@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EPL_COMM_ABI_VERSION 1
+#define EPL_COMM_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define EPL_EXPORT __attribute__((visibility("default")))
@@ -75,6 +75,10 @@ typedef struct {
 typedef struct epl_job epl_job;
 typedef struct epl_communicator epl_communicator;
 
+// Writes the HMAC-SHA256 of the bytes under the secret of the job; 0 if it cannot. The core has no cryptography of its
+// own.
+typedef int (*epl_mac_fn)(void* context, const void* bytes, int64_t size, uint8_t digest[32]);
+
 typedef struct {
   int num_processes;
   int process;               // index of this process
@@ -83,16 +87,29 @@ typedef struct {
   double start_timeout_s;    // how long a process may take to appear
   double stall_warning_s;    // a collective that waits longer is reported on stderr, with the missing ranks; 0: never
   double timeout_s;          // a collective that waits longer fails with EPL_DEADLINE_EXCEEDED; 0: never
+  const char* job_name;      // a worker with another one is refused; NULL: ""
+  epl_mac_fn mac;            // a worker with another secret is refused; NULL: the job has no secret, anyone may join
+  void* mac_context;         // both are used in epl_job_start alone
 } epl_job_options;
 
 // ---- Job: the processes of one training run. Blocks until all have appeared; the error names those that have not.
 EPL_EXPORT int epl_job_start(const epl_job_options* options, epl_job** job, epl_status* status);
+// Opens a socket that listens at `address`, "host:port" of this process, on the interface of that address; port 0 takes
+// a free one. `hosts` are those of all processes: where the address tells no interface (a name that means loopback here
+// and not to the others) it is every interface.
+EPL_EXPORT int epl_listen(const char* address, const char* const* hosts, int num_hosts, int* fd, epl_status* status);
 // Says goodbye (an orderly exit, told apart from a death by the others), fails what is pending, frees. Safe at exit.
 EPL_EXPORT void epl_job_stop(epl_job* job);
 // Every process gives `size` bytes under the same `key` and gets those of all, in process order, concatenated in a
 // buffer to be freed with epl_free; sizes[num_processes] is filled. Blocks; errors name the missing processes.
 EPL_EXPORT int epl_job_exchange(epl_job* job, const char* key, const void* bytes, int64_t size, void** all,
                                 int64_t* sizes, epl_status* status);
+// Fills processes[num_processes] with those that have not given theirs yet, for an exchange that this process waits in,
+// and returns their number; -1 if process 0, which knows, does not answer within a second.
+EPL_EXPORT int epl_job_missing(epl_job* job, const char* key, int* processes);
+// Fills seconds[num_processes]: how long nothing was heard of a process, 0 for those that are well or have left. A
+// process that is stopped or cut off, but not dead, is noticed by nothing else.
+EPL_EXPORT void epl_job_silences(epl_job* job, double* seconds);
 EPL_EXPORT void epl_free(void* pointer);
 // The step cannot be done: this process is at the end of its data, or saw that another is. Recoverable; idempotent
 // within a generation. In a job of one process, any failed step is ended this way. When it returns, what was pending
@@ -107,6 +124,9 @@ EPL_EXPORT void epl_job_end_generation_of(epl_job* job, int64_t generation, cons
 // This process has failed: every pending and later collective of every process fails with EPL_INTERNAL and
 // "worker <process>: <reason>". Not recoverable.
 EPL_EXPORT void epl_job_abort(epl_job* job, const char* reason);
+// Why nothing can be done any more: the first process that failed, as far as is known here, and why (EPL_INTERNAL), or
+// that the job was stopped. EPL_OK if neither.
+EPL_EXPORT int epl_job_trouble(epl_job* job, epl_status* status);
 
 // ---- Communicator: ranks that do collectives together. rank_process[r] is the process that owns rank r.
 // transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers).

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <stdexcept>
 
 #include "comm/wire.h"
 
@@ -55,6 +56,7 @@ class Mesh : public gloo::Context {
     Reader reader(addresses);
     std::string_view bytes;
     for (int i = 0; i <= rank; ++i) bytes = reader.GetBytes();
+    if (!reader.ok() || bytes.empty()) throw std::runtime_error("an address arrived damaged");
     transportContext_->getPair(other)->connect(std::vector<char>(bytes.begin(), bytes.end()));
   }
 };

@@ -116,6 +116,9 @@ class ShmGate : public Gate {
     for (int member = 0; member < members_.num_members(); ++member) {
       const uint8_t* from = shared_->announcement(member, collective_);
       memcpy(&size, from, sizeof(size));
+      if (size < 0 || size > shared_->layout().announcement_bytes - static_cast<int64_t>(sizeof(size))) {
+        return Status(EPL_INTERNAL, NameMember(job_, members_, member) + " announces what makes no sense");
+      }
       (*all)[member].assign(reinterpret_cast<const char*>(from) + sizeof(size), size);
     }
     ++collective_;

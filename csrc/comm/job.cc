@@ -14,6 +14,15 @@ namespace {
 
 thread_local bool is_listener_thread = false;
 
+Mac MacOf(const epl_job_options& options) {
+  return [mac = options.mac, context = options.mac_context](std::string_view text) {
+    std::string digest(32, '\0');
+    const int made =
+        mac(context, text.data(), static_cast<int64_t>(text.size()), reinterpret_cast<uint8_t*>(&digest[0]));
+    return made != 0 ? digest : std::string();
+  };
+}
+
 }  // namespace
 
 // ---- Patience.
@@ -41,13 +50,14 @@ Status Patience::Check(const Missing& missing) {
   const double warn = job_->stall_warning_s();
   if (next_warning_ == 0) next_warning_ = warn;
   if (job_->timeout_s() > 0 && waited > job_->timeout_s()) {
-    return Status(EPL_DEADLINE_EXCEEDED, Format("%s waited for %s and gave up after %s s; missing: %s", who_.c_str(),
-                                                what_.c_str(), Seconds(waited).c_str(), missing().c_str()));
+    return Status(EPL_DEADLINE_EXCEEDED,
+                  Format("%s waited for %s and gave up after %s s; missing: %s%s", who_.c_str(), what_.c_str(),
+                         Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str()));
   }
   if (warn > 0 && waited > next_warning_) {
     next_warning_ += warn;
-    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s\n", who_.c_str(), what_.c_str(),
-            Seconds(waited).c_str(), missing().c_str());
+    fprintf(stderr, "EPL: stalled: %s waiting for %s for %s s; missing: %s%s\n", who_.c_str(), what_.c_str(),
+            Seconds(waited).c_str(), missing().c_str(), job_->SilentWords().c_str());
   }
   return Status();
 }
@@ -71,8 +81,16 @@ Status Job::Start(const epl_job_options& options, std::unique_ptr<Job>* job) {
     return Status(EPL_INVALID_ARGUMENT, "hosts is NULL: expected host:port of each process");
   std::unique_ptr<Job> made(new Job(options));
   if (options.num_processes > 1) {
-    ControlOptions control;
-    control.process = options.process;
+    RendezvousOptions control;
+    control.identity.job = options.job_name == nullptr ? "" : options.job_name;
+    if (control.identity.job.size() > kMostJobName) {
+      return Status(EPL_INVALID_ARGUMENT,
+                    Format("the name of the job (EPL_JOB_ID) has %d bytes, and may have %d",
+                           static_cast<int>(control.identity.job.size()), static_cast<int>(kMostJobName)));
+    }
+    control.identity.num_processes = options.num_processes;
+    control.identity.process = options.process;
+    if (options.mac != nullptr) control.identity.mac = MacOf(options);
     control.hosts = made->hosts_;
     control.listen_fd = options.listen_fd;
     control.start_timeout_s = options.start_timeout_s > 0 ? options.start_timeout_s : 300;
@@ -175,58 +193,39 @@ void Job::Abort(const std::string& reason) {
 
 // ---- Messages.
 
-void Job::OnMessage(std::string_view message) {
-  Reader reader(message);
-  Message kind = reader.Get<Message>();
-  switch (kind) {
+void Job::OnMessage(std::string_view bytes) {
+  FromCoordinator message;
+  if (!Parse(bytes, num_processes(), &message)) return Fail(NameOf(0) + " sent what makes no sense");
+  switch (message.kind) {
     case Message::kGathered:
     case Message::kWithdrawn: {
-      std::string key(reader.GetBytes());
       std::lock_guard<std::mutex> lock(mutex_);
-      Answer& answer = answers_[key];
-      answer.withdrawn = kind == Message::kWithdrawn;
-      if (!answer.withdrawn) {
-        answer.parts.resize(reader.Get<int32_t>());
-        for (std::string& part : answer.parts) part = std::string(reader.GetBytes());
-      }
+      Answer& answer = answers_[message.key];
+      answer.withdrawn = message.kind == Message::kWithdrawn;
+      answer.parts = std::move(message.parts);
       changed_.notify_all();
       return;
     }
     case Message::kMissing: {
-      std::string key(reader.GetBytes());
       std::lock_guard<std::mutex> lock(mutex_);
-      std::vector<int>& missing = missing_[key];
-      missing.resize(reader.Get<int32_t>());
-      for (int& process : missing) process = reader.Get<int32_t>();
+      missing_[message.key] = std::move(message.missing);
       changed_.notify_all();
       return;
     }
     case Message::kEnded: {
-      int process = reader.Get<int32_t>();
-      int64_t generation = reader.Get<int64_t>();
       std::lock_guard<std::mutex> lock(mutex_);
-      NoteEnd(process, generation, std::string(reader.GetBytes()));
+      NoteEnd(message.process, message.generation, message.reason);
       break;
     }
-    case Message::kAborted: {
-      int process = reader.Get<int32_t>();
-      Fail(Format("worker %d: %s", process, std::string(reader.GetBytes()).c_str()));
-      return;
-    }
-    case Message::kDied: {
-      int process = reader.Get<int32_t>();
-      Fail(NameOf(process) + " died or was lost: " + std::string(reader.GetBytes()));
-      return;
-    }
-    case Message::kLeft: {
-      int process = reader.Get<int32_t>();
+    case Message::kAborted:
+      return Fail(Format("worker %d: %s", message.process, message.reason.c_str()));
+    case Message::kDied:
+      return Fail(NameOf(message.process) + " died or was lost: " + message.reason);
+    default: {  // kLeft
       std::lock_guard<std::mutex> lock(mutex_);
-      lives_[process] = Life::kLeft;
-      if (process == 0) control_lost_ = true;
-      break;
+      lives_[message.process] = Life::kLeft;
+      if (message.process == 0) control_lost_ = true;
     }
-    default:
-      return;
   }
   OnNews();
 }
@@ -258,6 +257,11 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
       bool withdrawn = answer->second.withdrawn;
       if (!withdrawn) *parts = std::move(answer->second.parts);
       answers_.erase(answer);
+      if (!withdrawn && parts->size() != members.size()) {
+        lock.unlock();
+        Fail(NameOf(0) + " sent what makes no sense");
+        return Trouble({}, -1);
+      }
       if (!withdrawn) return Status();
       uses_[name]--;  // as if it had never been asked
       return status;
@@ -282,7 +286,7 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
   }
 }
 
-std::string Job::QueryMissing(const std::string& key) {
+bool Job::AskMissing(const std::string& key, std::vector<int>* missing) {
   std::unique_lock<std::mutex> lock(mutex_);
   missing_.erase(key);
   lock.unlock();
@@ -290,11 +294,41 @@ std::string Job::QueryMissing(const std::string& key) {
   lock.lock();
   changed_.wait_for(lock, std::chrono::seconds(1), [&] { return missing_.count(key) != 0; });
   auto it = missing_.find(key);
-  if (it == missing_.end()) return NameOf(0) + ", which knows who is missing, does not answer";
-  std::string text;
-  for (int process : it->second) text += (text.empty() ? "" : ", ") + NameOf(process);
+  if (it == missing_.end()) return false;
+  *missing = std::move(it->second);
   missing_.erase(it);
+  return true;
+}
+
+std::string Job::QueryMissing(const std::string& key) {
+  std::vector<int> missing;
+  if (!AskMissing(key, &missing)) return NameOf(0) + ", which knows who is missing, does not answer";
+  std::string text;
+  for (int process : missing) text += (text.empty() ? "" : ", ") + NameOf(process);
   return text.empty() ? "none" : text;
+}
+
+bool Job::MissingInExchange(const std::string& key, std::vector<int>* missing) {
+  if (control_ == nullptr) return true;
+  std::string present;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::string name = "exchange/" + key;
+    present = Format("%s#%lld", name.c_str(), static_cast<long long>(uses_[name] - 1));
+  }
+  return AskMissing(present, missing);
+}
+
+std::vector<double> Job::Silences() { return control_ == nullptr ? std::vector<double>(1) : control_->Silences(); }
+
+std::string Job::SilentWords() {
+  std::string words;
+  const std::vector<double> silences = Silences();
+  for (int process = 0; process < num_processes(); ++process) {
+    if (silences[process] == 0) continue;
+    words += Format("; nothing was heard of %s for %.0f s", NameOf(process).c_str(), silences[process]);
+  }
+  return words;
 }
 
 Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {

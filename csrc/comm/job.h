@@ -76,6 +76,13 @@ class Job {
   Status Gather(const std::string& key, const std::vector<int>& members, const std::string& bytes, Patience* patience,
                 std::vector<std::string>* parts);
   Status Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts);
+  // The processes whose bytes lack in the exchange under a key that this process waits for. False if process 0, which
+  // knows, does not answer within a second.
+  bool MissingInExchange(const std::string& key, std::vector<int>* missing);
+  // Seconds since each process was heard; 0 for those that are well or have left.
+  std::vector<double> Silences();
+  // "; nothing was heard of worker 3 (host:port) for 40 s": who is missing may itself wait for that one.
+  std::string SilentWords();
 
   // ---- Generations.
   int64_t generation();
@@ -124,6 +131,7 @@ class Job {
   void NoteEnd(int process, int64_t generation, const std::string& reason);
   void Fail(const std::string& reason);
   Status TroubleLocked(const std::vector<int>& members, int64_t generation) const;
+  bool AskMissing(const std::string& key, std::vector<int>* missing);
   std::string QueryMissing(const std::string& key);
 
   const int process_;

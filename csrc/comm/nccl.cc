@@ -472,7 +472,9 @@ Status MakeNccl(Job* job, const Members& members, const std::string& name, std::
   }
   Reader first(all[0]);
   first.GetBytes();
-  device->reset(new NcclTransport(job, members, first.Get<gpu::UniqueId>()));
+  id = first.Get<gpu::UniqueId>();
+  if (!first.done()) return Status(EPL_INTERNAL, "the description of the communicator arrived damaged");
+  device->reset(new NcclTransport(job, members, id));
   return Status();
 }
 

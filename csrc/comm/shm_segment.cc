@@ -63,6 +63,10 @@ Status ShmSegment::Create(int64_t size, std::unique_ptr<ShmSegment>* segment) {
 }
 
 Status ShmSegment::Open(const std::string& path, int64_t size, std::unique_ptr<ShmSegment>* segment) {
+  int maker = 0, number = 0, end = 0;
+  if (sscanf(path.c_str(), "/proc/%d/fd/%d%n", &maker, &number, &end) != 2 || path.size() != static_cast<size_t>(end)) {
+    return Status(EPL_FAILED_PRECONDITION, "'" + path + "' is no path of shared memory");
+  }
   int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) {
     return Status(EPL_FAILED_PRECONDITION, Format("cannot open shared memory %s: %s", path.c_str(), strerror(errno)));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <chrono>
+#include <functional>
 
 #include "tests/check.h"
 
@@ -20,6 +21,23 @@ Options MakeOptions(int processes) {
   return options;
 }
 
+epl::Mac MacUnder(const std::string& secret) {
+  if (secret.empty()) return nullptr;
+  return [secret](std::string_view text) {
+    const size_t hash = std::hash<std::string>()(secret + std::string(text));
+    std::string digest(32, 'x');
+    memcpy(&digest[0], &hash, sizeof(hash));
+    return digest;
+  };
+}
+
+static int ComputeMac(void* context, const void* bytes, int64_t size, uint8_t digest[32]) {
+  const std::string mac =
+      MacUnder(*static_cast<std::string*>(context))({static_cast<const char*>(bytes), static_cast<size_t>(size)});
+  memcpy(digest, mac.data(), mac.size());
+  return 1;
+}
+
 int TryStart(const Options& options, int process, epl_job** job, std::string* message) {
   std::vector<const char*> hosts;
   for (const std::string& host : options.hosts) hosts.push_back(host.c_str());
@@ -31,6 +49,10 @@ int TryStart(const Options& options, int process, epl_job** job, std::string* me
   native.start_timeout_s = options.start_timeout;
   native.stall_warning_s = options.stall;
   native.timeout_s = options.timeout;
+  native.job_name = options.job_name.c_str();
+  std::string secret = options.secret;
+  native.mac = secret.empty() ? nullptr : ComputeMac;
+  native.mac_context = &secret;
   epl_status status;
   int code = epl_job_start(&native, job, &status);
   CHECK(code == status.code);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/epl_comm.h"
+#include "comm/handshake.h"
 
 namespace epl_test {
 
@@ -22,6 +23,8 @@ struct Options {
   double start_timeout = 20;
   double stall = 0;
   double timeout = 40;
+  std::string job_name;
+  std::string secret;  // empty: none
 };
 // hosts[0] is a free port on which `listen_fd` listens; the others have names nobody connects to.
 Options MakeOptions(int processes);
@@ -79,6 +82,9 @@ class Job {
  private:
   epl_job* job_ = nullptr;
 };
+
+// What MACs of the tests are made with, in place of the HMAC that the core is given by its caller.
+epl::Mac MacUnder(const std::string& secret);
 
 int TryStart(const Options& options, int process, epl_job** job, std::string* message);
 

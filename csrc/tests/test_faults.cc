@@ -260,6 +260,64 @@ TEST(timeout_names_the_missing) {
   }
 }
 
+TEST(silence_of_a_stopped_process) {
+  for (int stopped : {0, 2}) {
+    Options options = MakeOptions(3);
+    options.timeout = 0.2;
+    RunProcesses(3, [&](int process) {
+      Job job(options, process);
+      double seconds[3];
+      if (process == stopped) {
+        const pid_t self = getpid();
+        if (fork() == 0) {
+          Sleep(5);
+          kill(self, SIGCONT);
+          _exit(0);
+        }
+        Sleep(0.3);
+        raise(SIGSTOP);
+        epl_job_silences(job.get(), seconds);  // its own sleep is nobody's silence
+        for (double silence : seconds) CHECK(silence == 0);
+      } else {
+        Sleep(4.4);
+        epl_job_silences(job.get(), seconds);
+        for (int other = 0; other < 3; ++other) CHECK((seconds[other] > 3) == (other == stopped));
+        void* all = nullptr;
+        int64_t sizes[3];
+        epl_status status;
+        if (stopped == 2) {
+          CHECK(epl_job_exchange(job.get(), "never", "", 0, &all, sizes, &status) == EPL_DEADLINE_EXCEEDED);
+          CHECK_HAS(status.message, "; nothing was heard of worker 2 (");
+        }
+      }
+      Sleep(2.3);
+      epl_job_silences(job.get(), seconds);
+      for (double silence : seconds) CHECK(silence == 0);
+    });
+  }
+}
+
+TEST(missing_in_an_exchange) {
+  Options options = MakeOptions(3);
+  RunProcesses(3, [&](int process) {
+    Job job(options, process);
+    if (process == 2) Sleep(1);
+    std::thread look([&] {
+      if (process == 2) return;
+      Sleep(0.5);
+      int missing[3];
+      CHECK(epl_job_missing(job.get(), "x", missing) == 1);
+      CHECK(missing[0] == 2);
+    });
+    void* all = nullptr;
+    int64_t sizes[3];
+    epl_status status;
+    CHECK(epl_job_exchange(job.get(), "x", "", 0, &all, sizes, &status) == EPL_OK);
+    epl_free(all);
+    look.join();
+  });
+}
+
 TEST(timeout_of_a_local_rank) {
   Options options = MakeOptions(1);
   options.stall = 0.2;

@@ -29,6 +29,8 @@ class GraphKeys(object):
 
     GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM
     keep the shape.
+
+    WHOLE_INPUTS are no outputs, but what comes into the model and holds no rows of a batch: see `epl.keep_whole`.
     """
 
     GLOBAL_CONCAT_OBJECTS = "global_concat_objects"
@@ -37,7 +39,6 @@ class GraphKeys(object):
     LOCAL_CONCAT_OBJECTS = "local_concat_objects"
     LOCAL_MEAN_OBJECTS = "local_mean_objects"
     LOCAL_SUM_OBJECTS = "local_sum_objects"
-    WHOLE_INPUTS = "whole_inputs"
     ALL_COLLECTION_KEYS = [
         GLOBAL_CONCAT_OBJECTS,
         GLOBAL_MEAN_OBJECTS,
@@ -46,6 +47,7 @@ class GraphKeys(object):
         LOCAL_MEAN_OBJECTS,
         LOCAL_SUM_OBJECTS,
     ]
+    WHOLE_INPUTS = "whole_inputs"
 
 
 GradientCall = NamedTuple(
@@ -91,6 +93,7 @@ class Graph(object):
     """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
 
     _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
+    _changed = weakref.WeakSet()  # type: ignore  # forgotten tf.Graphs that have ops of a plan
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
@@ -105,6 +108,7 @@ class Graph(object):
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
         self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
         self.shards_together: Any = None  # of both, set with the ZeroModel
+        self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self.showing_lock = threading.Lock()  # and one opens communicators for what it fetches first
         self.scale_updates: List[ScaleUpdate] = []
@@ -114,6 +118,7 @@ class Graph(object):
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
+        self.whole_inputs: List[tf.Tensor] = []
         self._ids_at_creation: Dict[int, int] = {}
         # Where scopes were opened and closed: number of the last op before that, TaskGraph of the scope or -1.
         self._scopes: List[Tuple[int, int]] = []
@@ -152,9 +157,22 @@ class Graph(object):
     @classmethod
     def forget_all(cls) -> None:
         """Drops what is known of every graph (`epl.init` again)."""
-        for tf_graph in list(cls._registry.keys()):
+        for tf_graph, graph in list(cls._registry.items()):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
+            if graph.has_ops_of_plan:
+                cls._changed.add(tf_graph)
         cls._registry.clear()
+
+    @property
+    def has_ops_of_plan(self) -> bool:
+        """Whether the tf.Graph has other ops than those of the user: replicas, collectives, parts of variables."""
+        changed = self.failure is not None or self.shards is not None
+        return changed or (self.plan is not None and bool(self.plan.added))
+
+    @property
+    def was_trained_before_init(self) -> bool:
+        """Whether the tf.Graph has ops of a plan that the last `epl.init` has forgotten."""
+        return self._tf_graph() in self._changed
 
     @property
     def shards(self) -> Any:
@@ -253,6 +271,13 @@ class Graph(object):
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
 
     @contextlib.contextmanager
+    def building_parts(self) -> Iterator[None]:
+        """Ops created inside are EPL's: they make and compute parts of variables, and differ by rank."""
+        before = tf_compat.last_op_id(self.tf_graph)
+        yield
+        self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
+
+    @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """An error inside is that of every later run: a graph that is half changed must not run."""
         try:
@@ -282,6 +307,10 @@ class Graph(object):
         if key not in self._collections:
             raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
         return list(self._collections[key])
+
+    def keep_whole(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Registers tensors that every replica gets whole; see `epl.keep_whole`."""
+        self.whole_inputs += [one for one in tensors if not any(one is other for other in self.whole_inputs)]
 
     def __repr__(self) -> str:
         return "epl.Graph(taskgraphs={}, gradient_calls={}, apply_calls={}, planned={})".format(

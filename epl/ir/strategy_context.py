@@ -1,5 +1,11 @@
-"""The stack of strategies in effect: the default one below, an explicit scope above it, a split in that on top."""
+"""The stack of strategies in effect: the default one below, an explicit scope above it, a split in that on top.
 
+Each thread has scopes of its own, as it has a default graph of its own in TensorFlow: two threads can annotate two
+models at the same time. The default strategy is that of a graph, whichever thread set it.
+"""
+
+import itertools
+import threading
 from typing import TYPE_CHECKING, List, Optional
 
 import tensorflow.compat.v1 as tf
@@ -16,21 +22,29 @@ _REMEDY = (
 )
 
 
+class _OpenScopes(threading.local):
+    """The explicit scopes of a thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.strategies: List["ParallelStrategy"] = []
+        self.graphs: List[Graph] = []  # in which they are in effect
+
+
 class StrategyContext(object):
     """Which strategy new ops belong to, in whichever graph they are created."""
 
     def __init__(self) -> None:
         self._beginning: Optional[Beginning] = None  # of a graph that is made now
-        self._scopes: List[ParallelStrategy] = []
-        self._graphs: List[Graph] = []  # in which the open scope is in effect
-        self._count = 0
+        self._open = _OpenScopes()
+        self._indices = itertools.count()
 
     @property
     def state(self) -> List["ParallelStrategy"]:
         """The strategies in effect, outermost first."""
         graph = Graph.get()
         default = graph.default_strategy if graph is not None else None
-        return [default, *self._scopes] if default is not None else list(self._scopes)
+        scopes = self._open.strategies
+        return [default, *scopes] if default is not None else list(scopes)
 
     def set_default(self, strategy: "ParallelStrategy") -> None:
         """Makes `strategy` that of every op outside an explicit scope; see `epl.set_default_strategy`.
@@ -39,9 +53,10 @@ class StrategyContext(object):
         of a model, the graph made later is likely built by the same function: its own first call is that strategy then,
         and begins no second TaskGraph.
         """
-        if self._scopes:
+        if self._open.strategies:
+            inner = self._open.strategies[-1]
             raise NestingError(
-                "set_default_strategy was called inside {}. Call it outside of any scope.".format(self._scopes[-1])
+                "set_default_strategy was called inside {}. Call it outside of any scope.".format(inner)
             )
         graph = Graph.get(may_create=True)
         assert graph is not None
@@ -50,7 +65,8 @@ class StrategyContext(object):
 
     def enter(self, strategy: "ParallelStrategy") -> None:
         """Opens an explicit scope in the default graph."""
-        outer = self._scopes[-1] if self._scopes else None
+        scopes = self._open.strategies
+        outer = scopes[-1] if scopes else None
         if outer is not None and outer.name_of_kind == "split":
             raise NestingError(
                 "Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
@@ -60,27 +76,37 @@ class StrategyContext(object):
                 "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)
             )
         if strategy.index is None:
-            strategy.index = self._count
-            self._count += 1
+            strategy.index = next(self._indices)
         graph = Graph.get(may_create=True)  # before the scope is in effect: a graph made now must not open it as well
         assert graph is not None
-        self._scopes.append(strategy)
+        scopes.append(strategy)
         graph.open_taskgraph(strategy, outer)
-        if graph not in self._graphs:
-            self._graphs.append(graph)
+        if graph not in self._open.graphs:
+            self._open.graphs.append(graph)
 
-    def exit(self) -> None:
+    def exit(self, strategy: "ParallelStrategy") -> None:
         """Closes the innermost explicit scope: ops belong to the one around it or to the default strategy again.
 
         With neither they belong to the last TaskGraph.
+
+        Raises:
+            NestingError: `strategy` is not the innermost scope.
         """
-        self._scopes.pop()
-        self._graphs = [graph for graph in self._graphs if graph.exists]  # others were made and left in the scope
-        if self._scopes:
-            for graph in self._graphs:
-                graph.open_taskgraph(self._scopes[-1])
+        scopes = self._open.strategies
+        if not scopes or scopes[-1] is not strategy:
+            raise NestingError(
+                "{} was left, and {}. Open scopes by `with`, one inside the other, leave each in the thread that "
+                "entered it, and call epl.init() outside of them.".format(
+                    strategy, "{} is the innermost scope".format(scopes[-1]) if scopes else "no scope is open"
+                )
+            )
+        scopes.pop()
+        graphs = [graph for graph in self._open.graphs if graph.exists]  # others were made and left in the scope
+        self._open.graphs = graphs if scopes else []
+        if scopes:
+            for graph in graphs:
+                graph.open_taskgraph(scopes[-1])
             return
-        graphs, self._graphs = self._graphs, []
         for graph in graphs:
             if graph.default_strategy is None:
                 graph.close_taskgraph()
@@ -93,8 +119,9 @@ class StrategyContext(object):
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
             graph.begin(self._beginning)
-        if self._scopes:
+        scopes = self._open.strategies
+        if scopes:
             graph = Graph.of(tf_graph, may_create=True)
             assert graph is not None
-            graph.open_taskgraph(self._scopes[-1], self._scopes[-2] if len(self._scopes) > 1 else None)
-            self._graphs.append(graph)
+            graph.open_taskgraph(scopes[-1], scopes[-2] if len(scopes) > 1 else None)
+            self._open.graphs.append(graph)

@@ -45,7 +45,7 @@ class Communicator(object):
             name: unique within the job.
             rank_process: the process that owns rank r, for every rank.
             transport: "auto", or one of "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPUs).
-            job: the job of the processes; the current one if not given.
+            job: the job of the processes; if not given, the current one, which is joined if it was announced only.
             opened: the processes that own the ranks have opened it already, and this one may build ops for any of them.
 
         Raises:
@@ -64,7 +64,7 @@ class Communicator(object):
             self._local_ranks: Tuple[int, ...] = tuple(range(self.world_size))
             return
         if self.world_size > 1:
-            self._job = job or Job.current()
+            self._job = job or Job.join()
             if self._job is None:
                 raise ValueError("Communicator \"{}\" has {} ranks, but there is no job: call Job.start first.".format(
                     name, self.world_size))

@@ -7,15 +7,25 @@ process, and lets Ctrl-C through while the core waits. Ranks and collectives are
 import atexit
 import ctypes
 import os
+import re
 import socket
+import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from epl.ops import native
+from epl.ops import job_secret, native
 from epl.utils.errors import EplError
+from epl.utils.last_words import Cause, LastWords, tell_failure
 from epl.utils.script_end import ScriptEnd
 
 _POLL_S = 0.2
+_NO_SECRET = (
+    "EPL: warning: this job has no secret: whoever can reach worker 0 can join it in the place of a worker. Give all "
+    "workers the same EPL_JOB_SECRET or EPL_JOB_SECRET_FILE (`openssl rand -hex 32` makes one); see docs/launcher.md.\n"
+)
+_FAILED = 13  # the core's code for the failure of a process
+# The core's words for it: "worker 1: ValueError: ...", "worker 1 (host:port) died or was lost: ...".
+_NAMED_FAILURE = re.compile(r"worker (\d+)(?:: | \(\S+\) )(.*)", re.DOTALL)
 
 
 class JobError(EplError, RuntimeError):
@@ -30,26 +40,43 @@ class JobError(EplError, RuntimeError):
         self.code = code
 
 
+class Announcement(NamedTuple):
+    """A job that this process belongs to and has not joined yet; see `Job.start` for the arguments."""
+
+    hosts: Tuple[str, ...]
+    process: int
+    find_listen_fd: Callable[[], Optional[int]]
+    start_timeout: float
+    stall_warning: float
+    timeout: float
+    pid: int
+
+
 class Job(object):
     """The processes of one training run, joined by the core's control plane.
 
     One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
     other processes can tell an orderly end from a death. A script that ends with an exception aborts it first.
+    `Job.announce` names a job that `Job.join` starts when it is first needed.
     """
 
     _current: "Optional[Job]" = None
+    _announced: Optional[Announcement] = None
     _lock = threading.RLock()
 
     def __init__(self,
                  handle: ctypes.c_void_p,
                  hosts: Sequence[str],
                  process: int,
-                 start_timeout: float = 300.0) -> None:
+                 start_timeout: float = 300.0,
+                 named_by: Optional[Callable[[int], str]] = None) -> None:
         """Use `Job.start`."""
         self._handle: Optional[ctypes.c_void_p] = handle
         self._hosts = tuple(hosts)
         self._process = process
         self._start_timeout = start_timeout
+        self._roles: Dict[int, str] = {}
+        self._named_by = named_by
         self._aborted = False
         self._communicators: Dict[str, ctypes.c_void_p] = {}
         self._pid = os.getpid()
@@ -81,6 +108,7 @@ class Job(object):
 
         Raises:
             JobError: if a process does not appear, with its index and host, or an address cannot be used.
+            JobSecretError: if the job's secret, as the environment gives it, cannot be used.
             NativeUnavailableError: if the native libraries are missing.
             ValueError: if `process` is not an index of `hosts`.
         """
@@ -93,12 +121,41 @@ class Job(object):
                 if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
                     return living
                 living.stop()
+            if process == 0 and job_secret.is_open_to_strangers(hosts, job_secret.job_secret(os.environ)):
+                sys.stderr.write(_NO_SECRET)
+            ScriptEnd.watch()
             handle = _start(hosts, process, listen_fd, start_timeout, stall_warning, timeout)
             job = cls(handle, hosts, process, start_timeout)
             cls._current = job
-            ScriptEnd.watch()
             atexit.register(job.stop_at_exit)
             return job
+
+    @classmethod
+    def announce(cls, announcement: Optional[Announcement]) -> None:
+        """Says which job this process belongs to. Nothing is connected before `join`; None takes the word back."""
+        cls._announced = announcement
+
+    @classmethod
+    def announced_hosts(cls) -> Tuple[str, ...]:
+        """"host:port" of each process of the announced job; empty if none is announced."""
+        return () if cls._announced is None else cls._announced.hosts
+
+    @classmethod
+    def join(cls) -> "Optional[Job]":
+        """The announced job, which is started at the first call; without an announcement the living job, or None.
+
+        Raises:
+            JobError: as `start`; or this process is a fork of the one that belongs to the job.
+        """
+        announced = cls._announced
+        if announced is None:
+            return cls.current()
+        if announced.pid != os.getpid():
+            raise JobError(
+                "This process is a fork of process {}, which is worker {} of the job; a fork cannot take part in it. "
+                "Train in the process that called epl.init().".format(announced.pid, announced.process), code=9)
+        return cls.start(announced.hosts, announced.process, announced.find_listen_fd(), announced.start_timeout,
+                         announced.stall_warning, announced.timeout)
 
     @classmethod
     def current(cls) -> "Optional[Job]":
@@ -116,7 +173,7 @@ class Job(object):
 
         Args:
             members: the processes that call it, ascending, process 0 and this one among them; all if not given. They
-                are counted anew.
+                are counted anew; `name_of` gives their names in this job.
             tell: gives what process 0 says under a key to each of them, where they are not all.
 
         Raises:
@@ -125,17 +182,19 @@ class Job(object):
         members = range(self.num_processes) if members is None else members
         tell = tell or (lambda key, text: self.exchange(key, text.encode())[0].decode())
         process = list(members).index(self._process)
-        door = _listening_socket(self._hosts[0]) if process == 0 else None
+        host = self._hosts[0].rpartition(":")[0]
+        listener = _listening_socket(host + ":0", self._hosts) if process == 0 else None
         try:
-            port = tell("port of a companion", str(door.getsockname()[1]) if door is not None else "")
-            hosts = ["{}:{}".format(self._hosts[0].rpartition(":")[0], port)]
+            port = tell("port of a companion", str(listener.getsockname()[1]) if listener is not None else "")
+            hosts = ["{}:{}".format(host, port)]
             hosts += [self._hosts[member] for member in members[1:]]
-            listen_fd = None if door is None else door.fileno()
+            listen_fd = None if listener is None else listener.fileno()
             handle = _start(hosts, process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
         finally:
-            if door is not None:
-                door.close()
-        return Job(handle, hosts, process, self._start_timeout)
+            if listener is not None:
+                listener.close()
+        named = [int(member) for member in members]
+        return Job(handle, hosts, process, self._start_timeout, lambda index: self.name_of(named[index]))
 
     @property
     def alive(self) -> bool:
@@ -157,12 +216,47 @@ class Job(object):
         """"host:port" of each process."""
         return self._hosts
 
-    def exchange(self, key: str, data: bytes) -> List[bytes]:
+    def name_of(self, process: int) -> str:
+        """How messages name a process: "worker 1 (10.0.0.2:2222, stage 1)"; a companion names them as its job does."""
+        if self._named_by is not None:
+            return self._named_by(process)
+        role = self._roles.get(process)
+        return "worker {} ({}{})".format(process, self._hosts[process], ", " + role if role else "")
+
+    def set_roles(self, roles: Mapping[int, str]) -> None:
+        """Says what some processes do, "stage 1", for the messages that name them.
+
+        Args:
+            roles: by process.
+        """
+        self._roles = dict(roles)
+
+    def silences(self) -> List[float]:
+        """Seconds since each process was heard, 0 for those that are well or have left.
+
+        A process that is stopped, swapped out or cut off from the network keeps its connection; its silence tells.
+        """
+        if not self.alive:
+            return [0.0] * self.num_processes
+        seconds = (ctypes.c_double * self.num_processes)()
+        native.require().core.epl_job_silences(self._handle, seconds)
+        return list(seconds)
+
+    def missing(self, key: str) -> List[int]:
+        """The processes that have not joined an exchange in which this one waits; empty if process 0 does not tell."""
+        if not self.alive:
+            return []
+        processes = (ctypes.c_int * self.num_processes)()
+        number = native.require().core.epl_job_missing(self._handle, key.encode(), processes)
+        return list(processes[:max(0, number)])
+
+    def exchange(self, key: str, data: bytes, look: Optional[Callable[[], None]] = None) -> List[bytes]:
         """Gives `data` to every process and gets theirs; blocks until all have called it with this key.
 
         Args:
             key: names the exchange; the same in every process.
             data: the bytes of this process; their sizes may differ.
+            look: called a few times a second while it lasts; what it raises ends the wait.
 
         Returns:
             The bytes of every process, in process order.
@@ -191,7 +285,7 @@ class Job(object):
                 start += size
             return parts
 
-        return interruptible(call)
+        return interruptible(call, look=look)
 
     @property
     def generation(self) -> int:
@@ -226,6 +320,14 @@ class Job(object):
             self._aborted = True
             native.require().core.epl_job_abort(self._handle, reason.encode())
 
+    @property
+    def first_failure(self) -> Optional[Cause]:
+        """The first failure of a process that this one has learnt of, its own included; None if all are well."""
+        status = native.Status()
+        native.require().core.epl_job_trouble(self._living_handle(), ctypes.byref(status))
+        named = _NAMED_FAILURE.match(status.message.decode(errors="replace")) if status.code == _FAILED else None
+        return None if named is None else Cause(int(named.group(1)), named.group(2))
+
     def stop(self) -> None:
         """Leaves the job in good order; what is still pending fails. Later calls do nothing."""
         with Job._lock:
@@ -239,9 +341,10 @@ class Job(object):
         native.require().core.epl_job_stop(handle)
 
     def stop_at_exit(self) -> None:
-        """Stops; if the script ends with a failure, the other processes learn it first."""
+        """Stops; if the script ends with a failure, the launcher and the other processes learn it first."""
         failure = ScriptEnd.failure()
-        if failure is not None:
+        if failure is not None and self.alive:
+            tell_failure(LastWords(failure, self.first_failure))
             self.abort(failure)
         self.stop()
 
@@ -298,9 +401,10 @@ class Job(object):
 def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_timeout: float, stall_warning: float,
            timeout: float) -> ctypes.c_void_p:
     core = native.require().core
-    names = (ctypes.c_char_p * len(hosts))(*[host.encode() for host in hosts])
-    options = native.JobOptions(len(hosts), process, names, -1 if listen_fd is None else listen_fd, start_timeout,
-                                stall_warning, timeout)
+    secret = job_secret.job_secret(os.environ)
+    options = native.JobOptions(len(hosts), process, _names(hosts), -1 if listen_fd is None else listen_fd,
+                                start_timeout, stall_warning, timeout, job_secret.job_name(os.environ),
+                                job_secret.mac_function(secret))
 
     def call() -> ctypes.c_void_p:
         job = ctypes.c_void_p()
@@ -312,18 +416,18 @@ def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_t
     return interruptible(call, undo=core.epl_job_stop)
 
 
-def _listening_socket(host: str) -> socket.socket:
-    """A socket that listens on a free port, on every interface: the host's name may mean what only others see."""
-    name = host.rpartition(":")[0].strip("[]")
-    family = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][0]
-    door = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        door.bind(("", 0))
-        door.listen(128)
-    except OSError:
-        door.close()
-        raise
-    return door
+def _names(hosts: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * len(hosts))(*[host.encode() for host in hosts])
+
+
+def _listening_socket(address: str, hosts: Sequence[str]) -> socket.socket:
+    """A socket that listens at an address of this process, on its interface alone; see epl_listen."""
+    descriptor = ctypes.c_int()
+    status = native.Status()
+    native.require().core.epl_listen(address.encode(), _names(hosts), len(hosts), ctypes.byref(descriptor),
+                                     ctypes.byref(status))
+    check(status)
+    return socket.socket(fileno=descriptor.value)
 
 
 def check(status: native.Status) -> None:

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.utils.errors import EplError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
@@ -32,6 +32,10 @@ class Status(ctypes.Structure):
     _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 4096)]
 
 
+# epl_mac_fn: context, bytes, their number, 32 bytes for the result; 0 if it cannot.
+MacFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
 class JobOptions(ctypes.Structure):
     """epl_job_options."""
 
@@ -43,6 +47,9 @@ class JobOptions(ctypes.Structure):
         ("start_timeout_s", ctypes.c_double),
         ("stall_warning_s", ctypes.c_double),
         ("timeout_s", ctypes.c_double),
+        ("job_name", ctypes.c_char_p),
+        ("mac", MacFunction),
+        ("mac_context", ctypes.c_void_p),
     ]
 
 
@@ -146,15 +153,19 @@ def _bind(core: ctypes.CDLL) -> None:
     status = ctypes.POINTER(Status)
     signatures = {
         "epl_job_start": (number, [ctypes.POINTER(JobOptions), ctypes.POINTER(pointer), status]),
+        "epl_listen": (number, [text, ctypes.POINTER(text), number, ctypes.POINTER(number), status]),
         "epl_job_stop": (None, [pointer]),
         "epl_job_exchange": (number, [
             pointer, text, text, ctypes.c_int64, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int64), status
         ]),
+        "epl_job_missing": (number, [pointer, text, ctypes.POINTER(number)]),
+        "epl_job_silences": (None, [pointer, ctypes.POINTER(ctypes.c_double)]),
         "epl_free": (None, [pointer]),
         "epl_job_end_generation": (None, [pointer, text]),
         "epl_job_generation": (ctypes.c_int64, [pointer]),
         "epl_job_end_generation_of": (None, [pointer, ctypes.c_int64, text]),
         "epl_job_abort": (None, [pointer, text]),
+        "epl_job_trouble": (number, [pointer, status]),
         "epl_communicator_create": (number, [
             pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status
         ]),

@@ -13,13 +13,15 @@ job but not the service, so that whoever still trains is watched until the end. 
 sessions) is in `epl/runtime/server.py`.
 """
 
+import functools
 import json
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from epl.ops.job import Job, JobError, interruptible
+from epl.ops.job import Job, JobError
+from epl.ops.waits import Limits, Wait
 from epl.utils.script_end import ScriptEnd
 
 _FAILED = 13  # the core's code for the failure of a process
@@ -29,6 +31,8 @@ _LAST_STEP_S = 10.0
 # Whoever failed ends before those that end because of it: a launcher looks at the first that ends.
 _CAUSE_FIRST_S = 2.0
 _DIED = "died or was lost"  # the core's words for a process that has ended already
+
+_KINDS = ("serve", "open", "opened", "end step", "exchange", "finish")
 
 Message = Dict[str, Any]
 
@@ -44,15 +48,15 @@ class CommunicatorSpec(NamedTuple):
 class Service(object):
     """The rounds of one process, and its watch over the others."""
 
-    def __init__(self, job: Job, stall_warning: float) -> None:
+    def __init__(self, job: Job, limits: Limits) -> None:
         """Joins the other processes; blocks until all have called it.
 
         Args:
             job: the job of the processes.
-            stall_warning: seconds after which a wait for other constructors is reported; 0: never.
+            limits: of every wait for other processes.
         """
         self._job = job
-        self._stall_warning = stall_warning
+        self._limits = limits
         self._companion = job.companion()
         self._failure: Optional[str] = None
         self._failed = threading.Event()
@@ -83,6 +87,12 @@ class Service(object):
         """Raises JobError if a process has failed."""
         if self._failure is not None:
             raise JobError(self._failure, code=_FAILED)
+
+    def waiting(
+        self, what: Callable[[], str], missing: Callable[[], List[int]] = list, **options: bool
+    ) -> Wait:
+        """A wait for processes of the service; see `Wait`."""
+        return Wait(self._companion, self._limits, what, missing, **options)
 
     # ---- What constructors do.
 
@@ -188,23 +198,26 @@ class Service(object):
 
     def _round(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
         """Gives a message and returns those of all processes; fails with the reason if a process has failed."""
-        waiting = _Waiting(self._job.process, mine, self._stall_warning)
+        wait = self.waiting(
+            lambda: "{} and waits for the others".format(_words(mine)),
+            functools.partial(self._companion.missing, "round"),
+            without_end=mine["do"] in ("serve", "finish"),
+            quiet=mine["do"] == "serve",
+        )
 
         def look_around() -> None:
             self.check()
-            waiting.report()
+            wait.look()
             if look is not None:
                 look()
 
         with self._rounds:
             self.check()
             try:
-                parts = interruptible(
-                    lambda: self._companion.exchange("round", json.dumps(mine).encode()), look=look_around
-                )
+                parts = self._companion.exchange("round", json.dumps(mine).encode(), look_around)
             except JobError as error:
                 raise JobError(self.failure(patience=1.0) or str(error), error.code) from None
-        return [json.loads(part.decode()) for part in parts]
+        return [_read(worker, part) for worker, part in enumerate(parts)]
 
     def _watch(self) -> None:
         """Waits for bad news: for an exchange that nobody else joins, so that nothing but bad news ends it."""
@@ -218,24 +231,15 @@ class Service(object):
                 self._failed.set()
 
 
-class _Waiting(object):
-    """Says now and then that a constructor waits for others; a serving process waits without a word."""
-
-    def __init__(self, process: int, message: Message, stall_warning: float) -> None:
-        self._process = process
-        self._message = message
-        self._interval = stall_warning if message["do"] != "serve" else 0.0
-        self._start = self._last = time.monotonic()
-
-    def report(self) -> None:
-        now = time.monotonic()
-        if self._interval and now - self._last > self._interval:
-            self._last = now
-            sys.stderr.write(
-                "EPL: worker {} {} and has waited {:.0f} s for the other constructors\n".format(
-                    self._process, _words(self._message), now - self._start
-                )
-            )
+def _read(worker: int, part: bytes) -> Message:
+    """A message as it came over the wire."""
+    try:
+        message = json.loads(part.decode())
+    except ValueError:
+        message = None
+    if not isinstance(message, dict) or message.get("do") not in _KINDS:
+        raise JobError("worker {} sent what makes no sense in a round: {!r}".format(worker, part[:80]), code=_FAILED)
+    return message
 
 
 def _what(message: Message) -> Tuple[Any, ...]:

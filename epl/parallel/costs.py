@@ -6,7 +6,7 @@ Only the relative weights count: they decide where a model is cut. What an op co
 `epl/parallel/op_costs.py`, shapes are in `costs_shapes.py`, loops in `costs_loops.py`.
 """
 
-from typing import Collection, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -79,7 +79,13 @@ _BACKWARD = {
 }  # fmt: skip
 
 
-def node_costs(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int], device_type: str = "cpu") -> Costs:
+def node_costs(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    nodes: Collection[int],
+    device_type: str = "cpu",
+    known: Optional[Mapping[str, Sequence[Optional[int]]]] = None,
+) -> Costs:
     """The costs of `nodes`.
 
     Args:
@@ -87,9 +93,10 @@ def node_costs(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int], devi
       view: its view.
       nodes: what a forward pass runs; must contain all ancestors of its members.
       device_type: a key of MACHINES.
+      known: name of a tensor that a source of data gives -> its shape, where the graph leaves it open.
     """
     machine = MACHINES[device_type]
-    types, notes = costs_shapes.output_types(tf_graph, view, nodes)
+    types, notes = costs_shapes.output_types(tf_graph, view, nodes, known)
     frames = costs_loops.loop_frames(view)
     folding = Folding(view, types)
     counts = costs_loops.trip_counts(view, folding, frames) if frames else {}

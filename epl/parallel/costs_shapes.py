@@ -35,7 +35,7 @@ def output_types(
     tf_graph: tf.Graph,
     view: GraphView,
     nodes: Collection[int],
-    fed: Optional[Mapping[str, Sequence[int]]] = None,
+    fed: Optional[Mapping[str, Sequence[Optional[int]]]] = None,
     same_as: Optional[Mapping[int, int]] = None,
     copies: Optional[Mapping[int, int]] = None,
 ) -> Tuple[Types, List[str]]:
@@ -197,7 +197,7 @@ def _give_row_counts(view: GraphView, types: Types, graph_def: tf.GraphDef) -> b
     return bool(taken)
 
 
-def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[int]]) -> None:
+def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[Optional[int]]]) -> None:
     """Fills in the dimensions that a source of data leaves open, and drops shapes that were noted before."""
     node.attr.pop("_output_shapes", None)
     attr, is_list = _SHAPE_ATTRS.get(node.op, ("", False))

@@ -4,19 +4,20 @@ import contextlib
 import gc
 import logging
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from epl.cluster import Cluster
 from epl.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import amp_twins, planner
+from epl.parallel import agreement, amp_twins, explain, planner
 from epl.parallel import plan as plans
 from epl.parallel.gradient_groups import find_groups, find_trainings
+from epl.parallel.graph_digest import GraphDigest
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
     aggregate_gradients,
@@ -26,6 +27,7 @@ from epl.parallel.passes import (
     io_slicing,
     merge_outputs,
     offload,
+    order_exchange,
     order_gathers,
     order_scale_updates,
     order_step_writes,
@@ -38,7 +40,6 @@ from epl.parallel.replication import batch_division, batch_weights, divide_batch
 from epl.parallel.rewrite import Rewrite, all_communicators
 from epl.parallel.stages import plan_batch_parts, plan_stages
 from epl.utils import tf_compat
-from epl.utils.errors import PlanError, PlanMismatchError
 
 logger = logging.getLogger("epl")
 
@@ -46,6 +47,7 @@ PASSES = (
     recompute.PASS,
     offload.PASS,
     regather.PASS,
+    order_exchange.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
@@ -62,6 +64,10 @@ PASSES = (
 )
 # Of one replica on one device.
 PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS, order_step_writes.PASS)
+
+# In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
+WORKER_0_TELLS = "worker 0 tells"
+TOLD_BY_WORKER_0 = "told by worker 0"
 
 TransformReport = NamedTuple(
     "TransformReport",
@@ -114,10 +120,13 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     planner.refuse_contradictions(env.config)
     planner.refuse_taskgraphs(graph, cluster)
     planner.refuse_foreign_synchronisation(graph.tf_graph)
+    if cluster.worker_num > 1:
+        agreement.meet()
     if graph.placement is not None:  # the graph ran before it had gradients
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
+        digest = _digest_of(graph, cluster, env.config)
         if graph.shards is not None:
             changes.enter_context(graph.changing())
             graph.shards.finish()
@@ -133,11 +142,18 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
         plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite), offloaded=offload.find(rewrite))
         rewrite.divisions = batch_division.find(rewrite)
-        logger.info("%s", plans.describe(plan))
+        explain.tell(plan, cluster)
         passes: List[PassReport] = []
         if not rewrite.is_plain:
-            refuse_missing_workers(plan.name, plan.owners)
-            _meet(rewrite)
+            agreement.refuse_missing_workers(plan.name, plan.owners)
+            agreement.meet()
+            if plan.workers > 1:
+                agreement.compare_plans(plan)
+                if digest is not None:
+                    agreement.compare_graphs(plan.name, graph, digest)
+            facts = graph.parallel_information
+            own = facts.get(WORKER_0_TELLS, "")
+            facts[TOLD_BY_WORKER_0] = agreement.of_worker_0(plan, "checkpoints", own)
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):
@@ -145,13 +161,21 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 passes = run_passes(PASSES, rewrite)
                 if graph.shards is not None:
                     graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
-                _agree(rewrite, "collectives", _fingerprint(rewrite))
+                if plan.workers > 1:
+                    agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
         else:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
+
+
+def _digest_of(graph: Graph, cluster: Cluster, config: Config) -> Optional[GraphDigest]:
+    """The digest of the graph as the user built it, if other workers have theirs to compare it with."""
+    if cluster.worker_num == 1 or config.communication.allow_different_graphs:
+        return None
+    return GraphDigest(graph)
 
 
 @contextlib.contextmanager
@@ -175,100 +199,17 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def refuse_missing_workers(name: str, owners: Sequence[int]) -> None:
-    """Raises PlanError for a model whose replicas a worker should run that serves another: it is waited for in vain.
-
-    Args:
-      name: of the plan.
-      owners: of the replicas.
-    """
-    server = process_server()
-    gone = sorted(server.serving & set(owners)) if server is not None else []
-    if gone:
-        raise PlanError(
-            "A model of this script spans processes, and worker(s) {} that serve it have left the script: the model "
-            "of {} needs them to run replicas. Train it in a job of its own, or before the other one.".format(
-                ", ".join(map(str, gone)), name
-            )
-        )
-
-
-def process_server() -> Any:
-    """The ProcessServer of the living job; None as long as no model has spanned processes."""
-    server = Env.get().process_server
-    return None if server is None or server.service.over else server
-
-
-def start_job(config: Config) -> None:
-    """Sees to it that there is a job, if only of this process: collectives need one."""
-    if Job.current() is None:
-        Job.start(
-            hosts=["localhost:0"],
-            process=0,
-            start_timeout=config.communication.start_timeout,
-            stall_warning=config.communication.stall_warning,
-            timeout=config.communication.timeout,
-        )
-
-
-def _meet(rewrite: Rewrite) -> None:
-    """The job exists, and all its processes have the same plan."""
-    start_job(rewrite.config)
-    plan = rewrite.plan
-    for worker, text in enumerate(_exchange(rewrite, "plan", plans.to_json(plan))):
-        difference = plans.first_difference(plan, plans.from_json(text))
-        if difference is not None:
-            raise PlanMismatchError(
-                "Worker {} and worker {} built different models: {}. Every worker runs the same script with the same "
-                "model; only its data may differ.".format(rewrite.cluster.worker_index, worker, difference)
-            )
-
-
 def _open_communicators(rewrite: Rewrite) -> None:
     """Has the processes of later stages open their communicators.
 
     Raises:
       PlanError: the session is a local one.
     """
-    server = process_server()
+    server = agreement.process_server()
     if server is None:
-        refuse_local_session()
+        agreement.refuse_local_session()
     shards = rewrite.graph.shards
     server.open(all_communicators(rewrite.plan) + ([] if shards is None else shards.unopened))
-
-
-def refuse_local_session() -> NoReturn:
-    """Raises PlanError for a session that lacks the devices of other workers."""
-    raise PlanError(
-        "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
-        "has this worker's devices alone. Open the session after the model is built."
-    )
-
-
-def _agree(rewrite: Rewrite, what: str, mine: Dict[str, str]) -> None:
-    """Compares a mapping of names to facts with those of the other processes."""
-    text = "\n".join("{}\t{}".format(key, mine[key]) for key in sorted(mine))
-    for worker, other in enumerate(_exchange(rewrite, what, text)):
-        if other != text:
-            theirs = dict(line.split("\t", 1) for line in other.split("\n") if line)
-            for key in sorted(set(mine) | set(theirs)):
-                if mine.get(key) != theirs.get(key):
-                    raise PlanMismatchError(
-                        "Worker {} and worker {} have different {}: {!r} is {} here and {} there.".format(
-                            rewrite.cluster.worker_index, worker, what, key, mine.get(key), theirs.get(key)
-                        )
-                    )
-
-
-def _exchange(rewrite: Rewrite, what: str, text: str) -> List[str]:
-    job = Job.current()
-    if rewrite.plan.workers == 1 or job is None:
-        return [text]
-    key = "{} of {}".format(what, rewrite.plan.name)
-    server = process_server()
-    if server is not None:  # processes that serve take part in its rounds alone
-        return [text if other is None else other for other in server.service.exchange(key, text)]
-    return [data.decode() for data in job.exchange(key, text.encode())]
 
 
 def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:

@@ -49,10 +49,25 @@ class FlopsProfilerHook(TracedRunsHook):
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
         """Logs the tables."""
-        profile_flops(session, metadata, self._cmds)
+        profile_step(session, metadata, self._cmds)
 
 
-def profile_flops(
+def profile_flops(sess: tf.Session, run_metadata: tf.RunMetadata, cmds: Union[str, Sequence[str]] = "scope") -> int:
+    """Logs the FLOPs of a traced step, as `profile_step`.
+
+    Args:
+      sess, run_metadata, cmds: as for `profile_step`.
+
+    Returns:
+      The FLOPs of the model: each op once, as for one micro batch on one device.
+
+    Raises:
+      ValueError: unknown `cmds`, or the run was not traced as needed.
+    """
+    return int(step_flops.total(step_flops.of_model(profile_step(sess, run_metadata, cmds))))
+
+
+def profile_step(
     sess: tf.Session, run_metadata: tf.RunMetadata, cmds: Union[str, Sequence[str]] = "scope"
 ) -> StepFlops:
     """Logs the FLOPs of a traced step.

@@ -94,7 +94,7 @@ def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]
         feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))
         step = StepFinder(rewrite).find(fetches, targets, feeds)
         if step.shares_feeds:
-            feeds = sharing.share(feeds)
+            feeds = sharing.share(feeds, step.unneeded)
         elif step.repeats_feeds:
             feeds = sharing.repeat(feeds)
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))

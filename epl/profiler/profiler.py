@@ -9,26 +9,28 @@ from epl.ir.view import GraphView
 from epl.parallel.amp_twins import is_of_twins
 from epl.parallel.costs import Costs, node_costs
 from epl.parallel.costs_shapes import num_bytes
+from epl.profiler.batch_sizes import batch_shapes
 
 
-def profile_flops(graph: Optional[tf.Graph] = None) -> Dict[str, float]:
+def profile_flops(is_shape_unknown: bool = True, graph: Optional[tf.Graph] = None) -> Dict[str, int]:
     """FLOPs of each op of the user's model, by name; ops without any are left out.
 
-    Dimensions that the model leaves open, such as the batch, count as `costs_shapes.UNKNOWN_DIMENSION`, loops with a
-    known number of iterations as often as they run.
+    A batch that the model leaves open is that of the dataset (`Dataset.batch`). Other open dimensions count as
+    `costs_shapes.UNKNOWN_DIMENSION`, loops with a known number of iterations as often as they run.
 
     Args:
+      is_shape_unknown: as scripts for EPL give it; where all shapes are known, nothing is assumed in any case.
       graph: the graph; the default graph if not given.
     """
     view, costs = _costs(graph)
-    return {view.nodes[node].name: costs.flops[node] for node in _users(graph, view) if costs.flops[node]}
+    return {view.nodes[node].name: int(costs.flops[node]) for node in _users(graph, view) if costs.flops[node]}
 
 
-def profile_memory(graph: Optional[tf.Graph] = None) -> Dict[str, int]:
+def profile_memory(is_shape_unknown: bool = True, graph: Optional[tf.Graph] = None) -> Dict[str, int]:
     """Bytes of each tensor of the user's model, by name; those that take none are left out.
 
     Args:
-      graph: the graph; the default graph if not given. Open dimensions count as in `profile_flops`.
+      is_shape_unknown, graph: as for `profile_flops`. Open dimensions count as there.
     """
     view, costs = _costs(graph)
     sizes = (
@@ -42,7 +44,7 @@ def profile_memory(graph: Optional[tf.Graph] = None) -> Dict[str, int]:
 def _costs(graph: Optional[tf.Graph]) -> Tuple[GraphView, Costs]:
     tf_graph = graph or tf.get_default_graph()
     view = GraphView(tf_graph)
-    return view, node_costs(tf_graph, view, range(len(view)))
+    return view, node_costs(tf_graph, view, range(len(view)), known=batch_shapes(view))
 
 
 def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:

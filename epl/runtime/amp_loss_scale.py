@@ -66,13 +66,15 @@ class LossScale(object):
             tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
             for variable in (self.scale, self.good_steps)
         )
+        select = tf.raw_ops.Select
         steps = good + 1.0
         larger = scale * _FACTOR
-        grown = tf.where(tf.is_finite(larger), larger, scale)
+        grown = select(condition=tf.is_finite(larger), x=larger, y=scale)
         grows = tf.greater_equal(steps, GOOD_STEPS)
         smaller = tf.maximum(scale / _FACTOR, 1.0)
-        new_scale = tf.where(finite, tf.where(grows, grown, scale), smaller)
-        new_good = tf.where(tf.logical_and(finite, tf.logical_not(grows)), steps, tf.zeros_like(steps))
+        new_scale = select(condition=finite, x=select(condition=grows, x=grown, y=scale), y=smaller)
+        counts = tf.logical_and(finite, tf.logical_not(grows))
+        new_good = select(condition=counts, x=steps, y=tf.zeros_like(steps))
         writes = [
             tf.raw_ops.AssignVariableOp(resource=self.scale.handle, value=new_scale),
             tf.raw_ops.AssignVariableOp(resource=self.good_steps.handle, value=new_good),
@@ -103,7 +105,7 @@ def mark_overflow(graph: Graph, pairs: List[Pair], changed: bool) -> List[Pair]:
     if not earlier:
         return pairs
     finite = _all_finite(earlier)
-    nothing = tf.where(finite, tf.constant(0.0), tf.constant(float("nan")), name="overflow")
+    nothing = tf.raw_ops.Select(condition=finite, x=tf.constant(0.0), y=tf.constant(float("nan")), name="overflow")
     result = list(pairs)
     dense = [i for i, (gradient, _) in enumerate(pairs) if isinstance(gradient, tf.Tensor)]
     sparse = [i for i, (gradient, _) in enumerate(pairs) if isinstance(gradient, tf.IndexedSlices)]
@@ -157,7 +159,8 @@ def _skips(graph: Graph) -> bool:
 
 
 def _variable(name: str, value: float) -> tf.Variable:
-    return tf.Variable(value, trainable=False, name=name, dtype=tf.float32, use_resource=True)
+    with tf_compat.silent_deprecations():
+        return tf.Variable(value, trainable=False, name=name, dtype=tf.float32, use_resource=True)
 
 
 # ---- The check

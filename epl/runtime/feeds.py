@@ -1,9 +1,10 @@
 """How a fed value is shared out among the local replicas and the micro batches of each.
 
 With K = local replicas x micro batches of the step, a placeholder of unknown first dimension is cut into K parts; one
-of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are; scalars go to all. A
-placeholder that only ops after the gradients take (a learning rate) has one part per replica. Micro batches are equal:
-their rows are a multiple of K. Rows for all are no matter to a run that does not need the placeholder.
+of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are; scalars go to all, and
+so does what holds no rows of a batch (whole_feeds.py). A placeholder that only ops after the gradients take has one
+part per replica. Micro batches are equal: their rows are a multiple of K. Rows for all are no matter to a run that does
+not need the placeholder.
 """
 
 import logging
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.rewrite import Rewrite
+from epl.runtime.whole_feeds import Fed, WholeFeeds
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 
@@ -32,6 +34,7 @@ class FeedSharing(object):
         self._of_thread = threading.local()  # `.cut`: what replica 0 alone takes and was cut ahead, name -> rows
         self._warned: Set[str] = set()
         self._sparse: Dict[str, tf.SparseTensor] = {}  # by the name of the indices
+        self._whole = WholeFeeds(rewrite)
 
     def cut_ahead(self, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
         """Feeds in which TensorFlow finds nothing to refuse; the user's dict is not changed.
@@ -68,11 +71,12 @@ class FeedSharing(object):
         names = self._rewrite.regathered.get(tensor.op.name, ())
         return [self._rewrite.operation(name).outputs[tensor.value_index] for name in names]
 
-    def share(self, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
+    def share(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str] = ()) -> Dict[tf.Tensor, Any]:
         """The feeds of all local replicas, their weights included.
 
         Args:
           feeds: tensor -> array, as fed by the user.
+          unneeded: names of tensors that the run does not need.
 
         Raises:
           FeedError: rows that cannot be shared out, or a value of which the micro batches have no copies.
@@ -81,13 +85,19 @@ class FeedSharing(object):
         shared: Dict[tf.Tensor, Any] = {}
         rows: Dict[str, Tuple[int, ...]] = {}
         by_name = {tensor.name: value for tensor, value in feeds.items()}
+        whole = self._whole.find(self._fed_for_copies(feeds, unneeded), list(self._sparse.values()))
         for tensor, value in feeds.items():
             copies = self.copies(tensor)
-            if tensor in shared or len(copies) == 1 and tensor.op.name not in self._cloned:
+            if tensor in shared or tensor.name in unneeded or (len(copies) == 1 and tensor.op.name not in self._cloned):
                 shared.setdefault(tensor, value)
                 continue
             if tensor.op.name in self._rewrite.read_once:
                 shared.update(self._of_readers(tensor, value, copies))
+                continue
+            if tensor.name in whole:
+                key = self._sparse.get(tensor.name)
+                for one in (tensor,) if key is None else (key.indices, key.values, key.dense_shape):
+                    shared.update(dict.fromkeys(self.copies(one), by_name[one.name]))
                 continue
             if tensor.name in self._sparse and len(copies) > 1:
                 key = self._sparse[tensor.name]
@@ -103,6 +113,7 @@ class FeedSharing(object):
                 rows[tensor.name] = sizes
             for copy, part in zip(copies, parts):
                 shared.setdefault(copy, part)
+        rows = {name: rows[name] for name in self._whole.of_batch(list(rows))}
         for weight, size in zip(self._rewrite.weights, self._weights(rows)):
             shared[weight] = np.asarray(size, np.float64)
         return shared
@@ -114,6 +125,26 @@ class FeedSharing(object):
         )
         values = np.array_split(value, len(readers)) if is_batch else [value] * len(readers)
         return dict(zip(readers, values))
+
+    def _fed_for_copies(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str]) -> Dict[str, Fed]:
+        """Of what a run needs, what is fed for several copies; a sparse tensor by the name of its indices."""
+        by_name = {tensor.name: value for tensor, value in feeds.items()}
+        parts = {part.name for key in self._sparse.values() for part in (key.values, key.dense_shape)}
+        found = {}
+        for tensor, value in feeds.items():
+            copies = self.copies(tensor)
+            if len(copies) == 1 or tensor.name in unneeded or tensor.name in parts:
+                continue
+            if tensor.op.name in self._rewrite.read_once:
+                continue
+            key = self._sparse.get(tensor.name)
+            shape = np.shape(value) if key is None else tuple(by_name[key.dense_shape.name])
+            size = _first_dimension(tensor) if key is None else None
+            is_cut = copies[-1].name in by_name
+            rows = shape[0] * (len(copies) if is_cut else 1) if shape else 0
+            if shape:
+                found[tensor.name] = Fed(int(rows), len(copies), self._sharers(len(copies)), size is not None, is_cut)
+        return found
 
     def _refuse_without_copies(self, feeds: Iterable[tf.Tensor]) -> None:
         rewrite = self._rewrite
@@ -218,6 +249,8 @@ class FeedSharing(object):
         size = _first_dimension(tensor)
         if size is None or np.ndim(value) != tensor.shape.ndims or tensor.op.name not in self._view.index:
             return 1
+        if self._whole.takes_all(tensor.name):
+            return 1
         fed = np.shape(value)[0]
         if copies == 1:  # no training step takes it, but it may be in the feeds of one
             replicas = self._rewrite.local_replicas
@@ -246,8 +279,8 @@ class FeedSharing(object):
             return [value] * copies, ()
         if fed < copies:
             raise FeedError(
-                "{} was fed {} row(s), and they are shared out among {}: feed at least {}, or a placeholder of known "
-                "first dimension for a value that all of them get.".format(
+                "{} was fed {} row(s), and they are shared out among {}: feed at least {}, or call epl.keep_whole for "
+                "what holds no rows of a batch and all of them get.".format(
                     tensor.name, fed, self._sharers(copies), copies
                 )
             )

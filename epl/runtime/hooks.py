@@ -23,15 +23,13 @@
 | ChiefSessionCreator.create_session | the session begins with worker 0's values |
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
+| _TrainingExecutor.run_local | tf.estimator.train_and_evaluate has a result in every worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
 """
 
 import contextlib
 import functools
-import inspect
-import json
-import os
 import threading
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
@@ -40,19 +38,15 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import amp_twins, inference, transformation
+from epl.parallel import agreement, amp_twins, inference, transformation
 from epl.parallel.rewrite import Rewrite
-from epl.runtime import amp, gradient_check, recorder, saver, server, shards, zero
+from epl.runtime import amp, gradient_check, monitored, recorder, saver, server, shards, zero
 from epl.runtime.session import GraphRunner
 from epl.runtime.shard_variables import refuse_reuse
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-# What makes tf.train.MonitoredTrainingSession write; the count of steps is an event file, too.
-_WRITING_OPTIONS = (
-    "save_checkpoint_secs", "save_checkpoint_steps", "save_summaries_secs", "save_summaries_steps",
-    "log_step_count_steps",
-)  # fmt: skip
+_FIRST_NAMES = 3  # of what a run fetches, in messages
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 _installed: List[Tuple[Any, str, Any]] = []
 
@@ -88,10 +82,11 @@ def install() -> None:
         _wrap(builder, "add_meta_graph_and_variables", saver.add_meta_graph)
     _wrap(tf.Graph, "as_graph_def", saver.user_graph_def)
     for module in tf_compat.TRAIN_MODULES:
-        _wrap(module, "MonitoredTrainingSession", _monitored_training_session)
+        _wrap(module, "MonitoredTrainingSession", monitored.training_session)
     _wrap(tf.train.ChiefSessionCreator, "create_session", _chief_session)
     _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
-    _wrap(tf.estimator.RunConfig, "__init__", _run_config_init)
+    _wrap(tf.estimator.RunConfig, "__init__", monitored.run_config)
+    _wrap(tf_compat.TrainingExecutor, "run_local", monitored.train_and_evaluate)
 
 
 def remove() -> None:
@@ -102,7 +97,7 @@ def remove() -> None:
 
 
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
+    original = tf_compat.function_of(owner, name)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +195,7 @@ def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
     _rewritten(session)
     _place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
-    return server.guarded(session, original, session)
+    return server.guarded(session, lambda: "the sending of the graph", original, session)
 
 
 def _place(session: Any) -> None:
@@ -243,10 +238,11 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
         graph.shards.checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
-            transformation.refuse_local_session()
+            agreement.refuse_local_session()
         graph.runner = GraphRunner(
             rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
         )
+    graph.runner.refuse_fork()
     return graph.runner
 
 
@@ -304,8 +300,12 @@ def _do_run(
     return gradient_check.run(session, target_list, fetch_list, feed_dict, run, read)
 
 
-def _guarded_run(run: Callable[..., Any], session: Any, *args: Any) -> Any:
-    return server.guarded(session, run, session, *args)
+def _guarded_run(run: Callable[..., Any], session: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
+    def what() -> str:
+        names = [one.name for one in [*targets, *fetches]]
+        return "Session.run of {}{}".format(", ".join(names[:_FIRST_NAMES]), ", ..." if names[_FIRST_NAMES:] else "")
+
+    return server.guarded(session, what, run, session, handle, targets, fetches, *args)
 
 
 def _make_callable(
@@ -330,9 +330,9 @@ def _make_callable(
 
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
-    is_rewritten = _rewritten(session) is not None
+    runner = _rewritten(session)
     is_checked = gradient_check.recomputing(session) is not None and not callable_options.tensor_connection
-    if not is_rewritten and not is_checked:
+    if runner is None and not is_checked:
         return original(session, callable_options)
     if callable_options.tensor_connection:
         raise PlanError(
@@ -342,6 +342,8 @@ def _make_callable_from_options(original: Callable[..., Any], session: Any, call
     feeds = list(callable_options.feed)
     fetches = list(callable_options.fetch)
     targets = list(callable_options.target)
+    if runner is not None:
+        runner.say_whose_metrics(fetches, targets, feeds)
 
     def call(*args: Any, **kwargs: Any) -> List[Any]:
         given = dict(kwargs, options=callable_options.run_options)
@@ -358,27 +360,7 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
     return original(session, *args, **kwargs)
 
 
-# ---- Monitored sessions and Estimator
-
-
-def _monitored_training_session(
-    original: Callable[..., Any], master: str = "", is_chief: bool = True, *args: Any, **kwargs: Any
-) -> Any:
-    """Every worker is the chief of its own local session; worker 0 alone writes.
-
-    A session of no chief waits for the chief to initialize its variables, which in another process it never does.
-    """
-    cluster = Env.get().cluster
-    graph = Graph.get()
-    if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
-        return original(master, is_chief, *args, **kwargs)
-    given = inspect.signature(original).bind(master, is_chief, *args, **kwargs).arguments
-    if not is_chief or cluster.worker_index > 0:
-        given["chief_only_hooks"] = None
-    given["is_chief"] = True
-    if cluster.worker_index > 0:
-        given.update(dict.fromkeys(_WRITING_OPTIONS))
-    return original(**given)
+# ---- Monitored sessions
 
 
 def _chief_session(original: Callable[..., Any], creator: Any) -> Any:
@@ -386,7 +368,7 @@ def _chief_session(original: Callable[..., Any], creator: Any) -> Any:
     session = original(creator)
     runner = _rewritten(session)
     if runner is not None:
-        runner.take_values_of_rank_0(session)
+        runner.begin(session, functools.partial(monitored.restore_parts, runner.rewrite.graph, creator, session))
     return session
 
 
@@ -398,21 +380,3 @@ def _worker_session(original: Callable[..., Any], creator: Any) -> Any:
             "has its own. Use tf.train.ChiefSessionCreator or tf.train.MonitoredTrainingSession in every worker."
         )
     return original(creator)
-
-
-def _run_config_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
-    """An Estimator trains in a local session; without this it would wait for a TensorFlow server of TF_CONFIG."""
-    if not Env.get().is_ready:
-        original(config, *args, **kwargs)
-        return
-    if kwargs.get("train_distribute") is not None or kwargs.get("eval_distribute") is not None:
-        raise PlanError("RunConfig has a distribution strategy. Remove it: EPL distributes the training.")
-    hidden = os.environ.get("TF_CONFIG")
-    os.environ["TF_CONFIG"] = json.dumps({})
-    try:
-        original(config, *args, **kwargs)
-    finally:
-        if hidden is None:
-            del os.environ["TF_CONFIG"]
-        else:
-            os.environ["TF_CONFIG"] = hidden

@@ -19,12 +19,14 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.auto_partition import partition_model
+from epl.parallel.stages import stage_devices
 from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
 from epl.runtime.dependencies import behind_one_op
+from epl.runtime.loss_reduction import say_who_divides
 from epl.runtime.shard_slots import watched_slots
 from epl.utils import tf_compat
 from epl.utils.containers import map_items
-from epl.utils.errors import PlanError
+from epl.utils.errors import LayoutError, PlanError
 
 logger = logging.getLogger("epl")
 # Of this thread: whether it is inside an optimizer's apply_gradients; seeds it made, and what is differentiated.
@@ -38,10 +40,13 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     graph = _annotated_graph()
     if graph is None or graph.plan is not None:
         return original(ys, xs, *args, **kwargs)
+    _note_virtual_devices(graph)
     mixed, of_user = None, ys
     is_outermost = getattr(_inside, "seeds", None) is None  # not within a gradient
     if is_outermost:
-        ys, xs = split_training.lower(graph, ys, xs)
+        say_who_divides(graph, ys)
+        with graph.building_parts():
+            ys, xs = split_training.lower(graph, ys, xs)
         arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
         _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
         with split_training.building(graph):
@@ -120,13 +125,15 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     graph = _annotated_graph()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
+    _note_virtual_devices(graph)
     steps = accumulation.steps_of(graph)
     _refuse_planned(graph, steps.count)
     _inside.apply = True
     try:
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
-            zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
+            with graph.building_parts():
+                zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []
@@ -137,7 +144,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         boundaries.append((name, gradient))
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
-                pairs = zero.as_parts(graph, pairs)
+                with graph.building_parts():
+                    pairs = zero.as_parts(graph, pairs)
                 rest, named = args, kwargs
                 if graph.zero is not None:
                     rest, named = map_items(zero.known_to_optimizers, (args, kwargs))
@@ -145,7 +153,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                     return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with watched_slots() as made:
                     applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
-                graph.shards.adopt_updates(made)
+                with graph.building_parts():
+                    graph.shards.adopt_updates(made)
                 return applied
 
             pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)
@@ -187,11 +196,34 @@ def _refuse_planned(graph: Graph, steps: int) -> None:
     ]
     without = [words for is_missing, words in missing if is_missing]
     if without:
+        devices = len({device for stage in graph.plan.plan.stages for device in stage.devices})
         raise PlanError(
             "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
-            "adds would train {}. Build the whole training step before the first run, or build it in a new "
-            "tf.Graph.".format(graph.plan.world_size, without[0])
+            "adds would train {}. Build the whole training step before the first run, or build it in a new tf.Graph: "
+            "call epl.init again, or open one by `with tf.Graph().as_default():`.".format(devices, without[0])
         )
+
+
+def _refuse_earlier_model(graph: Graph) -> None:
+    """Raises PlanError for a model beside one that was rewritten before `epl.init` was called again.
+
+    Its replicas and collectives would be taken for ops of the user.
+    """
+    if graph.was_trained_before_init:
+        raise PlanError(
+            "The tf.Graph has a model that was trained before epl.init was called again, with its replicas or parts of "
+            "variables; a second model cannot be trained next to it. Build the second one in a tf.Graph of its own: "
+            "`with tf.Graph().as_default():` around it, or no `with graph.as_default()` and no `with tf.Session()` "
+            "around epl.init, which then begins a new default graph."
+        )
+
+
+def _note_virtual_devices(graph: Graph) -> None:
+    """Lets the cluster show the devices of the model as it is now; what does not fit is an error of the first run."""
+    cluster = Env.get().cluster
+    assert cluster is not None
+    with contextlib.suppress(PlanError, LayoutError):
+        stage_devices(graph.taskgraphs, cluster)
 
 
 def record_optimizer(optimizer: Any) -> None:
@@ -208,6 +240,7 @@ def _annotated_graph() -> Optional[Graph]:
     graph = Graph.of(tf_graph, may_create=True)
     assert graph is not None
     if graph.taskgraphs:
+        _refuse_earlier_model(graph)
         return graph
     if "unannotated" not in graph.parallel_information and not env.config.auto.auto_parallel:
         graph.parallel_information["unannotated"] = True
@@ -229,6 +262,7 @@ def _partition(ys: Any, xs: Any) -> None:
     assert graph is not None and env.cluster is not None
     trains = any(variable_name(x) is not None for x in _as_list(xs))
     if trains and graph.plan is None and "partitioned" not in graph.parallel_information:
+        _refuse_earlier_model(graph)
         graph.parallel_information["partitioned"] = True
         partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
 

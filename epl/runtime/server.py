@@ -18,9 +18,7 @@ Who drives what is in `epl/topology.py`, the replacement of TensorFlow's methods
 
 import atexit
 import json
-import sys
 import threading
-import time
 import weakref
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Set, Tuple
 
@@ -32,6 +30,8 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
+from epl.ops.waits import Limits
+from epl.parallel.agreement import meet
 from epl.parallel.split.groups import split_taskgraphs
 from epl.parallel.stages import stage_devices
 from epl.topology import OWN_JOB, Topology, of_virtual_devices
@@ -83,16 +83,17 @@ def connect(tf_graph: tf.Graph, config: Optional[tf.ConfigProto]) -> "Optional[T
     if topology is None:
         return None
     server = ProcessServer.start(config)
+    server.service.job.set_roles(topology.roles())
     server.serving.update(set(range(server.cluster.worker_num)).difference(topology.constructors))
     if not topology.is_constructor(server.cluster.worker_index):
         server.serve()
     return server, server.session_config(topology, config)
 
 
-def guarded(session: tf.Session, call: Callable[..., Any], *args: Any) -> Any:
-    """A call of TensorFlow for a session: ended when a process fails that the session needs."""
+def guarded(session: tf.Session, what: Callable[[], str], call: Callable[..., Any], *args: Any) -> Any:
+    """A call of TensorFlow for a session: ended when a process fails that the session needs; see `what` there."""
     server = _server_of(session)
-    return call(*args) if server is None else server.guarded(call, *args)
+    return call(*args) if server is None else server.guarded(what, call, *args)
 
 
 def close(original: Callable[[tf.Session], None], session: tf.Session) -> None:
@@ -126,7 +127,8 @@ class ProcessServer(object):
         """Use `ProcessServer.start`."""
         self.cluster = cluster
         self.serving: Set[int] = set()
-        self._service = Service(job, Env.get().config.communication.stall_warning)
+        communication = Env.get().config.communication
+        self._service = Service(job, Limits(communication.stall_warning, communication.timeout))
         server = Env.get().get_or_create_server(config)
         # The address of a remote master costs a copy of all feeds; "localhost" is this process's own.
         one_machine = len({tf_config.machine_of(host) for host in job.hosts}) == 1
@@ -149,10 +151,11 @@ class ProcessServer(object):
 
         Raises:
             PlanError: there is no job of several processes.
+            PlanMismatchError: the processes have different versions or configurations.
             JobError: a process has failed or did not appear.
         """
         env = Env.get()
-        job = Job.current()
+        job = meet() if env.cluster is not None and env.cluster.worker_num > 1 else None
         if job is None or env.cluster is None or job.num_processes == 1:
             raise PlanError(
                 "A model that spans processes was asked for, and there is no job of several processes: "
@@ -226,19 +229,23 @@ class ProcessServer(object):
         """Remembers a session with this server's target, so that it is closed before the serving processes leave."""
         self._sessions.add(session)
 
-    def guarded(self, call: Callable[..., Any], *args: Any) -> Any:
-        """A call of a session that spans processes, ended when one of them fails.
+    def guarded(self, what: Callable[[], str], call: Callable[..., Any], *args: Any) -> Any:
+        """A call of a session that spans processes, ended when one of them fails or is silent for too long.
+
+        Args:
+            what: says what the call is, "Session.run of Adam"; asked when it lasts.
+            call: with its arguments.
 
         Raises:
-            JobError: a process has failed; the message names it and the cause.
+            JobError: a process has failed, or the call lasts too long; the message names the process and the cause.
         """
         if getattr(self._in_call, "active", False):
             return call(*args)  # part of a call that is guarded
-        warning = _LongRun(self.cluster.worker_index, Env.get().config.communication.stall_warning)
+        wait = self._service.waiting(lambda: "is in {}, which uses devices of other workers,".format(what()))
 
         def look() -> None:
             self._service.check()
-            warning.look()
+            wait.look()
 
         def run() -> Any:
             self._in_call.active = True  # of this thread, which ends with the call
@@ -248,6 +255,7 @@ class ProcessServer(object):
             self._service.check()
             return interruptible(run, look=look)
         except JobError:
+            self._abandoned = True
             self._keep_sessions()
             raise
         except (KeyboardInterrupt, SystemExit):
@@ -269,7 +277,7 @@ class ProcessServer(object):
         """
         if self._service.failure() is None and not self._abandoned:
             try:
-                self.guarded(close, session)
+                self.guarded(lambda: "Session.close", close, session)
             except JobError:
                 pass  # whoever runs the session next is told
 
@@ -302,23 +310,3 @@ def _exchange_facts(job: Job, address: str, planned: int) -> Tuple[List[str], Li
     parts = job.exchange("TensorFlow servers", json.dumps([address, planned]).encode())
     addresses, counts = zip(*[json.loads(part.decode()) for part in parts])
     return list(addresses), list(counts)
-
-
-class _LongRun(object):
-    """Says now and then that a run lasts: a process that is stopped, but not dead, is noticed by nothing else."""
-
-    def __init__(self, worker: int, interval: float) -> None:
-        self._worker = worker
-        self._interval = interval
-        self._start = self._last = time.monotonic()
-
-    def look(self) -> None:
-        now = time.monotonic()
-        if self._interval and now - self._last > self._interval:
-            self._last = now
-            sys.stderr.write(
-                "EPL: worker {} has been in one Session.run for {:.0f} s, which uses devices of other workers. If it "
-                "does not end, look for a worker that is stopped or overloaded.\n".format(
-                    self._worker, now - self._start
-                )
-            )

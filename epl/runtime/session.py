@@ -1,6 +1,8 @@
 """Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
 
 import functools
+import logging
+import os
 import threading
 import weakref
 from typing import Any, Callable, Dict, List, Sequence, Type
@@ -15,6 +17,8 @@ from epl.runtime.feeds import FeedSharing
 from epl.runtime.shards import Choice
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
 
 # How TensorFlow runs ops once fetches and feeds are resolved:
 # (session, handle, targets, fetches, feeds, options, metadata) -> values
@@ -47,6 +51,18 @@ class GraphRunner(object):
         self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._replica_lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def refuse_fork(self) -> None:
+        """Raises PlanError in a fork of the process that ran the graph first: TensorFlow's threads are not there."""
+        if os.getpid() != self._pid:
+            raise PlanError(
+                "Session.run was called in process {}, a fork of process {}, which has run the graph already. A fork "
+                "has none of TensorFlow's threads, and would wait for ever. Start such processes before the first "
+                "Session.run, or by the method spawn, and let them use no session of their parent.".format(
+                    os.getpid(), self._pid
+                )
+            )
 
     def run(
         self,
@@ -109,11 +125,12 @@ class GraphRunner(object):
         state = self._state(session)
         self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
         if step.shares_feeds:
-            feeds = self.feeds.share(feeds)
+            feeds = self.feeds.share(feeds, step.unneeded)
         elif step.repeats_feeds:
-            self._shards.refuse_copied_rows(fetches, step.differentiates)
             feeds = self.feeds.repeat(feeds)
-            if not step.differentiates:
+            if self._shards is not None:
+                self._shards.refuse_copied_rows([*fetches, *step.written.values], step.differentiates)
+            if self._shards is not None and not step.differentiates:
                 for tensor, by_rank in self._shards.leads().items():
                     feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
@@ -135,6 +152,8 @@ class GraphRunner(object):
             result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
             if step.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
+            state.replicas_current &= not step.written.differs_between_replicas
+            state.processes_current &= not step.written.differs_between_processes
             return result
 
         if step.is_collective:
@@ -155,6 +174,31 @@ class GraphRunner(object):
             state = self._states.pop(session, None)
         if state is not None and self._shards is not None:
             self._shards.checkpoints.session_closes(state.number)
+
+    def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
+        """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
+        tf_graph = self.rewrite.tf_graph
+        own = [name for name in fetches if name not in self.rewrite.merged]
+        if self.rewrite.local_replicas == 1 or not own:
+            return
+        step = self._steps.find(
+            [tf_graph.get_tensor_by_name(name) for name in fetches],
+            [tf_graph.get_operation_by_name(name) for name in targets],
+            [tf_graph.get_tensor_by_name(name) for name in feeds],
+        )
+        if step.shares_feeds and Env.get().says_first("Keras metrics"):
+            logger.warning(
+                "tf.keras trains with %d replicas in this process. The loss that it reports is that of all rows; its "
+                "metrics (%s) are those of the rows of replica 0. Model.evaluate gives them for all rows. This is said "
+                "once.",
+                self.rewrite.local_replicas, ", ".join(own),
+            )  # fmt: skip
+
+    def begin(self, session: tf.Session, restore: Callable[[], None]) -> None:
+        """Prepares a new session for hooks: `restore`, whose failure the others are told, then the values of rank 0."""
+        if self.rewrite.plan.workers > 1:
+            self._telling_others(restore)
+        self.take_values_of_rank_0(session)
 
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""

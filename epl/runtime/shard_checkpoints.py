@@ -8,9 +8,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job
-from epl.parallel.transformation import process_server
+from epl.ops.waits import Limits
+from epl.parallel.agreement import process_server
 from epl.runtime.shard_parts import CheckpointParts
 from epl.runtime.shard_savers import Slice, complete_savers, value_of
 from epl.utils import tf_compat
@@ -42,7 +44,9 @@ class Checkpoints(object):
             own = [one for holder in self._holders for one in holder.written(prefixes)]
             self._values = {one.variable: value_of(self._graph.tf_graph, one.variable) for one in own}
             held = {one.variable: (one.full_name, one.spec) for one in own}
-            self._parts = CheckpointParts(_companion(job, self._holders[0].processes), held)
+            communication = Env.get().config.communication
+            limits = Limits(communication.stall_warning, communication.timeout)
+            self._parts = CheckpointParts(_companion(job, self._holders[0].processes), held, limits)
             atexit.register(self._parts.leave)
         parts = self._parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._completed_through, parts)

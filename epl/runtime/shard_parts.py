@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ops.job import Job, JobError
+from epl.ops.waits import Limits, Wait, is_too_late
 from epl.utils.errors import EplError
 from epl.utils.script_end import ScriptEnd
 
@@ -43,23 +44,25 @@ _NOT_YET = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
 
 
 class CheckpointPartsError(EplError, RuntimeError):
-    """A checkpoint could not be written, as another process could not give its part."""
+    """A checkpoint could not be written, as another process could not give its part, or not in time."""
 
 
 class CheckpointParts(object):
     """What one process does for checkpoints of all; `ask` is for worker 0, the rest for every worker."""
 
-    def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]]) -> None:
+    def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]], limits: Limits) -> None:
         """Begins to answer, or to ask.
 
         Args:
           companion: of the processes, for this alone.
           slices: what this process holds besides what worker 0 holds: name of a variable op -> name of the full
             variable, slice.
+          limits: of the waits for other processes.
         """
         self._process, self._processes = companion.process, companion.num_processes
         self._slices = dict(slices)
         self._companion = companion
+        self._limits = limits
         self._changed = threading.Condition()
         self._reads: Dict[int, Read] = {}  # by the number of a session
         self._begun = 0
@@ -98,13 +101,19 @@ class CheckpointParts(object):
             self._changed.notify_all()
 
     def close(self, session: int = 0) -> None:
-        """A session that was attached is about to close: worker 0 says so, the others wait until it has."""
+        """A session that was attached is about to close: worker 0 says so, the others wait until it has.
+
+        Raises:
+          JobError, CheckpointPartsError: a process is silent for too long.
+        """
+        wait = self._waiting("waits for worker 0 to close its session", without_end=True)
         failed = sys.exc_info()[0] not in (None, tf.errors.OutOfRangeError, StopIteration)
         with self._changed:
             if session not in self._reads or self._over:
                 return
             if self._process:
                 while not (failed or self._over or session in self._closed_first):
+                    wait.look()
                     self._changed.wait(_POLL_S)
             del self._reads[session]
         if not self._process and not failed:
@@ -113,8 +122,13 @@ class CheckpointParts(object):
     def leave(self) -> None:
         """The script ends: worker 0 leaves, the others when it has left, unless this one has failed."""
         if self._thread is not None and ScriptEnd.failure() is None:
-            while self._thread.is_alive():
-                self._thread.join(_POLL_S)
+            wait = self._waiting("has ended its script and waits for worker 0", without_end=True)
+            try:
+                while self._thread.is_alive():
+                    wait.look()
+                    self._thread.join(_POLL_S)
+            except JobError as error:  # the exit code stays: what this process was to do is done
+                sys.stderr.write("EPL: {}\n".format(error))
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -134,11 +148,12 @@ class CheckpointParts(object):
           Prefixes of the files that they have written.
 
         Raises:
-          CheckpointPartsError: a process has failed, or left, or could not write.
+          CheckpointPartsError: a process has failed, or left, or could not write, or is late.
         """
         request = {"do": "write", "file": filename, "entries": list(entries), "steps": self._steps}
         self._tell(dict(request, session=session))
-        answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""})[1:]]
+        wait = self._waiting("waits for the parts of the checkpoint {!r}".format(filename), _WRITTEN)
+        answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""}, wait)[1:]]
         for worker, answer in enumerate(answers, 1):
             if answer.get("error"):
                 raise CheckpointPartsError(
@@ -157,7 +172,7 @@ class CheckpointParts(object):
             return prefix.encode()
 
         with tf.device("/cpu:0"):
-            return tf.reshape(tf.py_func(prepared, [filename], tf.string), [])
+            return tf.reshape(tf.numpy_function(prepared, [filename], tf.string), [])
 
     def merged(
         self, filename: tf.Tensor, own: tf.Tensor, write: Optional[tf.Operation], entries: Sequence[Tuple[str, str]]
@@ -175,7 +190,7 @@ class CheckpointParts(object):
                 with tf.control_dependencies(None):
                     self._session = tf.placeholder_with_default(0, [])
             given = [filename, self._session]
-            others = tf.py_func(lambda name, session: self._asked(name, session, entries), given, tf.string)
+            others = tf.numpy_function(lambda name, session: self._asked(name, session, entries), given, tf.string)
             prefixes = tf.reshape(others, [-1])
             if write is not None:
                 prefixes = tf.concat([[own], prefixes], axis=0)
@@ -187,19 +202,28 @@ class CheckpointParts(object):
         return np.asarray([name.encode() for name in self.ask(filename.decode(), int(session), entries)], object)
 
     def _tell(self, request: Dict[str, Any]) -> None:
+        what = "asks for the parts of a checkpoint" if request["do"] == "write" else "closes its session"
         try:
-            self._exchange(_ASK, request)
-        except CheckpointPartsError:
-            if request["do"] != "close":  # who has left needs no word
+            self._exchange(_ASK, request, self._waiting(what, _ASK))
+        except CheckpointPartsError as error:
+            if request["do"] != "close" or is_too_late(error.__cause__):  # who has left needs no word
                 raise
 
-    def _exchange(self, key: str, message: Dict[str, Any]) -> List[bytes]:
+    def _exchange(self, key: str, message: Dict[str, Any], wait: Optional[Wait] = None) -> List[bytes]:
         try:
-            return self._companion.exchange(key, json.dumps(message).encode())
+            return self._companion.exchange(key, json.dumps(message).encode(), wait.look if wait is not None else None)
         except JobError as error:
             raise CheckpointPartsError(
                 "Parts of the model are in other processes, and they cannot be asked for them: {}".format(error)
-            ) from None
+            ) from error
+
+    def _waiting(self, what: str, key: str = "", without_end: bool = False) -> Wait:
+        """A wait for the other processes, in the exchange `key` if there is one."""
+
+        def missing() -> List[int]:
+            return self._companion.missing(key) if key else []
+
+        return Wait(self._companion, self._limits, lambda: what, missing, without_end)
 
     # ---- The others.
 

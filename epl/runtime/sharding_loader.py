@@ -51,7 +51,7 @@ class ShardingLoader(object):
         if self._ckpt_file is None:
             logger.warning("ShardingLoader has no checkpoint: the variables begin with their own initial values.")
             return
-        if not tf.train.checkpoint_exists(self._ckpt_file):
+        if not tf.gfile.Glob([self._ckpt_file + ".index", self._ckpt_file]):  # of version 2 or 1
             raise ValueError(
                 "ShardingLoader: there is no checkpoint {0}: expected the files {0}.index and {0}.data-...".format(
                     self._ckpt_file

@@ -19,12 +19,12 @@ from epl.ir.view import GraphView
 from epl.ops.job import Job
 from epl.ops.service import CommunicatorSpec
 from epl.ops.sub_communicators import Place, SubCommunicators
+from epl.parallel.agreement import process_server
 from epl.parallel.plan import Stage, worker_of
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import FULL, PARTIAL, Layout, shard
 from epl.parallel.split.own_rows import OWN_ROWS, OwnRows
 from epl.parallel.split.updates import Exchanges, Updates, complete_updates, trace_updates
-from epl.parallel.transformation import process_server
 from epl.runtime.computed_parts import ComputedParts
 from epl.runtime.shard_checkpoints import Checkpoints
 from epl.runtime.shard_savers import Held, Slice, slices_of, value_of

@@ -13,7 +13,7 @@ variables, slots and checkpoints are the `shard_*` modules'.
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,10 +23,13 @@ from epl.ir.boundary import times
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.agreement import meet, refuse_missing_workers
 from epl.parallel.gradient_groups import is_complete
 from epl.parallel.rewrite import transport_between
+from epl.parallel.row_dimensions import find_dimensions, without_rows
 from epl.parallel.split import report
 from epl.parallel.split.batches import batch_layout
 from epl.parallel.split.bridges import (
@@ -51,7 +54,6 @@ from epl.parallel.split.row_weights import RowWeights
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
 from epl.parallel.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.runtime.shard_reads import give_whole
 from epl.runtime.shard_variables import SCOPE, objects_of, shard_variable
 from epl.runtime.shards import Shards, Shown, variable_of
@@ -127,9 +129,9 @@ class SplitModel(Shards):
         env = Env.get()
         cluster = env.cluster
         assert cluster is not None
+        meet()
         name = env.new_parts_name() + "/split"
         refuse_missing_workers(name, plan.owners)
-        start_job(env.config)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
         across = span_processes(plan.stages, plan.owners)
@@ -145,7 +147,8 @@ class SplitModel(Shards):
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
-        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios)
+        self._whole = _whole_inputs(graph, objective)
+        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios, self._whole)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
@@ -179,6 +182,11 @@ class SplitModel(Shards):
                 give_whole(made, self.exchange, self._inside)
         self._traced_after = self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
 
+    @property
+    def lowered_ops(self) -> FrozenSet[tf.Operation]:
+        """The ops of the user inside of the split; others run in their place."""
+        return self._inside
+
     # ---- Stages of a pipeline.
 
     def _open_lane(self, stage: int, what: str) -> Communicator:
@@ -197,7 +205,7 @@ class SplitModel(Shards):
 
     def _build(self, decision: Decision) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
-        depends_on_data = Dependence()
+        depends_on_data = Dependence(beside=self._whole)
 
         def entry(tensor: tf.Tensor) -> tf.Tensor:
             if tensor not in entries:
@@ -293,7 +301,7 @@ class SplitModel(Shards):
           PlanError: some of `ys` are of the split, and others are not.
         """
         inside = [self._program.result(y) is not None for y in tf.nest.flatten(ys)]
-        if not any(inside) or batch_dimension(x, Dependence()) is None:
+        if not any(inside) or batch_dimension(x, Dependence(beside=self._whole)) is None:
             return gradient
         if not all(inside):
             raise PlanError(
@@ -405,6 +413,15 @@ class SplitModel(Shards):
         self._exits.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
 
+    def stand_ins(self) -> Dict[str, str]:
+        """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
+        made = {tensor: local for tensor, (local, _) in self._lowering.tensors.items()}
+        found: Dict[str, str] = {}
+        for standing in (made, self._exits.standing, self._rows, self._new):
+            results = [tensor for tensor in standing if self._program.result(tensor) is not None]
+            found.update((self._graph.shown(standing[tensor]).name, tensor.name) for tensor in results)
+        return found
+
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
@@ -484,6 +501,16 @@ class SplitModel(Shards):
     def is_of_group(self, output: str) -> bool:
         """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
         return any(self._graph.shown(tensor).name == output for tensor in self._of_groups)
+
+
+def _whole_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
+    """What comes into the model and holds no rows of a batch. What the graph shows of that is said for feeds, too."""
+    view = GraphView(graph.tf_graph)
+    names = [y.name for y in objective if isinstance(y, tf.Tensor)]
+    found = find_dimensions(graph.tf_graph, view, names) if view.user_placeholders() else None
+    if found is not None:
+        graph.keep_whole([graph.tf_graph.get_tensor_by_name(name) for name in without_rows(found)])
+    return set(graph.whole_inputs)
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

@@ -21,6 +21,23 @@ from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.shards import Choice
+from epl.utils.errors import FeedError
+
+Written = NamedTuple(
+    "Written",
+    [
+        ("values", Tuple[tf.Tensor, ...]),
+        ("differs_between_replicas", bool),
+        ("differs_between_processes", bool),
+    ],
+)
+Written.__doc__ = """What a run without gradients writes to global variables, which all replicas have.
+
+Attributes:
+  values: what the writes take.
+  differs_between_replicas: whether they take what is drawn at random, or comes from a Python function.
+  differs_between_processes: whether they take that, or what is fed, and write a variable that a training step needs.
+"""
 
 Step = NamedTuple(
     "Step",
@@ -30,6 +47,7 @@ Step = NamedTuple(
         ("uses_replicas", bool),
         ("is_collective", bool),
         ("writes_replica_0_alone", bool),
+        ("written", Written),
         ("only_stages", bool),
         ("shares_feeds", bool),
         ("repeats_feeds", bool),
@@ -50,9 +68,11 @@ Attributes:
   uses_replicas: whether other local replicas take part.
   is_collective: whether it needs the other processes.
   writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
+  written: what it writes without gradients.
   only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
   shares_feeds: whether feeds are shared out among the copies of placeholders.
-  repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows.
+  repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows;
+    and replicas that write variables without gradients write the same.
   differentiates: whether it repeats feeds, and computes with gradients.
   has_whole_batch: whether replica 0 runs alone, and is to have all rows of a batch that replicas divide.
   counts_rows: whether it reads the data whose rows are the weights of replicas.
@@ -103,6 +123,7 @@ class StepFinder(object):
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._choices: Sequence[Choice] = () if shards is None else shards.choices()
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
+        self._trained_with = view.ancestors(self._gradients | (self._updates & view.descendants(self._gradients)))
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
@@ -141,7 +162,8 @@ class StepFinder(object):
         asked = [t.op for t in fetches if t.name not in fed] + list(targets)
         idle = self._idle_barriers(asked, fed) | self._weights
         needed, foreign = self._needed(asked, fed, idle)
-        repeats_feeds = (
+        by_hand = self._writes_by_hand(fetches, needed, fed)
+        repeats_feeds = bool(by_hand) or (
             rewrite.graph.shards is not None
             and not needed & (self._gradients | rewrite.writes)
             and self._is_fed_inference(needed, by_user)
@@ -155,7 +177,7 @@ class StepFinder(object):
                 idle = idle | (needed & self._later_writes)
             needed, foreign = self._needed(asked, fed, idle)
         asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
-        later = self._later_micro_batches((needed & rewrite.writes) | asked_micro)
+        later = set() if by_hand else self._later_micro_batches((needed & rewrite.writes) | asked_micro)
         needed |= view.ancestors(later, idle.__contains__)
         touched = needed & (self._collectives | rewrite.writes | self._staging)
         merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
@@ -194,6 +216,7 @@ class StepFinder(object):
             uses_replicas=uses_replicas,
             is_collective=is_collective,
             writes_replica_0_alone=foreign,
+            written=self._written(by_hand, by_user),
             only_stages=bool(needed & self._staging) and not touched & (self._collectives | rewrite.writes),
             shares_feeds=not repeats_feeds
             and (
@@ -205,11 +228,50 @@ class StepFinder(object):
             differentiates=repeats_feeds and _takes_gradients(asked),
             has_whole_batch=rewrite.batch_count is not None and not uses_replicas,
             counts_rows=self._counted <= needed,
-            barriers=self._barrier_tensors(idle - self._weights),
+            barriers=self._barrier_tensors(
+                (idle - self._weights) & view.ancestors(needed | touched | later, idle.__contains__)
+            ),
             unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, fed)),
         )
+
+    def _writes_by_hand(self, fetches: Sequence[tf.Tensor], needed: Set[int], fed: FrozenSet[str]) -> Set[int]:
+        """The writes of global variables of a run without gradients that reads no data; none if it is no such run.
+
+        Raises:
+          FeedError: it merges global outputs, for which what is fed is cut, and the writes take what is fed.
+        """
+        view = self._view
+        writes = needed & self._global_writes & self._updates
+        if not writes or needed & (self._gradients | self._all_boundaries) or self._reads_data(needed):
+            return set()
+        if not self._merges_globally(fetches, needed, fed):
+            return writes
+        taken = self._taken(writes, fed)
+        if not taken:
+            return set()
+        raise FeedError(
+            "{!r} is fed to a run that writes a variable without gradients ({!r}), for which every replica gets all of "
+            "it, and that merges a global output, for which each gets its own rows. Run the update by itself.".format(
+                taken[0], view.nodes[min(writes)].name
+            )
+        )
+
+    def _written(self, writes: Set[int], fed: FrozenSet[str]) -> Written:
+        """What `writes` without gradients write, given the names of what is fed."""
+        view = self._view
+        needed = view.ancestors(writes)
+        own = any(view.types[n] in op_types.PYTHON or "seed2" in view.nodes[n].attr for n in needed)
+        written = {variable for node in writes for variable in view.variable_inputs(node)}
+        values = [t for node in sorted(writes) for t in self._rewrite.operation(view.nodes[node].name).inputs]
+        differs = (own or bool(self._taken(writes, fed))) and not written.isdisjoint(self._trained_with)
+        return Written(tuple(values), own, differs)
+
+    def _taken(self, nodes: Set[int], fed: FrozenSet[str]) -> List[str]:
+        """Those of `fed` that nodes need."""
+        needed = self._view.ancestors(nodes)
+        return sorted(name for name in fed if self._view.index.get(_op_name(name)) in needed)
 
     def _chooses(self, choice: Choice, needed: Set[int], fed: FrozenSet[str]) -> bool:
         """Whether a run begins something with a variable to which it does not give its initial value itself."""
@@ -305,8 +367,10 @@ class StepFinder(object):
 
     def _is_fed_inference(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
-        types = self._view.types
-        return bool(fed) and not any(types[node] in op_types.DATA_SOURCES for node in needed)
+        return bool(fed) and not self._reads_data(needed)
+
+    def _reads_data(self, needed: Set[int]) -> bool:
+        return any(self._view.types[node] in op_types.DATA_SOURCES for node in needed)
 
     def _divides_one_batch(self) -> bool:
         """Whether replicas divide a batch, so that replica 0 by itself can have what they have together."""

@@ -25,6 +25,7 @@ from epl.ir.colocation import in_taskgraph
 from epl.ir.graph import Gradient, Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.sub_communicators import SubCommunicators
+from epl.parallel.agreement import meet, refuse_missing_workers
 from epl.parallel.own_devices import has_own_devices
 from epl.parallel.plan import Stage
 from epl.parallel.rewrite import transport_between
@@ -33,7 +34,6 @@ from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import Layout, offsets
 from epl.parallel.split.updates import Exchanges, complete_updates
 from epl.parallel.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
-from epl.parallel.transformation import refuse_missing_workers, start_job
 from epl.parallel.zero_parts import Candidate, choose_parts
 from epl.runtime.shard_initial import local_shapes
 from epl.runtime.shard_variables import beside, is_shard
@@ -95,9 +95,9 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
     _refuse_combinations(graph, level, len(stages))
     with graph.changing():
         if graph.zero is None:
+            meet()
             name = env.new_parts_name() + "/zero"
             refuse_missing_workers(name, owners)
-            start_job(env.config)
             graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
             if graph.split is not None:
                 graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
@@ -297,7 +297,8 @@ class ZeroModel(Shards):
         own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
         shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
-        return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
+        with tf_compat.silent_deprecations():
+            return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
 
     def report(self) -> str:
         """What a rank holds, in words."""

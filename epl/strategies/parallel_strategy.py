@@ -47,7 +47,7 @@ class ParallelStrategy(object):
         return self
 
     def __exit__(self, *unused: Any) -> None:
-        Env.get().strategy_context.exit()
+        Env.get().strategy_context.exit(self)
 
     def __repr__(self) -> str:
         return "epl.{}(device_count={}, name={!r})".format(self.name_of_kind, self.device_count, self.name)

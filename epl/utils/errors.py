@@ -22,6 +22,10 @@ class ClusterError(EplError, ValueError):
     """The description of the job (TF_CONFIG, hosts, local devices) is incomplete or contradictory."""
 
 
+class JobSecretError(EplError, ValueError):
+    """The secret of the job, as the environment gives it, cannot be used."""
+
+
 class LayoutError(EplError, RuntimeError, ValueError):
     """The devices of the job cannot be laid out as asked.
 

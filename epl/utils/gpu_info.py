@@ -7,6 +7,7 @@ TensorFlow can use what is found shows when the first session is made.
 
 import ctypes
 import os
+import re
 from typing import Optional
 
 
@@ -29,7 +30,7 @@ def count_visible(cuda_visible_devices: str, present: int) -> int:
         if entry.startswith(("GPU-", "MIG-")):
             if not present:
                 break
-        elif not entry.isdigit() or int(entry) >= present:
+        elif not re.fullmatch("[0-9]+", entry) or int(entry) >= present:
             break
         seen.append(entry)
     return len(seen) if len(set(seen)) == len(seen) else 0

@@ -5,7 +5,8 @@ Also `python -m epl.utils.launcher`. Owns the order of things; each thing is in 
     launcher_options    the command line                     launcher_job        one run: output, failure, end
     launcher_devices    which GPUs                           launcher_guard      the process that watches the workers
     launcher_plan       command, environment, logs, ports    launcher_processes  /proc and prctl
-                                                             launcher_console    the terminal
+    launcher_secret     how workers know each other          launcher_console    the terminal
+    launcher_causes     which worker failed first            last_words          what a worker tells the launcher
 
 TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
 """
@@ -14,7 +15,15 @@ import os
 import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from epl.utils import launcher_devices, launcher_guard, launcher_options, launcher_plan
+from epl.utils import (
+    launcher_causes,
+    launcher_devices,
+    launcher_guard,
+    launcher_options,
+    launcher_plan,
+    launcher_secret,
+)
+from epl.utils.last_words import PIPE_VARIABLE
 from epl.utils.launcher_console import Console
 from epl.utils.launcher_job import Interrupts, Job, Outcome
 from epl.utils.launcher_options import Options
@@ -100,22 +109,29 @@ def _run(
     interrupts: Interrupts,
 ) -> Outcome:
     null = os.open(os.devnull, os.O_RDONLY)
+    secret = launcher_secret.draw(options)
     starts = []
+    pipes = {}
     for worker in workers:
+        pipe = pipes[worker.worker_index] = launcher_causes.open_pipe()
+        environ = launcher_secret.give(worker.environment(os.environ), secret)
+        environ[PIPE_VARIABLE] = pipe.name
         debugged = worker.log is None
         starts.append(
             launcher_guard.Start(
                 worker.worker_index,
                 worker.argv,
-                worker.environment(os.environ),
+                environ,
                 None if debugged else null,
                 logs.get(worker.worker_index),
                 ports[worker.worker_index].fd if ports is not None else None,
+                pipe.write_end,
             )
         )
     paths = {worker.worker_index: worker.log for worker in workers if worker.log is not None}
     shown = options.local_indices if options.show_all else [0]
-    outcome = Job(starts, paths, shown, console, interrupts).run(options.kill_after)
+    causes = launcher_causes.Causes({index: pipe.read_end for index, pipe in pipes.items()})
+    outcome = Job(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
     os.close(null)
     return outcome
 

@@ -8,13 +8,17 @@ import os
 import re
 import sys
 import time
-from typing import IO, BinaryIO, Dict, List, Optional
+from typing import IO, BinaryIO, Dict, Iterable, Iterator, List, Optional
 
 # Text without a line end is shown after so long: a prompt, or the latest state of a progress bar.
 _PARTIAL_SECONDS = 0.1
 # Off a terminal a progress bar gives one line in so many seconds.
 _BAR_SECONDS = 5.0
 _CHUNK = 1 << 16
+# The end of a log that is looked at for its last lines: TensorFlow's errors hold several traces.
+_END = 1 << 18
+# Below this line TensorFlow lists the frames in which an op was made, which say nothing about the failure.
+_OP_CREATION = "Original stack trace for "
 _SEGMENT = re.compile(rb"[^\r\n]*[\r\n]")
 
 
@@ -39,9 +43,9 @@ class Console:
         source = self._sources.setdefault(prefix, _Source(prefix))
         source.pending += data
         source.changed = time.monotonic()
-        end = 0
-        for match in _SEGMENT.finditer(source.pending):
-            end = match.end()
+        end = max(source.pending.rfind(b"\n"), source.pending.rfind(b"\r")) + 1
+        # Not beyond: the search would begin anew at every byte of a line without an end.
+        for match in _SEGMENT.finditer(source.pending, 0, end):
             text, terminator = match.group()[:-1], match.group()[-1:]
             if self._redraw:
                 self._emit(source, text, terminator)
@@ -133,6 +137,14 @@ def _mute(stream: IO) -> None:
     os.close(null)
 
 
+def _without_op_creation(lines: Iterable[str]) -> Iterator[str]:
+    skipping = False
+    for line in lines:
+        skipping = line.startswith(_OP_CREATION) or (skipping and (not line or line.startswith("  ")))
+        if not skipping:
+            yield line
+
+
 class _Source:
     """The state of one source of output."""
 
@@ -157,13 +169,16 @@ class LogTail:
         return self._file.read(_CHUNK)
 
     def last_lines(self, count: int) -> List[str]:
-        """The last `count` lines added; of a line that was redrawn, the last state."""
+        """The last `count` lines added, without those of where an op was made; of a redrawn line, the last state."""
         with open(self._path, "rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._start, size - _CHUNK))
+            log.seek(max(self._start, size - _END))
             text = log.read().decode("utf-8", "replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip("\n").split("\n")]
-        return lines[-count:] if text else []
+        lines = list(_without_op_creation(lines))
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines[-count:]
 
     def close(self) -> None:
         """Closes the file."""

@@ -42,6 +42,12 @@ class Start(NamedTuple):
     stdin: Optional[int]  # None: inherit
     output: Optional[int]  # descriptor of the log file; None: inherit standard output and error
     listen_fd: Optional[int]  # kept open in the worker
+    words_fd: int  # too: the worker's end of the pipe of `last_words`
+
+    @property
+    def descriptors(self) -> List[int]:
+        """All that belong to the worker alone, and are closed elsewhere once it has started."""
+        return [fd for fd in (self.output, self.listen_fd, self.words_fd) if fd is not None]
 
 
 class Guard(NamedTuple):
@@ -128,7 +134,7 @@ class _Guard:
                     stdin=start.stdin,
                     stdout=start.output,
                     stderr=start.output,
-                    pass_fds=[] if start.listen_fd is None else [start.listen_fd],
+                    pass_fds=[fd for fd in (start.listen_fd, start.words_fd) if fd is not None],
                     start_new_session=True,
                     preexec_fn=processes.die_with_parent,
                 )
@@ -147,9 +153,8 @@ class _Guard:
         The terminal goes too, so that who reads the launcher's output sees its end when the launcher is dead.
         """
         for start in self._starts:
-            for descriptor in (start.output, start.listen_fd):
-                if descriptor is not None:
-                    os.close(descriptor)
+            for descriptor in start.descriptors:
+                os.close(descriptor)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)

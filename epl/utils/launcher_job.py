@@ -10,15 +10,19 @@ import select
 import signal
 import socket
 import time
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from epl.utils import launcher_guard as guards
 from epl.utils import launcher_processes as processes
+from epl.utils.launcher_causes import Causes
 from epl.utils.launcher_console import Console, LogTail
 
 _LAST_LINES = 20
+_CAUSE_LINES = 4  # of a cause; errors of TensorFlow may hold several traces
 _SHOW_SECONDS = 0.05
 _GUARD_DEAD_SECONDS = 5.0
+# A worker that others name as the cause may take so long to end by itself; then its exit code stays unknown.
+_CAUSE_SECONDS = 5.0
 
 
 class Interrupts:
@@ -53,6 +57,14 @@ class Outcome(NamedTuple):
     interrupted: bool
 
 
+class _Failure(NamedTuple):
+    """The end of a worker that failed."""
+
+    worker: int
+    code: int  # negative: minus the signal
+    at: float  # time.monotonic()
+
+
 class Job:
     """One run of all the workers of this machine."""
 
@@ -61,6 +73,7 @@ class Job:
         starts: List[guards.Start],
         logs: Dict[int, str],
         shown: List[int],
+        causes: Causes,
         console: Console,
         interrupts: Interrupts,
     ) -> None:
@@ -70,6 +83,7 @@ class Job:
           starts: how each worker is started.
           logs: the path of the log of each worker that has one; the file exists.
           shown: the workers whose output is shown.
+          causes: what the workers say about their failures.
           console: where it is shown.
           interrupts: the signals that end the run.
         """
@@ -77,10 +91,12 @@ class Job:
         self._logs = logs
         self._tails = {index: LogTail(path) for index, path in logs.items()}
         self._shown = [index for index in shown if index in logs]
+        self._causes = causes
         self._console = console
         self._interrupts = interrupts
         self._pids: Dict[int, int] = {}
         self._running = {start.worker_index for start in starts}
+        self._failed: List[_Failure] = []  # in the order in which they ended
         self._failure: Optional[int] = None
         self._interrupted: Optional[int] = None
         self._done = False
@@ -94,9 +110,8 @@ class Job:
         """
         guard = guards.fork_guard(self._starts, kill_after)
         for start in self._starts:
-            for descriptor in (start.output, start.listen_fd):
-                if descriptor is not None:
-                    os.close(descriptor)
+            for descriptor in start.descriptors:
+                os.close(descriptor)
         pending = b""
         while True:
             ready = select.select([guard.reports, self._interrupts.wake_fd], [], [], _SHOW_SECONDS)[0]
@@ -111,6 +126,8 @@ class Job:
                 for line in lines:
                     self._take(json.loads(line.decode()), guard)
             self._show()
+            self._listen()
+            self._judge(guard)
         os.waitpid(guard.pid, 0)
         os.close(guard.control)
         os.close(guard.reports)
@@ -139,18 +156,37 @@ class Job:
 
     def _take_end(self, index: int, code: int, guard: guards.Guard) -> None:
         self._running.discard(index)
-        ending = self._failure is not None or self._interrupted is not None
-        if code == 0:
-            if not self._running and not ending:
-                _tell(guard, guards.END_ALL)
-        elif not ending:
-            self._show()
-            how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
-            seconds = time.monotonic() - self._began
-            text = (
-                f"worker {index} failed: {how} (host {socket.gethostname()}, pid {self._pids[index]}, {seconds:.1f} s)"
-            )
-            self._fail(guard, code if code > 0 else 128 - code, text + "\n" + self._last_lines(index))
+        if code:
+            self._failed.append(_Failure(index, code, time.monotonic()))
+        elif not self._running and not self._failed:
+            _tell(guard, guards.END_ALL)
+
+    def _listen(self) -> None:
+        for index, why in self._causes.read():
+            log = self._logs.get(index, "its output")
+            self._console.say(f"worker {index} cannot write to {log}: {why}. What it prints is lost; it goes on.")
+
+    def _judge(self, guard: guards.Guard) -> None:
+        """Reports the failure and ends the others, once it is known which worker failed first."""
+        if not self._failed or self._failure is not None or self._interrupted is not None:
+            return
+        first = self._failed[0]
+        cause = self._causes.first(first.worker)
+        if cause is None:
+            self._fail(guard, *self._describe(first, "failed"))
+        elif cause.worker not in self._running or time.monotonic() - first.at > _CAUSE_SECONDS:
+            ends = [failure for failure in self._failed if failure.worker == cause.worker]
+            how = "failed" if ends else "failed because of that"
+            code, text = self._describe(ends[0] if ends else first, how)
+            self._fail(guard, code, f"first cause: worker {cause.worker}: {_first_lines(cause.text)}\n{text}")
+
+    def _describe(self, failure: _Failure, what: str) -> Tuple[int, str]:
+        """The launcher's exit code for the failure of a worker, and the failure in words, with the end of the log."""
+        index, code = failure.worker, failure.code
+        how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+        where = f"host {socket.gethostname()}, pid {self._pids[index]}, {failure.at - self._began:.1f} s"
+        text = f"worker {index} {what}: {how} ({where})\n{self._last_lines(index)}"
+        return (code if code > 0 else 128 - code), text
 
     def _last_lines(self, index: int) -> str:
         if index not in self._tails:
@@ -191,6 +227,7 @@ class Job:
         self._console.show_partial_lines(everything=True)
         for tail in self._tails.values():
             tail.close()
+        self._causes.close()
         if self._interrupted is not None:
             return Outcome(128 + self._interrupted, True)
         return Outcome(self._failure or 0, False)
@@ -212,6 +249,10 @@ def _tell(guard: guards.Guard, what: bytes) -> None:
         os.write(guard.control, what)
     except BrokenPipeError:
         pass  # the guard is dead, which the end of its reports tells
+
+
+def _first_lines(text: str) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][:_CAUSE_LINES])
 
 
 def _signal_name(signum: int) -> str:

@@ -19,7 +19,8 @@ Everything after the script is passed to it; {task_dir} in it stands for the wor
 arguments gets that directory as $1. Each worker finds it in EPL_TASK_DIR, too.
 
   epl-launch --num_workers 2 --gpu_per_worker 1 train.py --epochs 3
-  epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 run.sh
+  epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 \\
+      --secret_file job.key run.sh
 """
 
 
@@ -30,6 +31,7 @@ class Options(NamedTuple):
     gpu_per_worker: int
     machine_rank: Optional[int]
     hosts: Optional[List[str]]
+    secret_file: Optional[str]
     task_label: Optional[str]
     log_dir: Optional[str]
     debug: bool
@@ -59,6 +61,9 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> Options:
     """Reads and checks the command line; ends the process with code 2 and a message when it is wrong."""
     parser = _build_parser()
+    for argument in argv:
+        if "\0" in argument:
+            parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
     own, script, script_args = _split(parser, argv)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
     _check_numbers(parser, found)
@@ -69,6 +74,7 @@ def parse(argv: Sequence[str]) -> Options:
         gpu_per_worker=found.gpu_per_worker,
         machine_rank=found.machine_rank,
         hosts=hosts,
+        secret_file=_check_secret_file(parser, found.secret_file),
         task_label=found.task_label,
         log_dir=found.log_dir,
         debug=found.debug,
@@ -107,6 +113,12 @@ def _build_parser() -> _Parser:
         "--machine_list",
         metavar="IP:PORT,...",
         help="address of every worker, used as it is (default: free ports of this machine)",
+    )
+    parser.add_argument(
+        "--secret_file",
+        metavar="FILE",
+        help="holds the secret of the job, the same on every machine (default: EPL_JOB_SECRET or EPL_JOB_SECRET_FILE; "
+        "without --machine_rank a random one)",
     )
     parser.add_argument("--task_label", metavar="TEXT", help="added to the name of the default log directory")
     parser.add_argument(
@@ -221,11 +233,19 @@ def _check_machines(parser: argparse.ArgumentParser, found: argparse.Namespace) 
     return hosts
 
 
+def _check_secret_file(parser: argparse.ArgumentParser, path: Optional[str]) -> Optional[str]:
+    if path is not None and not os.access(path, os.R_OK):
+        parser.error(f"--secret_file: {path!r} cannot be read (looked in {os.getcwd()})")
+    return path
+
+
 def _check_env(parser: argparse.ArgumentParser, settings: List[str]) -> Dict[str, str]:
     env: Dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not key or not equals:
             parser.error(f"--env: {setting!r} is not KEY=VALUE")
+        if key == "EPL_JOB_SECRET":
+            parser.error("--env EPL_JOB_SECRET: every user of this machine can read a command line; use --secret_file")
         env[key] = value
     return env

@@ -13,14 +13,17 @@ import sys
 import time
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
+from epl.utils.last_words import PIPE_VARIABLE
 from epl.utils.launcher_options import Options
 
 # Descriptors below are left to shell scripts, which use small numbers for their own redirections.
-_FIRST_LISTEN_FD = 100
+FIRST_FD = 100
 # glibc gives large buffers back to the system when they are freed and takes them again, page fault by page fault, in
 # every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
 # threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
+# Of a launcher that started this one; each gives its workers their own.
+_OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
 
 
 class LogInUseError(Exception):
@@ -37,8 +40,8 @@ class Worker(NamedTuple):
     log: Optional[str]  # None: it keeps the terminal
 
     def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
-        """The whole environment, made from the launcher's."""
-        env = {key: value for key, value in environ.items() if key != "EPL_LISTEN_FD"}
+        """The whole environment but the secret of the job, made from the launcher's."""
+        env = {key: value for key, value in environ.items() if key not in _OWN_VARIABLES}
         env.update(self.settings)
         return env
 
@@ -65,7 +68,7 @@ def reserve_ports(count: int) -> List[Port]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
-            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_LISTEN_FD)
+            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
             ports.append(Port(fd, listener.getsockname()[1]))
     return ports
 
@@ -150,13 +153,14 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
 
     Raises:
       LogInUseError: another job writes to one of them.
+      OSError: one cannot be written, or is a symbolic link, which may lead into a file of the user.
     """
     logs: Dict[int, int] = {}
     for worker in workers:
-        os.makedirs(worker.task_dir, exist_ok=True)
+        _make_private_dirs(worker.task_dir)
         if worker.log is None:
             continue
-        logs[worker.worker_index] = fd = os.open(worker.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        logs[worker.worker_index] = fd = _open_log(worker.log)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -167,8 +171,39 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
         except OSError:
             pass  # a file system without locks
         if os.fstat(fd).st_size:
-            os.write(fd, f"\n==== epl-launch: new run, {time.strftime('%Y-%m-%d %H:%M:%S')} ====\n".encode())
+            _begin_anew(fd, worker.log)
     return logs
+
+
+def _make_private_dirs(path: str) -> None:
+    """Makes a directory and those above it for the user alone; one that exists stays as it is."""
+    above = os.path.dirname(path)
+    if above and not os.path.isdir(above):
+        _make_private_dirs(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _open_log(path: str) -> int:
+    """Opens a log file for the user alone; follows no symbolic link at the file or its directory."""
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(os.path.basename(path), flags, 0o600, dir_fd=directory)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(directory)
+
+
+def _begin_anew(log: int, path: str) -> None:
+    try:
+        os.write(log, f"\n==== epl-launch: new run, {time.strftime('%Y-%m-%d %H:%M:%S')} ====\n".encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -1,15 +1,19 @@
 """How the script of this process ends, as far as Python tells before it leaves: in good order, or with which failure.
 
 `atexit` alone cannot tell: its functions run after a normal end and after an exception alike. Here the exception that
-ends the script is noted; who has something to say to other processes at exit asks `failure`. What ends the process
-without Python (a signal, `os._exit`) others notice by themselves.
+ends the script is noted; who has something to say to other processes at exit asks `failure`, and the launcher is told
+in any case. What ends the process without Python (a signal, `os._exit`) others notice by themselves.
 """
 
+import atexit
 import ctypes
 import gc
+import os
 import sys
 from types import TracebackType
 from typing import Any, Callable, NoReturn, Optional, Type
+
+from epl.utils.last_words import LastWords, tell_failure
 
 _LONGEST = 2000  # characters of a cause
 
@@ -45,6 +49,13 @@ class ScriptEnd(object):
 
         sys.excepthook, sys.exit = noting_excepthook, leave_by_exception
         _tell_status_at_exit(note_status)
+        pid = os.getpid()
+
+        def tell_launcher() -> None:
+            if cls._failure is not None and os.getpid() == pid:
+                tell_failure(LastWords(cls._failure, None))
+
+        atexit.register(tell_launcher)  # first, so it runs last: whoever knows more has told it by then
 
     @classmethod
     def failure(cls) -> Optional[str]:

@@ -15,6 +15,7 @@ from tensorflow.python.framework import (
     func_graph,
     function,
     kernels,  # which kernels are registered
+    ops,  # whether `with graph.as_default()` is open
 )
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import (
@@ -27,7 +28,9 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.saved_model import builder_impl
 from tensorflow.python.training import monitored_session, saver, training
+from tensorflow.python.util import deprecation
 from tensorflow.python.util import nest as tf_nest
+from tensorflow_estimator.python.estimator import training as estimator_training
 
 BaseSession = session_module.BaseSession
 SaverBuilder = saver.BaseSaverBuilder
@@ -36,6 +39,8 @@ ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
 KerasOptimizer = optimizer_v2.OptimizerV2
+# TensorFlow's own code calls deprecated functions of its own: around what the user did not ask for.
+silent_deprecations = deprecation.silence
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
@@ -47,12 +52,18 @@ TRAIN_MODULES: Tuple[Any, ...] = (
     monitored_session,
     training,  # where an Estimator finds it
 )
+TrainingExecutor = estimator_training._TrainingExecutor
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
 
 def is_function_graph(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a function, not a graph that a session runs."""
     return isinstance(graph, FUNCTION_GRAPHS)
+
+
+def default_graph_is_chosen() -> bool:
+    """Whether the default graph is that of an open `with graph.as_default()`, or of a session in a `with`."""
+    return not ops._default_graph_stack.is_cleared()
 
 
 def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
@@ -285,9 +296,14 @@ class replaced_dependencies:
             one._control_inputs_val = named
 
 
+def function_of(owner: Any, name: str) -> Callable:
+    """`owner.name`, without the warning with which some modules of TensorFlow answer whoever looks up a name."""
+    return getattr(getattr(owner, "_tfmw_wrapped_module", owner), name)
+
+
 def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:
     """Sets `owner.name` to `wrapper` and returns what was there. Used by `epl.runtime.hooks` alone."""
-    original = getattr(owner, name)
+    original = function_of(owner, name)
     setattr(owner, name, wrapper)
     return original
 
@@ -389,3 +405,24 @@ def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
     c_graph = graph._c_graph
     for name, device in devices:
         c_api.SetRequestedDevice(c_graph, c_api.TF_GraphOperationByName(c_graph, name), device)
+
+
+def save_path(hook: tf.train.CheckpointSaverHook) -> str:
+    """The path of what the hook writes, without the number of the step."""
+    return hook._save_path
+
+
+def saver_of(creator: tf.train.ChiefSessionCreator) -> tf.train.Saver:
+    """The Saver with which sessions are restored."""
+    return creator._scaffold.saver
+
+
+def evaluates(hook: tf.train.SessionRunHook) -> bool:
+    """Whether tf.estimator.train_and_evaluate evaluates when the hook has written a checkpoint."""
+    listeners = getattr(hook, "_listeners", ())
+    return any(isinstance(one, estimator_training._NewCheckpointListenerForEvaluate) for one in listeners)
+
+
+def eval_spec(executor: estimator_training._TrainingExecutor) -> tf.estimator.EvalSpec:
+    """How tf.estimator.train_and_evaluate is to evaluate."""
+    return executor._eval_spec

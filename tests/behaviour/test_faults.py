@@ -62,8 +62,8 @@ def _without_launcher(what: str, directory: Any, **settings: str) -> List[Finish
 # What happens, and what must be said about it.
 FAULTS: Dict[str, str] = {
     'killed': r'(?i)SIGKILL|signal 9|killed',
-    'fails': r'this row is rotten',
-    'raises': r'something in the script',
+    'fails': r'first cause: worker 1: (.*\n){0,3}.*this row is rotten\n(.*\n){0,3}.*worker 1 failed: exit code 1',
+    'raises': r'first cause: worker 1: RuntimeError: something in the script\n.*worker 1 failed: exit code 1',
     'other shapes': r'my_layer',
     'other variables': r'only_here',
 }
@@ -81,6 +81,7 @@ def test_the_launcher_names_worker_and_cause(what: str, tmp_path: Any) -> None:
 def test_a_worker_that_never_starts(tmp_path: Any) -> None:
     finished = _launch('never starts', tmp_path, EPL_COMMUNICATION_START_TIMEOUT='4')
     assert re.search(r'(?i)(worker|rank|process) 1', finished.output), finished.output
+    assert re.search(r'first cause: worker 0: JobError: .*worker 1 .*did not appear', finished.output), finished.output
 
 
 @pytest.mark.timeout(180)
@@ -105,6 +106,7 @@ def test_a_worker_that_hangs(tmp_path: Any) -> None:
     finished = _launch('hangs', tmp_path, EPL_COMMUNICATION_STALL_WARNING='1', EPL_COMMUNICATION_TIMEOUT='5')
     # Two devices in each process: it is ranks 2 and 3 that are missing.
     assert re.search(r'(?i)missing.*2.*3|rank.* 2.*3.*(missing|not)', finished.output), finished.output
+    assert re.search(r'first cause: worker 0: DeadlineExceededError: .*gave up after', finished.output), finished.output
 
 
 @pytest.mark.timeout(180)

@@ -133,6 +133,8 @@ def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):
         (list(SIZE), "training_script"),
         (list(SIZE) + ["missing.py"], "'missing.py' does not exist"),
         (list(SIZE) + ["."], "'.' is a directory"),
+        (list(SIZE) + ["a\0b.py"], "'a\\x00b.py' holds a NUL character"),
+        (list(SIZE) + ["--log_dir", "a\0", "job.sh"], "'a\\x00' holds a NUL character"),
         (["job.sh"] + list(SIZE), "--num_workers stands after the script job.sh"),
         (list(SIZE) + ["--debug=maybe", "job.sh"], "'maybe'"),
         (list(SIZE) + ["--machine_rank", "2", "--machine_list", "a:1,b:1", "job.sh"], "from 0 to num_workers - 1 = 1"),

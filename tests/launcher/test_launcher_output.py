@@ -5,12 +5,15 @@ import io
 import os
 import pty
 import re
+import stat
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
+from epl.utils import launcher_options, launcher_plan
 from epl.utils.launcher_console import Console, LogTail
 
 # Seconds; each of these starts processes.
@@ -50,6 +53,15 @@ def test_large_output_is_shown_completely(run):
     assert re.findall(r"\[worker 0\] (\d+)\n", output) == [str(i) for i in range(1, 100001)]
 
 
+def test_a_long_line_takes_no_time(out):
+    console = Console(out, redraw=False)
+    began = time.process_time()
+    console.feed("[0] ", b"x" * 60000)
+    assert time.process_time() - began < 1
+    console.feed("[0] ", b"y\nz")
+    assert show(console, out) == "[0] " + "x" * 60000 + "y\n[0] z\n"
+
+
 def test_second_run_appends_to_the_log_and_shows_only_its_own_output(run, log):
     run("echo first", name="first.sh")
     output = run("echo second").output
@@ -70,6 +82,37 @@ def test_default_log_directory_of_a_running_job_gets_a_number(start, run, until,
     (first,) = os.listdir(str(tmp_path / "experiments"))
     assert run("echo up; sleep $EPL_TEST_SECONDS", log_dir=None, EPL_TEST_SECONDS="0").code == 0
     assert sorted(os.listdir(str(tmp_path / "experiments"))) == [first, first + "_2"]
+
+
+def test_logs_and_their_directories_are_the_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        (first,) = plan(tmp_path / "a" / "logs", 0)
+        launcher_plan.close_all(launcher_plan.open_logs([first]).values())
+        os.umask(0o277)
+        (second,) = plan(tmp_path / "a" / "logs", 1)
+        launcher_plan.close_all(launcher_plan.open_logs([second]).values())
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", first.task_dir, first.log, second.log]
+    assert [stat.S_IMODE(os.stat(str(path)).st_mode) for path in made] == [0o700, 0o700, 0o600, 0o400]
+
+
+@pytest.mark.parametrize("link", ["logs/0", "logs/0/stderr_0.log"])
+def test_a_symbolic_link_in_the_place_of_a_log_is_refused(run, tmp_path, link):
+    target = tmp_path / "target"
+    target.mkdir() if link == "logs/0" else target.write_text("precious")
+    (tmp_path / link).parent.mkdir(parents=True)
+    (tmp_path / link).symlink_to(target)
+    launch = run("echo in the log", workers=1)
+    assert launch.code == 2 and "epl-launch: error: " in launch.output and link in launch.output
+    assert target.is_dir() or target.read_text() == "precious"
+    assert not target.is_dir() or not list(target.iterdir())
+
+
+def plan(log_dir, restart):
+    options = launcher_options.parse(["--num_workers", "1", "--gpu_per_worker", "1", __file__])
+    return launcher_plan.plan_workers(options, str(log_dir), ["a:1"], [{"CUDA_VISIBLE_DEVICES": ""}], None, restart)
 
 
 def test_job_goes_on_when_nobody_reads_the_output(start, log, until):

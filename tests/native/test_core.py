@@ -60,7 +60,7 @@ def test_core(program: Path, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("target", ["test", "test-tsan", "test-asan"])
+@pytest.mark.parametrize("target", ["test", "test-tsan", "test-asan", "test-fuzz"])
 def test_whole_program(target: str) -> None:
     run = subprocess.run(
         ["make", "-C", str(CSRC), "-j2", target, "PYTHON=" + sys.executable],

@@ -1,13 +1,14 @@
 """Jobs and communicators of one process, as Python sees them."""
 
 import _thread
+import os
 import threading
 
 import ops_harness
 import pytest
 
 from epl.ops.communicator import Communicator
-from epl.ops.job import Job, JobError, interruptible
+from epl.ops.job import Announcement, Job, JobError, interruptible
 
 
 @pytest.fixture
@@ -32,6 +33,40 @@ def test_starting_another_job_stops_the_living_one(job):
     assert not job.alive
     assert Job.current() is other
     other.stop()
+
+
+@pytest.fixture
+def announce():
+    """`announce(pid)`: a job of one process, announced by the process of that number."""
+
+    def call(pid):
+        Job.announce(Announcement(("localhost:0",), 0, lambda: None, 10.0, 0.0, 10.0, pid))
+
+    yield call
+    Job.announce(None)
+    if Job.current() is not None:
+        Job.current().stop()
+
+
+def test_an_announced_job_starts_when_it_is_joined(announce):
+    announce(os.getpid())
+    assert Job.announced_hosts() == ("localhost:0",) and Job.current() is None
+    assert Job.join() is Job.current() is Job.join() is not None
+
+
+def test_a_communicator_joins_the_announced_job(announce):
+    announce(os.getpid())
+    assert Communicator("pair", [0, 0]).transport == "local"
+
+
+def test_without_an_announcement_nothing_is_joined():
+    assert Job.join() is None
+
+
+def test_a_fork_cannot_join_the_job_of_its_parent(announce):
+    announce(os.getpid() + 1)
+    with pytest.raises(JobError, match="This process is a fork of process"):
+        Job.join()
 
 
 def test_stopping_twice_is_allowed(job):

@@ -1,7 +1,12 @@
 """The end of a script and what outlives the job, as other processes see them."""
 
+import re
+
 import ops_harness
 import pytest
+
+from epl.ops import service
+from epl.ops.job import JobError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -9,6 +14,7 @@ START = """
 import sys
 from epl.ops.job import Job, JobError
 from epl.ops.service import CommunicatorSpec, Service
+from epl.ops.waits import Limits
 process = int(sys.argv[2])
 job = Job.start(sys.argv[1].split(","), process, start_timeout=60, stall_warning=10, timeout=30)
 """
@@ -40,7 +46,7 @@ def test_a_companion_outlives_its_job(tmp_path):
 
 
 SERVICE = """
-service = Service(job, stall_warning=0)
+service = Service(job, Limits(0, 0))
 if process:
     try:
         service.serve()
@@ -82,11 +88,18 @@ def test_failure_to_open_a_communicator_ends_all_with_the_cause(tmp_path):
     assert "pigeon" in ended[0][2] and "worker 1" in ended[0][2]
 
 
+@pytest.mark.parametrize("words", [b"no JSON", b"[]", b'{"do": "nothing that is known"}'])
+def test_words_that_make_no_sense_in_a_round_are_refused(words):
+    with pytest.raises(JobError, match="worker 3 sent what makes no sense in a round"):
+        service._read(3, words)
+
+
 def test_a_constructor_that_waits_for_another_says_so(tmp_path):
     ended = run(
         tmp_path,
-        "import time\nservice = Service(job, stall_warning=1)\ntime.sleep(4 * process)\n"
+        "import time\nservice = Service(job, Limits(1, 0))\ntime.sleep(4 * process)\n"
         "service.exchange('plan', 'p')\nservice.finish()",
     )
     assert [code for code, _, _ in ended] == [0, 0], ended
-    assert "worker 0 compares plan and has waited" in ended[0][2]
+    waits = r"EPL: stalled: worker 0 \S+ compares plan and waits for the others for \d s; missing: worker 1 \("
+    assert re.search(waits, ended[0][2])

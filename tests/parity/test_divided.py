@@ -4,7 +4,7 @@ from typing import Any, Tuple
 
 import pytest
 
-from tests.parity.oracle import Oracle, topology_name
+from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.scripts import divided, inputs, pipelines, sessions
 
 # Workers, devices of each, n of epl.replicate(n).
@@ -109,6 +109,13 @@ def test_pipelines(oracle: Oracle, micro_batches: int, replicas: int) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("script", [sessions.estimator], ids=["estimator"])
-def test_estimator(oracle: Oracle, script: Any) -> None:
-    ...
+def test_mixed_precision(oracle: Oracle) -> None:
+    """Rounding depends on how rows are divided, so two devices with a batch each are the reference."""
+    config = {"amp__level": "O1", "amp__loss_scale": 128}
+    expected = oracle.plan((1, 2), divided.train, name="layers", **config)
+    compare(expected[0], oracle.plan(WHOLE, divided.train, name="layers", **config))
+
+
+@pytest.mark.parametrize("default_strategy", [False, True])
+def test_estimator(oracle: Oracle, default_strategy: bool) -> None:
+    oracle.check(WHOLE, sessions.estimator, default_strategy=default_strategy)

@@ -69,3 +69,8 @@ def test_feed_of_one_replica_goes_to_all_with_one_warning(oracle: Oracle, topolo
 @pytest.mark.parametrize('script', [inputs.fed_uneven, inputs.fed_odd_ids])
 def test_uneven_rows_weigh_in_the_mean(oracle: Oracle, topology: Tuple[int, int], script: Any) -> None:
     oracle.check(topology, script)
+
+
+@every_topology
+def test_variables_that_are_written_by_what_is_fed(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    oracle.check(topology, inputs.fed_updates)

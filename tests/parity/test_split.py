@@ -45,6 +45,13 @@ def test_losses_of_rows(oracle: Oracle, topology: Tuple[int, int]) -> None:
 
 
 @some_topologies
+def test_a_branch_that_scores_and_weights_of_columns(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    reference = oracle.plain(splits.scored)
+    for answer in oracle.check(topology, splits.scored, reference):
+        np.testing.assert_allclose(answer.results['scores'], reference.results['scores'], rtol=1e-4, atol=1e-5)
+
+
+@some_topologies
 @pytest.mark.parametrize('name,after', [('head', True), ('head', False), ('small_table', False)])
 def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bool) -> None:
     answers = oracle.check(topology, splits.train, name=name, clip=0.1, communication__clip_after_allreduce=after)

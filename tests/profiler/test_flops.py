@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.profiler import profiler, step_flops, step_stats
-from epl.profiler.flops import FlopsProfilerHook, profile_flops
+from epl.profiler.flops import FlopsProfilerHook, profile_flops, profile_step
 from epl.profiler.roles import Kind
 from epl.profiler.step_flops import of_model, total
 from tests.parallel.in_process import Linear, error_text
@@ -174,6 +174,36 @@ def test_the_static_tables_count_the_user_s_model_alone(init):
         sess.run(train_op, model.feed())
     assert (profiler.profile_flops(), profiler.profile_memory()) == before
     assert before[0]["out"] == 2 * 32 * 3 and before[1]["w:0"] == 12
+
+
+def _batches(size):
+    return tf.data.Dataset.from_tensor_slices(np.zeros([99, 3], "f")).repeat().batch(size)
+
+
+@pytest.mark.parametrize(
+    "get_next,batch",
+    [
+        (lambda: _batches(20).prefetch(1).make_one_shot_iterator().get_next(), 20),
+        (lambda: _batches(20).make_initializable_iterator().get_next(), 20),
+        (lambda: _batches(tf.placeholder(tf.int64, [])).make_initializable_iterator().get_next(), 32),
+        (lambda: tf.placeholder(tf.float32, [None, 3]), 32),
+    ],
+    ids=["one_shot", "initializable", "fed_size", "placeholder"],
+)
+def test_an_open_batch_is_that_of_the_dataset(get_next, batch):
+    with tf.Graph().as_default():
+        tf.matmul(get_next(), tf.ones([3, 5]), name="out")
+        flops, memory = profiler.profile_flops(), profiler.profile_memory(True)
+    assert flops["out"] == 2 * batch * 3 * 5 and isinstance(flops["out"], int)
+    assert memory["out:0"] == 4 * batch * 5
+
+
+def test_the_flops_of_a_run_are_a_number(init):
+    init(1, annotate=False)
+    out = tf.matmul(tf.placeholder(tf.float32, [2, 3], "x"), tf.ones([3, 4]), name="out")
+    with tf.Session() as sess:
+        metadata = step_stats.run(sess, out, {"x:0": np.ones([2, 3])}, partition_graphs=True)[1]
+        assert profile_flops(sess, metadata, ["op"]) == 48 == total(of_model(profile_step(sess, metadata)))
 
 
 def test_the_static_tables_count_twins_of_half_precision_for_nobody(init):

@@ -138,7 +138,7 @@ def test_what_the_script_keeps_whole_is_not_cut(init):
     rows = tf.data.Dataset.from_tensor_slices(ROWS).batch(8)
     scale = tf.data.Dataset.from_generator(lambda: iter([np.arange(3.0)] * 9), tf.float32, [None])
     x, factors = tf.data.Dataset.zip((rows, scale)).make_one_shot_iterator().get_next()
-    tf.add_to_collection(epl.GraphKeys.WHOLE_INPUTS, factors)
+    epl.keep_whole(factors)
     with epl.replicate(2):
         w = tf.get_variable("w", [3, 1], initializer=tf.ones_initializer())
         loss = tf.reduce_mean(tf.matmul(x * factors, w))
@@ -160,6 +160,21 @@ def test_outputs_of_different_rows_are_refused(init):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         with pytest.raises(tf.errors.InvalidArgumentError, match="has different numbers of rows.*keep_whole"):
+            session.run(train_op)
+
+
+def test_a_batch_of_fewer_rows_than_a_split_has_devices_is_refused(init):
+    init(4, annotate=False, cluster__colocate_split_and_replicate=True)
+    x = tf.data.Dataset.from_tensor_slices(ROWS[:7]).batch(4).make_one_shot_iterator().get_next()
+    with epl.replicate(4):
+        x = tf.layers.dense(x, 4)
+    with epl.split(4):
+        loss = tf.reduce_mean(tf.layers.dense(x, 400))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is too small for a split"):
             session.run(train_op)
 
 
@@ -220,6 +235,32 @@ def test_a_known_batch_is_refused_by_name_and_line(init):
     text = refused(lambda: Read(2, drop_remainder=True))
     assert "the rows of 'IteratorGetNext:0' (" in text and "test_divided_batches.py:" in text
     assert "shape (8, 3), are built into the graph" in text
+
+
+def test_placeholders_of_a_known_batch_are_refused_by_name_and_line(init):
+    init(2, annotate=False)
+
+    def build():
+        x = tf.placeholder(tf.float32, [8, 3], "x")
+        labels = tf.placeholder(tf.int32, [8], "labels")
+        with epl.replicate(2):
+            logits = tf.layers.dense(x, 4)
+            loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    text = refused(build)
+    assert "'x:0'" in text and "'labels:0'" in text and "are built into the graph" in text
+    assert "test_divided_batches.py:" in text
+
+
+def test_a_known_first_dimension_that_is_no_batch_is_none_of_its(init):
+    init(2, annotate=False)
+    x = tf.placeholder(tf.float32, [None, 3], "x")
+    scale = tf.placeholder(tf.float32, [3], "scale")
+    with epl.replicate(2):
+        loss = tf.reduce_mean(tf.layers.dense(x * scale, 3) * scale)
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    assert transformation.transform().plan.batch_parts
 
 
 def test_data_without_rows_is_refused(init):

@@ -1,4 +1,7 @@
 """What cannot be trained as asked: the error, and that it stays an error."""
+import os
+import signal
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -75,3 +78,27 @@ def test_applying_gradients_after_the_first_run_is_refused(init):
         sess.run(model.train_op, model.feed())
         text = error_text(tf.train.GradientDescentOptimizer(0.1).minimize, model.loss)
     assert text.startswith("PlanError") and "Build the whole training step before the first run" in text
+
+
+def test_a_fork_that_uses_the_session_is_refused(init):
+    init(2)
+    model = Linear()
+    model.minimize()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.train_op, model.feed(2))
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's own handler would not run
+            signal.alarm(20)
+            texts = [error_text(sess.run, model.train_op, model.feed(2)), error_text(sess.run, model.w)]
+            os.write(write_end, "\n".join(texts).encode())
+            os._exit(0)
+        os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            texts = pipe.read().split("\n")
+        os.waitpid(pid, 0)
+    assert len(texts) == 2
+    for text in texts:
+        assert text.startswith("PlanError") and "a fork of process {}".format(os.getpid()) in text

@@ -109,22 +109,30 @@ def test_fewer_rows_than_replicas(init):
         feeds.share({p: np.arange(2)})
 
 
-def test_unequal_shares_of_two_placeholders(init):
+@pytest.mark.parametrize("rows", [(5, 6), (4, 8)])
+def test_other_numbers_of_rows_of_two_placeholders(init, rows):
     init()
     model = Linear()
     model.minimize()
     feeds = FeedSharing(rewritten())
-    with pytest.raises(FeedError, match="Feed multiples of 2 rows"):
-        feeds.share({model.x: np.zeros([5, 3]), model.y: np.zeros([6, 1])})
+    expected = "x:0 was fed {} rows and y:0 was fed {}, .*2 local replicas.*epl.keep_whole".format(*rows)
+    with pytest.raises(FeedError, match=expected):
+        feeds.share({model.x: np.zeros([rows[0], 3]), model.y: np.zeros([rows[1], 1])})
 
 
-def test_proportional_shares_of_two_placeholders(init):
+def test_proportional_shares_of_rows_and_of_what_is_flattened(init):
     init()
-    model = Linear()
-    model.minimize()
+    words = tf.placeholder(tf.int32, [None, None], "words")
+    labels = tf.placeholder(tf.float32, [None], "labels")
+    table = tf.get_variable("table", [5, 1], initializer=tf.ones_initializer())
+    found = tf.reshape(tf.gather(table, words), [-1])
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(found - labels)))
     feeds = FeedSharing(rewritten())
-    shared = feeds.share({model.x: np.zeros([4, 3]), model.y: np.zeros([8, 1])})
+    shared = feeds.share({words: np.zeros([4, 3], "i"), labels: np.arange(12)})
+    assert parts(shared, labels) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     assert len({w.name for w in feeds._rewrite.weights} & {t.name for t in shared}) == 2
+    with pytest.raises(FeedError, match="unequal shares of the two. Feed multiples of 2 rows"):
+        feeds.share({words: np.zeros([5, 3], "i"), labels: np.arange(15)})
 
 
 def test_what_the_training_step_does_not_need_is_fed_as_it_is(init):

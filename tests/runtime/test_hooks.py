@@ -10,7 +10,7 @@ from tests.parallel.in_process import Linear, error_text, rewritten
 
 OWNERS = (
     tf.Graph, tf_compat.gradients_util_module, tf_compat.ControlFlowState, tf.train.Optimizer, tf_compat.KerasOptimizer,
-    tf_compat.BaseSession, tf.train.Saver, tf.estimator.RunConfig,
+    tf_compat.BaseSession, tf.train.Saver, tf.estimator.RunConfig, tf_compat.TrainingExecutor,
 )  # fmt: skip
 
 
@@ -134,9 +134,12 @@ def test_a_session_with_a_target_is_refused(init):
     assert "has the target 'grpc://" in error_text(tf.Session, "grpc://localhost:1")
 
 
-def test_a_distribution_strategy_of_an_estimator_is_refused(init):
+def test_an_estimator_has_no_distribution_strategy(init, caplog):
     init()
-    assert "distribution strategy" in error_text(tf.estimator.RunConfig, train_distribute=object())
+    config = tf.estimator.RunConfig(train_distribute=object(), device_fn=lambda op: "/device:GPU:0", tf_random_seed=3)
+    assert (config.train_distribute, config.device_fn, config.tf_random_seed) == (None, None, 3)
+    (warning,) = [record.getMessage() for record in caplog.records if "RunConfig" in record.message]
+    assert "train_distribute, device_fn" in warning
 
 
 def test_one_device_changes_nothing(init):

@@ -1,7 +1,9 @@
 """tf.keras models in graph mode."""
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.env import Env
 from epl.ir.graph import Graph
 from tests.parallel.in_process import error_text
 
@@ -9,13 +11,13 @@ X = np.random.RandomState(0).randn(16, 3).astype("f")
 Y = np.random.RandomState(1).randn(16, 1).astype("f")
 
 
-def compiled():
+def compiled(metrics=None):
     layers = [
         tf.keras.layers.Dense(4, "tanh", kernel_initializer=tf.keras.initializers.glorot_uniform(3), input_shape=(3,)),
         tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.glorot_uniform(4)),
     ]
     model = tf.keras.Sequential(layers)
-    model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics)
     return model
 
 
@@ -52,3 +54,15 @@ def test_fit_of_a_dataset_is_refused_with_what_to_do(init):
     text = error_text(compiled().fit, data, steps_per_epoch=2, verbose=0)
     tf.keras.backend.clear_session()
     assert text.startswith("PlanError") and "dataset or iterator" in text and "Pass arrays" in text
+
+
+@pytest.mark.parametrize("devices,metrics,said", [(2, ["mae"], 1), (2, None, 0), (1, ["mae"], 0)])
+def test_metrics_are_those_of_replica_0_which_is_said_once(init, monkeypatch, caplog, devices, metrics, said):
+    init(devices)
+    monkeypatch.setattr(Env.get(), "_said", set())
+    model = compiled(metrics)
+    for _ in range(2):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    tf.keras.backend.clear_session()
+    assert len([record for record in caplog.records if "those of the rows of replica 0" in record.message]) == said

@@ -4,12 +4,16 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.ir.graph import Graph
+from epl.parallel.transformation import TOLD_BY_WORKER_0
+from epl.runtime import monitored
 from tests.parallel.in_process import Linear, error_text
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "monitored.py")
@@ -46,13 +50,14 @@ def run_workers(arguments, count, limit):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["one chief", "chiefs"])
-def test_another_worker_than_0_is_initialized_and_writes_nothing(tmp_path, who):
+def test_another_worker_than_0_is_initialized_and_writes_no_checkpoint(tmp_path, who):
     run_workers([SCRIPT, str(tmp_path), who], 2, 90)
     kernels = [np.load(str(tmp_path / "kernel{}.npy".format(worker))) for worker in range(2)]
     assert np.array_equal(kernels[0], kernels[1])
     written = os.listdir(str(tmp_path / "worker0"))
     assert {"model.ckpt-4.index", "notes"} <= set(written) and [name for name in written if name.startswith("events")]
-    assert not os.path.exists(str(tmp_path / "worker1")) or not os.listdir(str(tmp_path / "worker1"))
+    assert os.listdir(str(tmp_path / "worker1")) == ["checkpoint"]
+    assert tf.train.latest_checkpoint(str(tmp_path / "worker1")) == str(tmp_path / "worker0" / "model.ckpt-4")
 
 
 def test_one_worker_keeps_what_it_asked_for(init, tmp_path):
@@ -78,3 +83,37 @@ def test_a_session_that_waits_for_a_chief_is_left_alone_without_annotation(init)
     text = error_text(tf.train.WorkerSessionCreator(max_wait_secs=0).create_session)
     assert text == "" or "PlanError" not in text
     assert epl.Env.get().is_ready
+
+
+def test_a_checkpoint_that_is_being_written_is_awaited_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitored, "_PATIENCE_S", 0.1)
+    last = str(tmp_path / "model.ckpt-4")
+    tf.train.update_checkpoint_state(str(tmp_path), str(tmp_path / "model.ckpt-2"))
+    os.mkdir(last + "_temp_1")
+
+    def finish():
+        (tmp_path / "model.ckpt-4.index").write_text("")
+        tf.train.update_checkpoint_state(str(tmp_path), last)
+
+    writer = threading.Timer(0.6, finish)
+    writer.start()
+    assert monitored._becomes_latest(last)
+    writer.join()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_worker_that_does_not_see_the_last_checkpoint_says_so(init, tmp_path, monkeypatch, caplog, seen):
+    init()
+    monkeypatch.setattr(monitored, "_PATIENCE_S", 0.3)
+    tf.train.get_or_create_global_step()
+    if seen:
+        tf.train.update_checkpoint_state(str(tmp_path), str(tmp_path / "model.ckpt-0"))
+    told = monitored.Checkpoints(str(tmp_path), str(tmp_path / "model.ckpt"), "")
+    graph = Graph.get(may_create=True)
+    graph.parallel_information[TOLD_BY_WORKER_0] = json.dumps(told)
+    own = told._replace(saves_as=str(tmp_path / "own" / "model.ckpt"))
+    with tf.train.SingularMonitoredSession([monitored._NamesLastCheckpoint(graph, own, 1)]):
+        pass
+    assert not (tmp_path / "own").exists()
+    (warning,) = [record.getMessage() for record in caplog.records if "Worker 0 writes" in record.message]
+    assert "model.ckpt-0'" in warning and "worker 1 does not see it" in warning

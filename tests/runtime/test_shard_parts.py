@@ -1,6 +1,7 @@
 """Checkpoints of a model whose parts lie in several processes: real processes, real Savers."""
 
 import os
+import re
 import sys
 
 import numpy as np
@@ -23,6 +24,13 @@ def run(tmp_path, count, what="train"):
     with ops_harness.processes(os.path.join(JOBS, "shard_parts.py"), count, arguments) as workers:
         outputs = [worker.communicate(timeout=90) for worker in workers]
         return [(worker.returncode, out.decode(), err.decode()) for worker, (out, err) in zip(workers, outputs)]
+
+
+def run_stopped(tmp_path, what, other):
+    """Runs two processes, one of which stops itself; what the other one wrote to stderr, and its exit code."""
+    arguments = [what, str(tmp_path / "model")]
+    with ops_harness.processes(os.path.join(JOBS, "shard_parts.py"), 2, arguments) as workers:
+        return workers[other].communicate(timeout=90)[1].decode(), workers[other].returncode
 
 
 def plain(path=None, steps=job.STEPS):
@@ -81,3 +89,19 @@ def test_a_checkpoint_without_a_worker_that_failed_is_refused(tmp_path):
     assert all(code for code, _, _ in ended), ended
     assert "no more" in ended[1][2]
     assert not os.path.exists(str(tmp_path / "model-after-3.index"))
+
+
+def test_a_worker_that_is_stopped_in_a_save_is_named_and_ends_it(tmp_path):
+    errors, code = run_stopped(tmp_path, "stopped in a save", 0)
+    assert code == 1, errors
+    silent = r"nothing was heard of worker 1 \(localhost:\d+\) for \d+ s"
+    does = r"worker 0 \(localhost:\d+\) (asks for the parts of a checkpoint|waits for the parts of .*model-after-3')"
+    assert re.search("EPL: stalled: " + does + r" for \d+ s; " + silent, errors), errors
+    assert re.search(does + r" and gave up after 8 s \(communication.timeout\); " + silent, errors), errors
+
+
+@pytest.mark.long
+def test_a_worker_waits_no_longer_for_a_stopped_worker_0_to_close_its_session(tmp_path):
+    errors, code = run_stopped(tmp_path, "stopped before the end", 1)
+    assert code == 1, errors
+    assert re.search(r"worker 1 \S+ waits for worker 0 to close its session and gave up after 8 s", errors)

@@ -204,7 +204,7 @@ def test_worker_0_alone_writes(four: Ran) -> None:
     assert sum(name.startswith("events.") for name in names) == 1
     steps = {name for name in names if name.endswith(".index")}
     assert steps == {"model.ckpt-%d.index" % step for step in (0, 2, 4, 6)}
-    assert four.recorded("estimator", 2)["wrote"] == [False]
+    assert four.recorded("estimator", 2)["wrote"] == [["checkpoint"]]  # which names that of worker 0
 
 
 def test_summaries_of_every_step_are_written(four: Ran) -> None:

@@ -49,3 +49,19 @@ def test_a_data_parallel_model_is_refused_when_workers_have_left_the_script(nurs
     for worker in workers:
         assert re.search(LEFT_SCRIPT, worker.output), outputs(workers)
     assert "trained" not in workers[1].output and "trained" in workers[0].output
+
+
+@pytest.mark.parametrize(
+    "stopped", [3, pytest.param(2, marks=pytest.mark.long), pytest.param(0, marks=pytest.mark.long)]
+)
+def test_a_stopped_worker_is_named_with_its_stage_and_ends_the_job(
+    nursery: Nursery, stopped: int, tmp_path: Any
+) -> None:
+    workers = nursery.run("spanning_faults.py", ["worker %d is stopped" % stopped, str(tmp_path)], tmp_path)
+    assert codes(workers) == [1, 1, 1, 1], outputs(workers)
+    silent = r"nothing was heard of worker %d \(127\.0\.0\.1:\d+" % stopped
+    for index in {0, 1, 2, 3} - {stopped}:
+        does = "serves and waits for the others" if index % 2 else "is in Session.run of Adam.*, which uses"
+        line = r"EPL: stalled: worker %d .*%s.*%s, stage %d\) for \d+ s" % (index, does, silent, stopped % 2)
+        assert re.search(line, workers[index].output), outputs(workers)
+        assert re.search("gave up after .*" + silent, workers[index].output), outputs(workers)

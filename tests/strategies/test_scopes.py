@@ -1,5 +1,6 @@
 """Strategy scopes: which TaskGraph an op belongs to, and what may not be nested."""
 import gc
+import threading
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -7,6 +8,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.utils.errors import NestingError
 from tests.parallel.in_process import error_text, marks
 
 
@@ -279,3 +281,55 @@ def test_a_graph_that_is_made_and_dropped_in_a_scope_does_not_outlive_it(init):
         del other
         gc.collect()
     assert taskgraph(inside) == [0]
+
+
+def test_threads_have_scopes_of_their_own(init):
+    init(annotate=False)
+    entered, built = threading.Event(), threading.Event()
+    found = {}
+
+    def other():
+        with tf.Graph().as_default():
+            entered.wait(10)
+            outside = tf.constant(1)
+            with epl.replicate(1):
+                inside = tf.constant(1)
+            found["marks"] = taskgraph(outside, inside)
+        built.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with epl.replicate(1):
+        first = tf.constant(1)
+        entered.set()
+        assert built.wait(10)
+        second = tf.constant(1)
+    thread.join()
+    assert found == {"marks": [None, 0]} and taskgraph(first, second) == [0, 0]
+    assert len(Graph.get().taskgraphs) == 1
+
+
+def test_a_graph_of_another_thread_begins_with_the_default_strategy(init):
+    init()
+    found = []
+
+    def other():
+        with tf.Graph().as_default():
+            found.extend(taskgraph(tf.constant(1)))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [0]
+
+
+def test_leaving_a_scope_that_is_not_the_innermost_is_refused(init):
+    init(annotate=False)
+    first, second = epl.replicate(1, name="first"), epl.split(1, name="second")
+    assert "NestingError" in error_text(first.__exit__) and "no scope is open" in error_text(first.__exit__)
+    with first, second:
+        text = error_text(first.__exit__)
+        assert "name='first') was left, and epl.split" in text and "is the innermost scope" in text
+    with pytest.raises(NestingError, match="no scope is open.*call epl.init.. outside"):
+        with epl.replicate(1):
+            init(annotate=False)

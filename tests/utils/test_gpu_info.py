@@ -57,6 +57,7 @@ def test_a_driver_that_does_not_answer_has_no_gpus(tmp_path):
         ("0,0", 0),
         ("GPU-8932f937", 1),
         ("none", 0),
+        ("0,\u00b2", 1),
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_does(value, count):

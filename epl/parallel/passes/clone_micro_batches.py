@@ -23,7 +23,8 @@ from epl.parallel.gradient_groups import control_flow_context
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.merge_outputs import merge
-from epl.parallel.passes.order_lanes import keys_of_copies, lanes_of, nodes_of, order_lanes, order_rest
+from epl.parallel.passes.order_exchange import skip_unneeded
+from epl.parallel.passes.order_lanes import keys_of_copies, lanes_of, nodes_of, order_lanes
 from epl.parallel.passes.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.passes.schedule_actions import Between, order_actions
@@ -65,8 +66,8 @@ def run(rewrite: Rewrite) -> None:
     extra = barriers + sums.nodes + shared.nodes
     keys = keys_of_copies(view, lanes, copied, copies)
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs, keys)
+    skip_unneeded(rewrite)
     if copies:
-        order_rest(rewrite, view, lanes, copied)
         _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
         sums.apply()
@@ -212,4 +213,4 @@ def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
             )
 
 
-PASS = Pass("clone_micro_batches", run, frozenset(), frozenset(["micro batches"]), bitwise=False)
+PASS = Pass("clone_micro_batches", run, frozenset(["exchange order"]), frozenset(["micro batches"]), bitwise=False)

@@ -116,8 +116,9 @@ def _difference(seen: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
     seen, expected = tf.cast(seen, tf.float64), tf.cast(expected, tf.float64)
     same = tf.equal(seen, expected) | (tf.is_nan(seen) & tf.is_nan(expected))
     zero = tf.zeros_like(expected)
-    largest = tf.reduce_max(tf.where(tf.is_finite(expected), tf.abs(expected), zero))
+    select = tf.raw_ops.Select
+    largest = tf.reduce_max(select(condition=tf.is_finite(expected), x=tf.abs(expected), y=zero))
     apart = tf.abs(seen - expected)
-    apart = tf.where(tf.is_nan(apart), zero + float("inf"), apart)
-    apart = tf.reduce_max(tf.where(same, zero, apart))  # which does not see what is no number
-    return tf.where(tf.equal(apart, 0), apart, apart / largest)
+    apart = select(condition=tf.is_nan(apart), x=zero + float("inf"), y=apart)
+    apart = tf.reduce_max(select(condition=same, x=zero, y=apart))  # which does not see what is no number
+    return select(condition=tf.equal(apart, 0), x=apart, y=apart / largest)

@@ -55,7 +55,9 @@ def agree(
     rows, positions, squares = tf.unstack(everyone, 3)
     replicas = float(rewrite.world_size)
     # Equal numbers are those whose squares have the smallest sum.
-    agreed = tf.where(tf.equal(replicas * squares, tf.square(positions)), positions / replicas, tf.zeros_like(rows))
+    agreed = tf.raw_ops.Select(
+        condition=tf.equal(replicas * squares, tf.square(positions)), x=positions / replicas, y=tf.zeros_like(rows)
+    )
     _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
     if _rows_may_differ(rewrite):
         is_sum = rewrite.plan.reduce_method == "sum" and rewrite.graph.split is None

@@ -1,10 +1,11 @@
 """Collectives of a split in a pipeline: those of a micro batch follow those of the one before, lane by lane.
 
-    a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1 ──▶ c
-          `──▶ c    =>                                         c: of micro batch 0 alone
+    a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1
+          `──▶ c    =>          `──▶ c                         c: of micro batch 0 alone
 
 A lane is what epl/parallel/split/lanes.py says. All ranks of a group do the same, so that they meet in one order
-whatever the schedule is, and in runs that no schedule orders.
+whatever the schedule is, and in runs that no schedule orders. Where `c` runs, and which of them a run needs, is said by
+order_exchange.py, when the copies are in the graph.
 """
 
 from typing import Dict, List, Sequence, Set, Tuple
@@ -12,7 +13,6 @@ from typing import Dict, List, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
-from epl.parallel.passes.barriers import build_barrier
 from epl.parallel.passes.plan_nodes import Waits
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.split.lanes import StagePass
@@ -69,19 +69,3 @@ def keys_of_copies(
         for copy in copies
         for node, key in keys.items()
     }
-
-
-def order_rest(rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int]) -> None:
-    """Lets the collectives that micro batch 0 alone has wait for those of the last one, which are in the graph by now.
-
-    They wait behind a barrier: a run of micro batch 0 alone leaves the others out.
-    """
-    for of_pass, nodes in lanes.items():
-        names = [view.nodes[node].name for node in nodes if node in copied]
-        if not names or len(names) == len(nodes):
-            continue
-        last = rewrite.operation(rewrite.in_micro_batch(names[-1], rewrite.plan.num_micro_batch - 1))
-        with rewrite.building("micro_batches/collectives", of_pass.stage):
-            name, barrier = build_barrier([last])
-        rewrite.later_writes.append(name)
-        rewrite.remember(rewrite.operation(view.nodes[nodes[len(names)]].name))._add_control_input(barrier)

@@ -15,10 +15,10 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.graph import GraphKeys
 from epl.ir.view import GraphView
 from epl.parallel.micro_batches import boundary_nodes
 from epl.parallel.rewrite import Rewrite
+from epl.parallel.row_dimensions import find_dimensions
 from epl.parallel.split.origin import user_line
 from epl.parallel.training_writes import find_training_writes
 from epl.utils import tf_compat
@@ -55,6 +55,7 @@ def find(rewrite: Rewrite) -> Tuple[Division, ...]:
     objectives = [view.index[y.op.name] for call in rewrite.graph.gradient_calls for y in call.ys]
     forward = view.ancestors(objectives)
     _refuse_constant_rows(rewrite, view, forward, divisions)
+    _refuse_known_placeholders(rewrite, view)
     _warn_of_random_data(rewrite, view, forward)
     return divisions
 
@@ -71,7 +72,7 @@ def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
 
 
 def _divide(rewrite: Rewrite, source: tf.Operation) -> Division:
-    whole = {getattr(tensor, "name", None) for tensor in rewrite.tf_graph.get_collection_ref(GraphKeys.WHOLE_INPUTS)}
+    whole = {tensor.name for tensor in rewrite.graph.whole_inputs}
     outputs = [tensor for tensor in source.outputs if tensor.name not in whole]
     if not outputs:
         return Division(source.name, (), ())
@@ -186,6 +187,29 @@ def _add_to_trial(
                 shape = tf.TensorShape([_TRIAL_ROWS]).concatenate(shape[1:])
             node.attr["shape"].shape.CopyFrom(shape.as_proto())
         copy.input.append(names[tensor.name])
+
+
+def _refuse_known_placeholders(rewrite: Rewrite, view: GraphView) -> None:
+    """Raises PlanError for placeholders that have the same rows, of a number that is built into the graph."""
+    objectives = [y.name for call in rewrite.graph.gradient_calls for y in call.ys]
+    dimensions = find_dimensions(rewrite.tf_graph, view, objectives)
+    if dimensions is None:
+        return
+    whole = {tensor.name for tensor in rewrite.graph.whole_inputs}
+    known: Dict[int, List[str]] = {}
+    for name, numbers in dimensions.sizes.items():
+        if numbers and name not in dimensions.open and name not in whole and numbers[0] not in dimensions.no_rows:
+            known.setdefault(numbers[0], []).append(name)
+    for names in known.values():
+        if len(names) > 1:
+            tensor = rewrite.tf_graph.get_tensor_by_name(names[0])
+            raise PlanError(
+                "{} divides batches by rows, and those of {!r} ({}), of shape {}, and {!r} are built into the graph. "
+                "Give the placeholders the first dimension None, or write epl.replicate(1), with which each device is "
+                "fed a batch of that size.".format(
+                    _strategy(rewrite), tensor.name, user_line(tensor.op), tensor.shape, names[1]
+                )
+            )
 
 
 def _warn_of_random_data(rewrite: Rewrite, view: GraphView, forward: Iterable[int]) -> None:

@@ -97,12 +97,23 @@ class _Cut(object):
 
     def _bounds(self, rows: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
         """Where the part begins and ends: the first parts have a row more, as those of feeds have."""
+        if self._rewrite.graph.split is not None:
+            with tf.control_dependencies([self._assert_rows_for_all(rows)]):
+                rows = tf.identity(rows)
         each, rest = rows // self._count, rows % self._count
         begin = self._index * each + tf.minimum(self._index, rest)
         own = each + tf.cast(self._index < rest, tf.int64)
         self._rewrite.rows_read.setdefault(self._source.name, tf.cast(own, tf.float64))
         begin = tf.maximum(tf.minimum(begin, rows - 1), 0)
         return begin, tf.minimum(begin + tf.maximum(own, 1), rows)
+
+    def _assert_rows_for_all(self, rows: tf.Tensor) -> tf.Operation:
+        """A split computes on the rows of all devices: a copied row would count there."""
+        return tf.debugging.Assert(
+            tf.logical_or(rows >= self._count, tf.equal(rows, 0)),
+            ["What {!r} reads is too small for a split: so many rows and devices:".format(self._source.name)]
+            + [rows, self._count],
+        )
 
     def _give(self, tensor: tf.Tensor, part: tf.Tensor, takers: Sequence[tf.Operation]) -> None:
         if any(output.tensor == tensor.name for output in self._rewrite.plan.outputs):

@@ -4,7 +4,7 @@ The unsplit program computes the concatenated batches of all ranks. The user's g
 the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
 """
 
-from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -109,7 +109,13 @@ class Program(object):
     """
 
     def __init__(
-        self, region: Region, ranks: int, device_type: str = "cpu", half: bool = False, ratios: Sequence[int] = ()
+        self,
+        region: Region,
+        ranks: int,
+        device_type: str = "cpu",
+        half: bool = False,
+        ratios: Sequence[int] = (),
+        whole: Container[tf.Tensor] = (),
     ) -> None:
         """Reads a region.
 
@@ -119,6 +125,7 @@ class Program(object):
           device_type: a key of epl.parallel.costs.MACHINES.
           half: whether all-to-alls send floats as float16.
           ratios: of the parts, by rank; () if they are as equal as they can be.
+          whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
         """
         self.ranks = ranks
         self.ratios = tuple(ratios)
@@ -126,7 +133,7 @@ class Program(object):
         self._region = region
         self._inside = frozenset(region.ops)
         self._machine = MACHINES[device_type]
-        self._depends_on_data = Dependence()
+        self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region)
         self._granularities = granularities(region.ops, self._shape)

@@ -10,7 +10,7 @@ What depends on nothing of these (constants, initial values), reads and writes o
 they are. Loops and branches stay, too, and take whole tensors. What is known of the tensors is `program.py`'s.
 """
 
-from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -104,12 +104,18 @@ def holds_variable(op: tf.Operation) -> bool:
 class Dependence(object):
     """Tells which tensors depend on ops of some kind, data that each rank reads for itself by default."""
 
-    def __init__(self, is_source: Callable[[tf.Operation], bool] = draws_data) -> None:
+    def __init__(
+        self, is_source: Callable[[tf.Operation], bool] = draws_data, beside: Container[tf.Tensor] = ()
+    ) -> None:
+        """Takes which ops are of that kind, and the tensors that count as depending on none."""
         self._is_source = is_source
+        self._beside = beside
         self._known: Dict[tf.Operation, bool] = {}
 
     def __call__(self, tensor: tf.Tensor) -> bool:
         """Whether the tensor is computed from such an op; it is not looked behind variables and sources of data."""
+        if tensor in self._beside:
+            return False
         known = self._known
         stack = [tensor.op]
         while stack:
@@ -119,10 +125,10 @@ class Dependence(object):
                     known[op] = self._is_source(op)
                 else:
                     known[op] = False  # what a loop leads back to is being looked at
-                    stack += [source.op for source in op.inputs if source.op not in known]
+                    stack += [one.op for one in op.inputs if one.op not in known and one not in self._beside]
                     continue
             elif not known[op]:
-                known[op] = any(known.get(source.op, False) for source in op.inputs)
+                known[op] = any(known.get(one.op, False) for one in op.inputs if one not in self._beside)
             stack.pop()
         return known[tensor.op]
 

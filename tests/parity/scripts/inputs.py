@@ -207,3 +207,33 @@ def fed_odd_ids(ctx: Context) -> None:
             rows = slice(step * GLOBAL_BATCH, step * GLOBAL_BATCH + 11)
             ctx.record(loss=sess.run([loss, train_op], {ids: data.ids[rows], y: data.y[rows]})[0])
         ctx.record_variables(sess)
+
+
+def fed_updates(ctx: Context) -> None:
+    """Variables that the script writes between steps, by what it feeds: rows of a table, a rate, all of a bias.
+
+    The workers set different rates: that of worker 0 counts.
+    """
+    ctx.init()
+    data = samples()
+    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
+    y = tf.placeholder(tf.int32, [None], 'y')
+    table = tf.get_variable('table', [5, FEATURES], initializer=tf.ones_initializer())
+    rate = tf.get_variable('rate', [], initializer=tf.zeros_initializer(), trainable=False)
+    loss = MODELS['layers'](x * tf.reduce_mean(table, 0), None, y)
+    train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss)
+    ids = tf.placeholder(tf.int32, [None], 'ids')
+    values = tf.placeholder(tf.float32, None, 'values')
+    write_rows = tf.scatter_update(table, ids, values)
+    write_rate = rate.assign(values)
+    bias = [variable for variable in tf.trainable_variables() if variable.shape.ndims == 1][0]
+    write_bias = bias.assign(tf.reshape(values, bias.shape))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            feed = {x: ctx.step_rows(data.x, step), y: ctx.step_rows(data.y, step)}
+            ctx.record(shown=sess.run([loss, write_rate], {**feed, values: (0.1 + ctx.worker) / (step + 1)})[1].shape)
+            sess.run(write_rows, {ids: [step % 5, 1], values: np.full([2, FEATURES], 0.5 + step)})
+            sess.run(write_bias, {values: np.full(bias.shape.as_list(), 0.1 * step)})
+            ctx.record(loss=sess.run([loss, train_op], feed)[0])
+        ctx.record_variables(sess)

@@ -98,7 +98,7 @@ def _interleave(stages: int) -> None:
     """Deals the stages out to the devices of each replica round and round: two on each."""
     import epl
 
-    names = epl.Env.get().cluster.available_devices
+    names = epl.Env.get().cluster.all_devices
     per_replica = stages // 2
     first = range(0, len(names), per_replica)
     layout = [[[names[start + stage % per_replica]] for start in first] for stage in range(stages)]

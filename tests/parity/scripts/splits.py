@@ -396,6 +396,32 @@ def vector(ctx: Context) -> None:
         ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
 
 
+def scored(ctx: Context) -> None:
+    """A branch of the split scores rows of its own between steps; the columns have weights, which are no batch."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = annotations(ctx)
+    x, asked = [tf.placeholder(tf.float32, [None, FEATURES], name) for name in ('x', 'asked')]
+    ids = tf.placeholder(tf.int32, [None, TOKENS])
+    weight = tf.placeholder(tf.float32, [None], 'weight')  # of each column, as many as the model has
+    with replicate():
+        features = dense(x, 16, 'features', tf.nn.tanh)
+    with split():
+        kernel = tf.get_variable('kernel', [16, WIDE], initializer=tf.random_normal_initializer(stddev=0.05, seed=3))
+        scores = tf.reduce_max(tf.matmul(asked[:, :1] * tf.ones([1, 16]), kernel), 1)
+        logits = tf.matmul(features * weight, kernel)
+        loss = cross_entropy(_wide_labels(ids), logits)
+    train_op = minimize(tf.train.MomentumOptimizer(0.05, 0.9), loss)
+    data = samples()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number),
+                     weight: np.linspace(0.5, 1.5, 16)}
+            ctx.record(loss=sess.run([loss, train_op], feeds)[0])
+            ctx.record(scores=sess.run(scores, {asked: data.x[:3]}))
+        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
+
+
 def minimize(optimizer: tf.train.Optimizer, loss: tf.Tensor, clip: Optional[float] = None) -> tf.Operation:
     """The training op, which counts steps; gradients are clipped by their global norm if `clip` says to which."""
     pairs = optimizer.compute_gradients(loss)

@@ -3,6 +3,8 @@
 Arguments: hosts, index of the process, what happens, where to save.
 """
 
+import os
+import signal
 import sys
 import time
 
@@ -10,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from epl.ops.waits import Limits
 from epl.parallel.split.conversions import Exchange
 from epl.parallel.split.layouts import balanced_sizes, shard
 from epl.parallel.split.updates import trace_updates
@@ -53,7 +56,8 @@ def main():
     exchange = Exchange(Communicator("parts", range(len(hosts))), process, "test")
     step, held = build(exchange, layout, 0.5 if process and what == "late" else 0.0)
     slices = slices_of(held, [("", process)], {})
-    parts = CheckpointParts(job.companion(), {name: found[0][1:] for name, found in slices.items()})
+    own = {name: found[0][1:] for name, found in slices.items()}
+    parts = CheckpointParts(job.companion(), own, Limits(4, 8) if what.startswith("stopped") else Limits(0, 0))
     saver = tf.train.Saver(max_to_keep=10)
     complete_savers(tf.get_default_graph(), slices, 0, None if process else parts)
     with tf.Session() as sess:
@@ -67,11 +71,15 @@ def main():
                 raise ValueError("no more")
             sess.run(step)
             parts.step_done()
+            if process and what == "stopped in a save" and number == 2:
+                os.kill(os.getpid(), signal.SIGSTOP)
             if not process:
                 saver.save(sess, path + "-after", global_step=number + 1)
         if not process:
             time.sleep(0.5)
             saver.save(sess, path + "-last")
+        if not process and what == "stopped before the end":
+            os.kill(os.getpid(), signal.SIGSTOP)
         parts.close()
     parts.leave()
     job.stop()

@@ -1,6 +1,8 @@
 """A user's script that goes wrong: spanning_faults.py <what> <directory>. Stage 1 of two lies in the next worker."""
 
+import atexit
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,7 +15,11 @@ import epl
 
 what, directory = sys.argv[1], sys.argv[2]
 tf.logging.set_verbosity(tf.logging.ERROR)
-epl.init(epl.Config({"pipeline.num_micro_batch": 2}))
+settings = {"pipeline.num_micro_batch": 2}
+stopped = re.match(r"worker (\d) is stopped", what)
+if stopped:
+    settings.update({"communication.stall_warning": 4, "communication.timeout": 8})
+epl.init(epl.Config(settings))
 worker = epl.Env.get().cluster.worker_index
 with open(os.path.join(directory, "pid_%d" % worker), "w") as out:
     out.write(str(os.getpid()))
@@ -35,6 +41,14 @@ def wait() -> float:
     return 0.0
 
 
+def go_on() -> None:
+    """Lets the stopped worker see that the others have ended."""
+    time.sleep(2.0)
+    signal_worker(int(stopped.group(1)), signal.SIGCONT)
+
+
+if stopped and int(stopped.group(1)) != worker:
+    atexit.register(go_on)
 slow = False
 x = tf.placeholder(tf.float32, [None, 4], "x")
 with epl.replicate(1):
@@ -56,6 +70,8 @@ with tf.Session() as sess:
                 sys.exit(7)
             if what == "raises SystemExit":
                 raise SystemExit(7)
+            if stopped:
+                signal_worker(int(stopped.group(1)), signal.SIGSTOP)
             if what == "killed":
                 signal_worker(2, signal.SIGKILL)
             if what == "server killed":
@@ -67,6 +83,9 @@ with tf.Session() as sess:
             if what == "server interrupted":
                 in_a_run(3, signal.SIGINT)
         sess.run([loss, train_op], {x: np.ones([4, 4], np.float32)})
+    while what == "until told" and not os.path.exists(os.path.join(directory, "told")):
+        sess.run([loss, train_op], {x: np.ones([4, 4], np.float32)})
+        open(os.path.join(directory, "trains"), "w").close()
     print("trained", flush=True)
 
 if what == "data parallel after":

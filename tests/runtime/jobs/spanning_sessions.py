@@ -84,7 +84,7 @@ def estimator(ctx: Context) -> None:
         ctx.record(evaluated=model.evaluate(input_fn, steps=2), predicted=next(model.predict(input_fn))["logits"])
         ctx.record(variables={name: model.get_variable_value(name) for name in model.get_variable_names()})
     else:
-        ctx.record(wrote=os.path.exists(model.model_dir))
+        ctx.record(wrote=os.listdir(model.model_dir))
 
 
 def saver(ctx: Context, **config: Any) -> None:

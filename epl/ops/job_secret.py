@@ -1,0 +1,82 @@
+"""What tells the workers of a job from strangers and from workers of other jobs: the job's secret and its name.
+
+Both come from the environment. `epl-launch` draws the secret of a job of one machine; for several machines the user
+gives it. It proves who a worker is when workers meet, by HMAC-SHA256 (csrc/comm/handshake.h); it encrypts nothing.
+"""
+
+import ctypes
+import hashlib
+import hmac
+import os
+from typing import Any, Mapping, Optional, Sequence
+
+from epl.ops import native
+from epl.utils.errors import JobSecretError
+
+SECRET = "EPL_JOB_SECRET"
+SECRET_FILE = "EPL_JOB_SECRET_FILE"
+NAME = "EPL_JOB_ID"
+
+_FEWEST_BYTES = 16
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def job_name(environ: Mapping[str, str]) -> bytes:
+    """The name of the job, empty if it has none."""
+    return os.fsencode(environ.get(NAME, ""))
+
+
+def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
+    """The secret of the job: EPL_JOB_SECRET, else what the file EPL_JOB_SECRET_FILE holds; None if neither is set.
+
+    Raises:
+      JobSecretError: the secret is too short to be one, or the file cannot be read, or others can read it.
+    """
+    if SECRET in environ:
+        source, secret = SECRET, os.fsencode(environ[SECRET])
+    elif SECRET_FILE in environ:
+        source, secret = "{}={}".format(SECRET_FILE, environ[SECRET_FILE]), _read(environ[SECRET_FILE])
+    else:
+        return None
+    secret = secret.strip()
+    if len(secret) < _FEWEST_BYTES:
+        raise JobSecretError(
+            "{} holds {} bytes, expected at least {}: make one with `openssl rand -hex 32` and give it to every worker "
+            "of the job.".format(source, len(secret), _FEWEST_BYTES)
+        )
+    return secret
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as source:
+            mode = os.fstat(source.fileno()).st_mode
+            secret = source.read()
+    except OSError as error:
+        raise JobSecretError("{}={}: {}.".format(SECRET_FILE, path, error.strerror)) from None
+    if mode & 0o007:
+        raise JobSecretError(
+            "{}={}: every user of this machine can read or write it (mode {:o}): `chmod o-rwx` it.".format(
+                SECRET_FILE, path, mode & 0o777
+            )
+        )
+    return secret
+
+
+def mac_function(secret: Optional[bytes]) -> Any:
+    """The callback by which the core computes MACs under the secret; a null pointer without one."""
+    if secret is None:
+        return native.MacFunction()
+    key = secret
+
+    def compute(_: Any, text: int, size: int, digest: int) -> int:
+        ctypes.memmove(digest, hmac.new(key, ctypes.string_at(text, size), hashlib.sha256).digest(), _DIGEST_BYTES)
+        return 1
+
+    return native.MacFunction(compute)
+
+
+def is_open_to_strangers(hosts: Sequence[str], secret: Optional[bytes]) -> bool:
+    """Whether someone on another machine could come to the workers at `hosts` and be taken for one of them."""
+    return len(hosts) > 1 and secret is None and not all(host.startswith(_LOOPBACK) for host in hosts)

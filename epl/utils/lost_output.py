@@ -1,0 +1,60 @@
+"""Standard output and error of a worker whose log is on a full disk: what is printed is lost, and the training goes on.
+
+A worker writes to its log file by itself, so a full disk would end the training with the exception of a `print`. The
+launcher is told once and says so. Without a launcher the script's streams stay as they are.
+"""
+
+import errno
+import io
+import os
+import stat
+import sys
+from typing import Any
+
+from epl.utils import last_words
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def tolerate_full_disk() -> None:
+    """Has `sys.stdout` and `sys.stderr` lose what the log of this worker does not take. A second call does nothing."""
+    if not last_words.has_launcher():
+        return
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, "__{}__".format(name)) and isinstance(stream, io.TextIOWrapper):
+            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                stream.flush()
+                file: Any = _LossyFile(stream.fileno())
+                setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, write_through=True))
+
+
+class _LossyFile(io.RawIOBase):
+    """A file that loses what it cannot take."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Writes to a descriptor, which stays open."""
+        super().__init__()
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def write(self, data: Any) -> int:
+        """Writes all of `data`, or loses the rest of it."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                last_words.tell_lost_output(error)
+                break
+        return size

@@ -1,0 +1,3 @@
+"""The version of EPL; `setup.py` reads it from here."""
+
+VERSION = "0.6.0"

@@ -1,0 +1,245 @@
+"""What is fed and holds no rows of the batch: every replica gets it whole, or an error says how to say so."""
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.utils.errors import FeedError
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(8, 3).astype("f")
+Y = RANDOM.randn(8, 1).astype("f")
+LABELS = RANDOM.randint(0, 4, 8)
+ADJACENCY = (RANDOM.rand(8, 8) > 0.5).astype("f")
+NONZERO = np.argwhere(ADJACENCY)
+
+
+def placeholders(known=None):
+    return tf.placeholder(tf.float32, [known, 3], "x"), tf.placeholder(tf.float32, [None, 1], "y")
+
+
+def keep_probabilities():
+    """Two numbers, of which the model takes each by itself."""
+    x, y = placeholders()
+    keep = tf.placeholder(tf.float32, [None], "keep")
+    out = tf.layers.dense(x * keep[0], 1, name="dense") * keep[1]
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keep: [0.5, 2.0]}
+
+
+def coefficients():
+    """As many as the model has columns."""
+    x, y = placeholders()
+    factors = tf.placeholder(tf.float32, [None], "factors")
+    out = tf.layers.dense(tf.layers.dense(x, 4, name="first") * factors, 1, name="second")
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, factors: [1.0, 2.0, 3.0, 4.0]}
+
+
+def table():
+    """Rows that each row of the batch looks at."""
+    x, y = placeholders()
+    keys = tf.placeholder(tf.float32, [None, 3], "keys")
+    weights = tf.nn.softmax(tf.matmul(x, keys, transpose_b=True))
+    out = tf.layers.dense(tf.matmul(weights, keys), 1, name="dense")
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keys: X[:6] + 1}
+
+
+def graph_of_nodes(sparse):
+    """Two layers of a graph network on a whole graph."""
+    features = tf.placeholder(tf.float32, [None, 3], "features")
+    labels = tf.placeholder(tf.int32, [None], "labels")
+    if sparse:
+        adjacency = tf.sparse_placeholder(tf.float32, [None, None], "adjacency")
+        multiply, value = tf.sparse_tensor_dense_matmul, (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape)
+    else:
+        adjacency, multiply, value = tf.placeholder(tf.float32, [None, None], "adjacency"), tf.matmul, ADJACENCY
+    hidden = multiply(adjacency, tf.layers.dense(features, 5, name="first"))
+    out = multiply(adjacency, tf.layers.dense(hidden, 4, name="second"))
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=out))
+    return loss, {features: X, labels: LABELS, adjacency: value}
+
+
+def rows_of_known_number():
+    """A placeholder of known first dimension and one of an open one, both with the rows of one batch."""
+    x, y = placeholders(known=8)
+    return tf.reduce_mean(tf.square(tf.layers.dense(x, 1, name="dense") - y)), {x: X, y: Y}
+
+
+def said_to_be_whole():
+    """Temperatures, of whose mean nothing says that they are no rows."""
+    x, y = placeholders()
+    temperatures = tf.placeholder(tf.float32, [None], "temperatures")
+    epl.keep_whole([{"of": temperatures}])
+    out = tf.layers.dense(x, 1, name="dense") / tf.reduce_mean(temperatures)
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, temperatures: np.arange(1.0, 9.0)}
+
+
+def a_table_that_is_written():
+    """Rows of a table that are written in the training step itself."""
+    x, y = placeholders()
+    ids, rows = tf.placeholder(tf.int32, [None], "ids"), tf.placeholder(tf.float32, [None, 3], "rows")
+    bank = tf.get_variable("bank", [5, 3], initializer=tf.ones_initializer(), trainable=False)
+    tf.add_to_collection("beside", tf.scatter_update(bank, ids, rows))
+    out = tf.layers.dense(x * tf.reduce_mean(bank, 0), 1, name="dense")
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, ids: [1, 2, 4], rows: X[:3]}
+
+
+MODELS = {
+    "keep probabilities": keep_probabilities,
+    "coefficients": coefficients,
+    "table": table,
+    "dense graph": lambda: graph_of_nodes(False),
+    "sparse graph": lambda: graph_of_nodes(True),
+    "known rows": rows_of_known_number,
+    "said": said_to_be_whole,
+    "written table": a_table_that_is_written,
+}
+
+
+def trained(model, steps=2):
+    """Losses of steps, and variables after them."""
+    tf.set_random_seed(1)
+    loss, feed = model()
+    train_op = tf.train.GradientDescentOptimizer(0.05).minimize(loss)
+    found = []
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(steps):
+            found.append(sess.run([loss, train_op], feed)[0])
+            sess.run(tf.get_collection("beside"), feed)
+        return found + sess.run(tf.trainable_variables())
+
+
+def check(init, name, annotated=None, devices=2, **config):
+    """Compares what a model trains with plain TensorFlow; `annotated` is the model in its scopes."""
+    init(1, annotate=False)
+    expected = trained(MODELS[name])
+    init(devices, annotate=annotated is None, **config)
+    for value, wanted in zip(trained(annotated or MODELS[name]), expected):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_holds_no_rows_is_the_same_in_all_replicas(init, name):
+    check(init, name)
+
+
+@pytest.mark.parametrize("level", ["v0", "v1", "v2"])
+def test_weights_in_parts_do_not_hide_it(init, level):
+    check(init, "table", zero__level=level)
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"sparse graph"}))
+def test_in_a_split_it_is_no_batch(init, name):
+    def split():
+        with epl.split(2):
+            return MODELS[name]()
+
+    check(init, name, split)
+
+
+def test_a_sparse_graph_in_a_split_is_said_to_be_whole(init):
+    def split():
+        with epl.split(2):
+            loss, feed = graph_of_nodes(True)
+        epl.keep_whole(list(feed))
+        return loss, feed
+
+    check(init, "sparse graph", split)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", ["keep probabilities", "table", "sparse graph", "known rows"])
+def test_in_a_pipeline_all_micro_batches_have_the_same(init, name, devices):
+    def stages():
+        with epl.replicate(1):
+            loss, feed = MODELS[name]()
+        with epl.replicate(1):
+            return loss * 1.0, feed
+
+    check(init, name, stages, devices, pipeline__num_micro_batch=2)
+
+
+def refused(loss, feed, match):
+    train_op = tf.train.GradientDescentOptimizer(0.05).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        with pytest.raises(FeedError, match=match):
+            sess.run(train_op, feed)
+
+
+def test_rows_of_a_known_number_beside_others_that_are_cut(init):
+    init()
+    x, y = placeholders(known=8)
+    loss = tf.reduce_mean(tf.concat([tf.layers.dense(x, 1), y], 1))
+    match = r"x:0 was fed 8 row\(s\) that each of the 2 local replicas gets, and y:0 was fed 12 .*Feed 16 rows of both"
+    refused(loss, {x: X, y: np.ones([12, 1])}, match)
+
+
+def test_a_whole_value_beside_rows_that_it_meets(init):
+    init()
+    x, y = placeholders()
+    epl.keep_whole(y)
+    match = "y:0 was fed 8 row.* and x:0 was fed 8 that are cut"
+    refused(tf.reduce_mean(tf.layers.dense(x, 1) - y), {x: X, y: Y}, match)
+
+
+def test_rows_in_the_second_dimension(init):
+    init()
+    words = tf.placeholder(tf.float32, [None, None, 3], "words")
+    labels = tf.placeholder(tf.float32, [None, 1], "labels")
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(words[-1], 1) - labels))
+    feed = {words: np.ones([4, 8, 3]), labels: Y}
+    match = "words:0 has the rows of labels:0 in dimension 1, .*Feed it with the rows first; or, if labels:0"
+    refused(loss, feed, match)
+
+
+def test_other_numbers_of_rows_where_the_graph_tells_nothing(init):
+    init()
+    x, y = placeholders()
+    factors = tf.placeholder(tf.float32, [None], "factors")
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)) * tf.reduce_mean(factors)
+    refused(loss, {x: X, y: Y, factors: np.ones(4)}, "factors:0 was fed 4 rows and x:0 was fed 8, .*epl.keep_whole")
+
+
+def test_a_whole_value_of_known_first_dimension_is_fed_once_without_a_warning(init, caplog):
+    init()
+    x, y = placeholders()
+    rows = tf.placeholder(tf.float32, [2, 3], "rows")
+    bank = tf.get_variable("bank", [2, 3], initializer=tf.ones_initializer(), trainable=False)
+    epl.keep_whole(rows)
+    out = tf.layers.dense(x * tf.reduce_mean(rows, 0), 1)
+    written = tf.placeholder(tf.float32, [2, 3], "written")
+    train_op = tf.train.GradientDescentOptimizer(0.05).minimize(tf.reduce_mean(tf.square(out - y)))
+    both = tf.group(train_op, bank.assign(written))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(both, {x: X, y: Y, rows: X[:2], written: X[:2]})
+        np.testing.assert_array_equal(sess.run("EPL_REPLICA_1/bank:0"), X[:2])
+        for placeholder in (rows, written):
+            with pytest.raises(ValueError, match="Cannot feed value of shape"):
+                sess.run(both, {x: X, y: Y, rows: X[:2], written: X[:2], placeholder: X[:4]})
+    assert not [one for one in caplog.records if "gets all" in one.getMessage()]
+
+
+def test_what_has_rows_in_two_dimensions_is_told_once(init, caplog):
+    init()
+    trained(MODELS["dense graph"])
+    told = [one.getMessage() for one in caplog.records if "two dimensions" in one.getMessage()]
+    assert len(told) == 3 and "labels:0 has the rows of adjacency:0" in told[2]
+
+
+def test_another_value_than_a_tensor_is_refused(init):
+    init()
+    with pytest.raises(ValueError, match="epl.keep_whole, got 'x:0'"):
+        epl.keep_whole(["x:0"])
+
+
+def test_the_collection_has_what_is_said(init):
+    init()
+    x, _ = placeholders()
+    rows = tf.sparse_placeholder(tf.float32, [None, 3], "rows")
+    epl.keep_whole([x])
+    epl.add_to_collection([x, x], epl.GraphKeys.WHOLE_INPUTS)
+    epl.keep_whole({"rows": rows})
+    kept = epl.get_collection(epl.GraphKeys.WHOLE_INPUTS)
+    assert kept == [x, rows.indices, rows.values, rows.dense_shape] and epl.GraphKeys.WHOLE_INPUTS == "whole_inputs"
