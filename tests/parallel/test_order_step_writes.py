@@ -1,4 +1,4 @@
-"""What a step writes without data: all that is trained sees the value of before, and nothing is written at the end of data."""
+"""What a step writes without data: all updates see the value of before, and nothing is written at the end of data."""
 
 import contextlib
 import time
@@ -16,22 +16,25 @@ STEPS = 5
 BATCH = 8
 
 PLANS = {
-    "one device": dict(devices=1),
-    "groups": dict(devices=1, optimizer__num_apply_group=2),
-    "data parallel": dict(devices=2),
-    "data parallel groups": dict(devices=2, optimizer__num_apply_group=2),
-    "zero": dict(devices=2, zero__level="v1"),
-    "stages": dict(devices=2, stages=True),
-    "stages 4": dict(devices=2, stages=True, pipeline__num_micro_batch=4),
-    "stages 2 replicas": dict(devices=4, stages=True, pipeline__num_micro_batch=2),
-    "automatic": dict(devices=2, auto__auto_parallel=True, pipeline__num_stages=2),
-    "automatic 4": dict(
-        devices=4, auto__auto_parallel=True, pipeline__num_stages=2, pipeline__num_micro_batch=4
-    ),
-}  # fmt: skip
+    "one device": {"devices": 1},
+    "groups": {"devices": 1, "optimizer__num_apply_group": 2},
+    "data parallel": {"devices": 2},
+    "data parallel groups": {"devices": 2, "optimizer__num_apply_group": 2},
+    "zero": {"devices": 2, "zero__level": "v1"},
+    "stages": {"devices": 2, "stages": True},
+    "stages 4": {"devices": 2, "stages": True, "pipeline__num_micro_batch": 4},
+    "stages 2 replicas": {"devices": 4, "stages": True, "pipeline__num_micro_batch": 2},
+    "automatic": {"devices": 2, "auto__auto_parallel": True, "pipeline__num_stages": 2},
+    "automatic 4": {
+        "devices": 4,
+        "auto__auto_parallel": True,
+        "pipeline__num_stages": 2,
+        "pipeline__num_micro_batch": 4,
+    },
+}
 ACCUMULATED = {
-    "accumulation": dict(devices=1, pipeline__num_micro_batch=2),
-    "accumulation 2": dict(devices=2, pipeline__num_micro_batch=2),
+    "accumulation": {"devices": 1, "pipeline__num_micro_batch": 2},
+    "accumulation 2": {"devices": 2, "pipeline__num_micro_batch": 2},
 }
 
 

@@ -13,7 +13,7 @@ replicas of the job have theirs:
     data --> gradient --> add rows to m       data --> gradient --> add rows to m
        m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
 
-The barriers are fed in runs without the data, or without all of the updates: to write a variable by itself needs neither.
+The barriers are fed in runs without the data, or without all of the updates: a write by itself needs neither.
 """
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -96,7 +96,7 @@ def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients:
 
 
 def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
-    """The writes that do not need all of `data`. In a job of several replicas they wait for the gate, see select_ops."""
+    """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
     return writes - set.intersection(*[view.descendants([source]) for source in data])
 
 
