@@ -97,7 +97,7 @@ def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients:
 
 def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
     """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
-    return writes - set.intersection(*[view.descendants([source]) for source in data])
+    return writes - writes.intersection(*[view.descendants([source]) for source in data])
 
 
 def _wait(
