@@ -66,7 +66,8 @@ Order.__doc__ = """What runs one after the other where variables are updated.
 
 Attributes:
   barriers: the tensors between what is in order; one that is fed orders nothing in that run.
-  writes: names of the ops that write the variables and their slots. A run without all of them is not ordered.
+  writes: names of the ops that write the variables and their slots, or that show that a step has its data. A run
+    without all of them is not ordered.
 """
 
 Regathered = NamedTuple("Regathered", [("op", str), ("block", int)])
@@ -93,7 +94,8 @@ class Rewrite(object):
       barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
       later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
       holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
-      orders: what is in order in runs with certain updates: groups of updates, what they share, gathers of weights.
+      orders: what is in order in runs with certain ops: groups of updates, what they share, the last writes of a step,
+        gathers of weights.
       recomputations: what `plan.recomputed` says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
       regathered: name of an op that is computed from a weight in parts alone -> its copies for a block of uses (v2).

@@ -30,6 +30,7 @@ from epl.parallel.passes import (
     order_exchange,
     order_gathers,
     order_scale_updates,
+    order_step_writes,
     recompute,
     regather,
     select_ops,
@@ -53,6 +54,7 @@ PASSES = (
     order_gathers.PASS,
     group_apply.PASS,
     order_scale_updates.PASS,
+    order_step_writes.PASS,
     merge_outputs.GLOBAL_PASS,
     batch_weights.PASS,
     select_ops.PASS,
@@ -61,7 +63,7 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS)
+PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS, order_step_writes.PASS)
 
 # In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
 WORKER_0_TELLS = "worker 0 tells"
@@ -161,11 +163,10 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                     graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
                     agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
-        elif _changes_one_device(env.config) or graph.twins:
+        else:
             with _changing(graph, rewrite):
                 passes = run_passes(PLAIN_PASSES, rewrite)
-                if not rewrite.runs_as_it_is:
-                    rewrite.view = GraphView(graph.tf_graph)
+            rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 
@@ -175,13 +176,6 @@ def _digest_of(graph: Graph, cluster: Cluster, config: Config) -> Optional[Graph
     if cluster.worker_num == 1 or config.communication.allow_different_graphs:
         return None
     return GraphDigest(graph)
-
-
-def _changes_one_device(config: Config) -> bool:
-    """Whether a feature is on that changes a model on one device, too."""
-    return bool(
-        config.gradient_checkpoint.type or config.offload.level or config.optimizer.num_apply_group > 1
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
