@@ -5,4 +5,4 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tests.parity.fixtures import oracle  # noqa: E402, F401
+from tests.parity.fixtures import oracle  # noqa: F401

@@ -267,7 +267,7 @@ class _Nothing(types.ModuleType):
         if name == "Env":
             env = types.SimpleNamespace(cluster=types.SimpleNamespace(total_gpu_num=1))
             return types.SimpleNamespace(get=lambda: env)
-        return lambda *args, **kwargs: contextlib.suppress()
+        return lambda *args, **kwargs: contextlib.ExitStack()
 
 
 @contextlib.contextmanager
