@@ -25,7 +25,9 @@ COMMANDS = {
     ),
     "openssl rand -hex 32 > job.key && chmod 600 job.key": "excused: OpenSSL's, not ours",
     "epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 "
-    "--secret_file job.key train.py": "tests/launcher/test_launcher_secret.py::test_a_secret_file_reaches_the_worker_as_a_path",
+    "--secret_file job.key train.py": (
+        "tests/launcher/test_launcher_secret.py::test_a_secret_file_reaches_the_worker_as_a_path"
+    ),
     "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
     'pip install ".[cpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
     'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
