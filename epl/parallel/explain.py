@@ -48,8 +48,9 @@ def summary(plan: Plan, cluster: Cluster) -> str:
     ]
     if len(plan.stages) == 1:
         parts.append("1 stage")
-    if plan.batch_parts:
-        parts.append("a batch divided among {}".format(_count(max(p.parts for p in plan.batch_parts), "device")))
+    divided = max([part.parts for part in plan.batch_parts], default=1)
+    if divided > 1:
+        parts.append("a batch divided among {} devices".format(divided))
     if plan.num_micro_batch > 1:
         parts.append(_count(plan.num_micro_batch, "micro batch", "es"))
     buckets = sum(len(group.transfers) for group in plan.groups)
