@@ -303,6 +303,7 @@ def _rows_of_a_read(ctx: Context, entry: Entry, devices: int) -> int:
     """How many rows the fragment reads at once, so that a step has those of one device's batch."""
     if not ctx.planned:
         return Parts.ROWS
-    if entry.divides:
-        return Parts.ROWS // ctx.workers
-    return Parts.ROWS // (max(devices // (entry.stages or devices), 1) * entry.micro_batches)
+    reads = ctx.workers if entry.divides else max(devices // (entry.stages or devices), 1) * entry.micro_batches
+    rows, left = divmod(Parts.ROWS, reads)
+    assert not left, "{} rows in {} batches".format(Parts.ROWS, reads)
+    return rows

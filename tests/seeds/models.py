@@ -26,7 +26,7 @@ class Parts:
         runs: of the training op, for STEPS batches of one device.
     """
 
-    ROWS = 280  # of one step: 35 micro batches, 8 devices and 2 workers with 4 micro batches divide them
+    ROWS = 1120  # of one step: 35 micro batches, and 4 replicas with 8 micro batches, divide them
 
     def __init__(self, rows: int, ctx: Context) -> None:
         self._rows = rows
