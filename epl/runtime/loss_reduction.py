@@ -21,7 +21,7 @@ def say_who_divides(graph: Graph, ys: Any) -> None:
     env = Env.get()
     assert env.cluster is not None
     devices = env.cluster.virtual_devices
-    replicas = devices[0].num_replicas if devices else 1
+    replicas = len(devices[0].all_devices) if devices else 1  # those of epl.replicate(n) have a part of a batch each
     is_split = any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs)
     if replicas == 1 or is_split or env.config.communication.gradients_reduce_method != "mean":
         return
@@ -31,7 +31,7 @@ def say_who_divides(graph: Graph, ys: Any) -> None:
         if is_sum and env.says_first("sum of losses"):
             logger.warning(
                 "The loss %r is a sum over the rows of a batch (Reduction.SUM, the default of canned Estimators), and "
-                "gradients are the mean over %d replicas: they are %d times smaller than on one device with all the "
+                "gradients are the mean over %d devices: they are %d times smaller than on one device with all the "
                 'rows. Set communication.gradients_reduce_method to "sum" for the same, or choose '
                 "loss_reduction=tf.losses.Reduction.SUM_OVER_BATCH_SIZE. This is said once.",
                 loss.name, replicas, replicas,

@@ -2,6 +2,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.ir.view import ancestor_ops
 from epl.parallel import transformation
 from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text, rewritten
@@ -146,8 +147,9 @@ def test_writes_from_the_same_data_wait_for_the_gate(init):
     train(x)
     rewrite = rewritten()
     (gate, _), = rewrite.gates
-    assert gate in count.op.control_inputs
+    barrier = next(op for op in count.op.control_inputs if op.name.endswith("same_data/stage0/passed"))
+    assert gate in ancestor_ops([barrier])
     assert any(op.type == "IteratorGetNext" for op in gate.control_inputs)
     node = tf_compat.full_graph_def(rewrite.tf_graph)
     copy = next(n for n in node.node if n.name == "EPL_REPLICA_1/" + count.op.name)
-    assert "^EPL_REPLICA_1/" + gate.name in copy.input
+    assert "^EPL_REPLICA_1/" + barrier.name in copy.input

@@ -110,6 +110,28 @@ def test_metrics_have_all_rows(init):
         assert session.run(value) == pytest.approx(ROWS.mean())
 
 
+def test_metrics_of_the_data_of_training_have_all_rows(init):
+    init(4, annotate=False)
+    model = Read(4)
+    value, update = tf.metrics.mean(model.x)
+    with tf.Session() as session:
+        model.begin(session)
+        for _ in range(3):
+            session.run(update)
+        assert session.run(value) == pytest.approx(ROWS.mean())
+
+
+def test_metrics_with_a_batch_for_each_device_need_no_other_device(init):
+    init(2, annotate=False)
+    model = Read(1, batch=20)  # one batch: a step of two devices would find no data
+    value, update = tf.metrics.mean(model.x)
+    with tf.Session() as session:
+        model.begin(session)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run([update, model.train_op])
+        assert session.run("mean/count:0") == 0  # the end of data changes nothing
+
+
 def test_fed_rows_are_divided(init):
     init(4, annotate=False)
     with epl.replicate(4):
@@ -261,6 +283,38 @@ def test_a_known_first_dimension_that_is_no_batch_is_none_of_its(init):
         loss = tf.reduce_mean(tf.layers.dense(x * scale, 3) * scale)
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     assert transformation.transform().plan.batch_parts
+
+
+def test_data_that_is_read_in_a_branch_is_refused(init):
+    init(2, annotate=False)
+
+    def build():
+        one = tf.data.Dataset.from_tensor_slices(ROWS).batch(8).make_one_shot_iterator()
+        other = tf.data.Dataset.from_tensor_slices(ROWS).batch(4).make_one_shot_iterator()
+        x = tf.cond(tf.placeholder_with_default(True, []), one.get_next, other.get_next)
+        with epl.replicate(2):
+            loss = tf.reduce_mean(tf.layers.dense(x, 1))
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    assert "in a loop or in a branch of tf.cond" in refused(build)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "transposed"])
+def test_rows_that_are_not_first_are_refused_beside_those_that_are(init, kind):
+    init(2, annotate=False)
+
+    def build():
+        x = ROWS if kind == "transposed" else tf.RaggedTensor.from_row_lengths(tf.range(20.0), [1] * 20)
+        dataset = tf.data.Dataset.from_tensor_slices((x, ROWS[:, :1])).batch(4)
+        if kind == "transposed":
+            dataset = dataset.map(lambda x, y: (tf.transpose(x), y))
+        x, y = dataset.make_one_shot_iterator().get_next()
+        x = tf.transpose(x) if kind == "transposed" else tf.reshape(tf.reduce_sum(x.to_tensor(), 1), [-1, 1])
+        with epl.replicate(2):
+            loss = tf.reduce_mean(tf.square(tf.layers.dense(x[:, :1], 1) - y))
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    assert "cannot tell those of 'IteratorGetNext:0'" in refused(build)
 
 
 def test_data_without_rows_is_refused(init):

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.env import Env
 from tests.parallel.in_process import Linear
 
@@ -20,6 +21,16 @@ def test_a_summed_loss_is_named_with_the_key(init, monkeypatch, caplog, devices,
         tf.gradients(loss, tf.trainable_variables())
     warnings = [record.getMessage() for record in caplog.records if "sum over the rows" in record.message]
     assert len(warnings) == said and all("2 times smaller" in warning for warning in warnings)
+
+
+def test_devices_that_divide_a_batch_divide_its_gradient(init, monkeypatch, caplog):
+    init(2, annotate=False)
+    monkeypatch.setattr(Env.get(), "_said", set())
+    with epl.replicate(2):
+        model = Linear()
+        loss = tf.losses.mean_squared_error(model.y, model.out, reduction=SUM)
+    tf.gradients(loss, tf.trainable_variables())
+    assert any("2 times smaller" in record.getMessage() for record in caplog.records)
 
 
 def test_a_canned_estimator_sums(init, monkeypatch, caplog, tmp_path):

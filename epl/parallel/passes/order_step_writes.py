@@ -13,6 +13,8 @@ replicas of the job have theirs:
     data --> gradient --> add rows to m       data --> gradient --> add rows to m
        m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
 
+What is written from the data of the gradients, a metric for example, waits for the gate as well.
+
 The barriers are fed in runs without the data, or without all of the updates: a write by itself needs neither.
 """
 
@@ -49,7 +51,9 @@ def run(rewrite: Rewrite) -> None:
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
     step_writes = _step_writes(rewrite, view, writes, gradients)
     sources = set(view.of_types(op_types.DATA_SOURCES))
-    if not step_writes and len(sources) < 2:
+    gates: Set[int] = set().union(*[training.gate for training in trainings])
+    ungated = writes - view.descendants(gates) if gates and sources else set()
+    if not step_writes and not ungated and len(sources) < 2:
         return
     depths = depths_of(view)
     updates = [_updates(view, training, writes) for training in trainings]
@@ -66,6 +70,10 @@ def run(rewrite: Rewrite) -> None:
             early = {write for write in early if depths[write][0] == 0}  # a loop cannot wait in its midst
             shown = training.gate or ready
             _wait(rewrite, view, early, shown, shown, scope + "/data")
+        if training.gate:
+            beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data)}
+            ungated -= beside
+            _wait(rewrite, view, beside, training.gate, training.gate, scope + "/same_data")
         _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
 
 
@@ -98,6 +106,12 @@ def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients:
 def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
     """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
     return writes - writes.intersection(*[view.descendants([source]) for source in data])
+
+
+def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) -> bool:
+    """Whether a write takes data, and none but that of a training."""
+    taken = view.ancestors([write]) & sources
+    return bool(taken) and taken <= data
 
 
 def _wait(

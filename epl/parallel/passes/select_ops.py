@@ -1,4 +1,4 @@
-"""Finds which ops every replica needs a copy of, and lets no state change before all replicas have their data.
+"""Finds which ops every replica needs a copy of, and lets gradients move once all replicas have their data.
 
 Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
 the output collections, and everything that these are computed from, down to what is shared: the state that data is
@@ -21,7 +21,7 @@ from epl.utils.errors import PlanError
 
 
 def run(rewrite: Rewrite) -> None:
-    """Reads the graph, selects the ops, and gates the writes."""
+    """Reads the graph, selects the ops, and gates the gradients."""
     view = rewrite.view = current_view(rewrite)
     all_writes = view.writes()
     writes = find_training_writes(
@@ -54,7 +54,7 @@ def run(rewrite: Rewrite) -> None:
     _refuse_tapes(rewrite, view)
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
-    _gate(rewrite, view, writes)
+    _gate(rewrite, view)
 
 
 def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]) -> None:
@@ -108,10 +108,10 @@ def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[
     return {view.nodes[node].name for node in others if any(p in cloned for p in view.variable_inputs(node))}
 
 
-def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
-    """The gate of a group waits for the data of its gradients; writes from the same data wait for the gate.
+def _gate(rewrite: Rewrite, view: GraphView) -> None:
+    """The gate of a group waits for the data of its gradients, and what is written from it for the gate.
 
-    So a step for which some replica of the job has no data changes nothing anywhere.
+    So a step for which some replica of the job has no data changes nothing anywhere (see order_step_writes.py).
     """
     sources = set(view.of_types(op_types.DATA_SOURCES))
     if not sources:
@@ -125,14 +125,6 @@ def _gate(rewrite: Rewrite, view: GraphView, writes: Set[int]) -> None:
         for source in sorted(data[gate]):
             if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):
                 _add_edge(rewrite, view, source, gate)
-    after_gate = view.descendants(list(data))
-    for write in sorted(writes - after_gate):
-        needed = view.ancestors([write]) & sources
-        if needed and not tf_compat.is_in_while(tf_compat.control_flow_context_of(_op(rewrite, view, write))):
-            for gate in sorted(data):
-                if needed <= data[gate]:
-                    _add_edge(rewrite, view, gate, write)
-                    break
 
 
 def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:

@@ -80,13 +80,32 @@ def _divide(rewrite: Rewrite, source: tf.Operation) -> Division:
     sparse = tuple(op.name for tensor in outputs for op in deserialized(tensor))
     if not dense and not sparse:
         _refuse_source(rewrite, source, outputs)
-    context = tf_compat.control_flow_context_of(source)
-    if tf_compat.is_in_while(context):
+    if tf_compat.control_flow_context_of(source) is not None:
         raise PlanError(
-            "{} divides the batches of {!r} ({}), which reads them in a tf.while_loop. Read the data outside of the "
-            "loop.".format(_strategy(rewrite), source.name, user_line(source))
+            "{} divides the batches of {!r} ({}), which reads them in a loop or in a branch of tf.cond. Read the data "
+            "outside of it; a feedable iterator (tf.data.Iterator.from_string_handle) reads one dataset or "
+            "another.".format(_strategy(rewrite), source.name, user_line(source))
         )
+    _refuse_beside_cut(rewrite, source, outputs)
     return Division(source.name, dense, sparse)
+
+
+def _refuse_beside_cut(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
+    """Raises PlanError for an output that is not cut next to one that is, and may hold rows all the same."""
+    for tensor in outputs:
+        is_ragged = tensor.dtype == tf.variant and tensor.consumers() and not deserialized(tensor)
+        known_first = bool(tensor.shape.ndims) and tf.dimension_value(tensor.shape[0]) is not None
+        if is_ragged or (known_first and not tensor.shape.is_fully_defined() and tensor.dtype != tf.variant):
+            raise PlanError(
+                "{} divides the batches of {!r} ({}) by rows, and cannot tell those of {!r}: {}. Give batches the rows "
+                "first, in dense or sparse tensors; or, if it holds no rows, call epl.keep_whole for it.".format(
+                    _strategy(rewrite),
+                    source.name,
+                    user_line(source),
+                    tensor.name,
+                    "it is a ragged tensor" if is_ragged else "its shape is {}".format(tensor.shape),
+                )
+            )
 
 
 def has_open_rows(tensor: tf.Tensor) -> bool:
