@@ -143,7 +143,8 @@ class Rules(object):
         self._held: FrozenSet[str] = frozenset()
         shards = graph.shards
         if shards is not None:
-            self._held = frozenset(shards.held)
+            # Sums of gradients that are kept between runs are as large as the parts.
+            self._held = frozenset(shards.held).union(*[one.storage for one in graph.accumulations])
             self.parts = {view.index[op.name] for op in graph.parts_ops}
             self.parts.update(view.of_types(COLLECTIVE_OP_TYPES))
         if graph.split is not None:

@@ -123,7 +123,8 @@ class StepFinder(object):
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._choices: Sequence[Choice] = () if shards is None else shards.choices()
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
-        self._trained_with = view.ancestors(self._gradients | (self._updates & view.descendants(self._gradients)))
+        updated = view.descendants(self._gradients, self._all_barriers.__contains__) & self._updates
+        self._trained_with = view.ancestors(self._gradients | updated)
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 

@@ -2,6 +2,7 @@
 
 What needs several workers is tested by tests/parity and tests/behaviour, in processes of their own.
 """
+import contextlib
 from typing import Any, Callable, Dict, Iterator, List
 
 import numpy as np
@@ -40,6 +41,18 @@ def init(monkeypatch: Any) -> Iterator[Callable[..., None]]:
     if job is not None:
         job.stop()
     tf.reset_default_graph()
+
+
+@contextlib.contextmanager
+def plain_graph() -> Iterator[tf.Graph]:
+    """A new graph that stays plain TensorFlow, whatever the configuration asks of models without annotation."""
+    env = Env.get()
+    before, env.is_ready = env.is_ready, False
+    try:
+        with tf.Graph().as_default() as graph:
+            yield graph
+    finally:
+        env.is_ready = before
 
 
 class Linear:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.ir.graph import Graph
 from epl.parallel import transformation
+from tests.parallel.in_process import plain_graph
 
 
 def begin(init: Callable[..., None], micro_batches: int = 2, devices: int = 2, **config: Any) -> None:
@@ -90,7 +91,7 @@ def run_steps(build: Callable[[Any], Any], stage: Any, steps: int, count: int) -
 def equals_plain(build: Callable[[Any], Any], steps: int = 3, count: int = 8, tolerance: float = 1e-5) -> None:
     """Asserts that the model trains as in plain TensorFlow on all rows at once. `begin` was called before."""
     planned = run_steps(build, stage, steps, count)
-    with tf.Graph().as_default():
+    with plain_graph():
         plain = run_steps(build, no_stage, steps, count)
     assert len(planned) == len(plain)
     for mine, other in zip(planned, plain):

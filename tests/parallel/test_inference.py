@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, equals_plain, no_stage, stage
 
 
@@ -39,7 +40,7 @@ def test_each_stage_runs_on_its_device(init, devices):
         weights = sess.run(tf.trainable_variables())
     assert (ran["d0/Tanh"], ran["d1/BiasAdd"], ran["loss"]) == ("CPU:0", "CPU:1", "CPU:1")
     assert Graph.get().plan is None
-    with tf.Graph().as_default():
+    with plain_graph():
         model = Chain(2, no_stage)
         with tf.Session() as sess:
             feed = dict(zip([model.x, model.y], feed.values()))

@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import begin, dense, no_stage, stage
 
 KEYS = epl.GraphKeys
@@ -65,6 +66,6 @@ def test_a_summary_of_a_merged_tensor_equals_that_of_one_device(init, kind, micr
     else:
         begin(init, micro_batches, 4)
         found = written(stage, epl.add_to_collection, kind)
-    with tf.Graph().as_default():
+    with plain_graph():
         expected = written(no_stage, plain_only, kind)
     assert expected and found == expected

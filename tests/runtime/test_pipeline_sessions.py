@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, dense, no_stage, rows, stage
 
 
@@ -23,7 +24,7 @@ def test_a_checkpoint_goes_from_pipeline_to_plain_and_back(init, tmp_path, first
     values = {}
     path = str(tmp_path / "model")
     for planned in (first_planned, not first_planned):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default() if planned else plain_graph():
             model = adam_chain(stage if planned else no_stage)
             saver = tf.train.Saver()
             with tf.Session() as sess:
@@ -129,7 +130,7 @@ def test_a_monitored_session_with_hooks_and_a_restart(init, tmp_path):
                     steps.append(sess.run([step, model.train_op], model.feed(8))[0])
             assert len(recorder.seen) == 5 and recorder.seen[-1] < recorder.seen[0]
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-10")
-    with tf.Graph().as_default():
+    with plain_graph():
         model = adam_chain(no_stage)
         with tf.Session() as sess:
             tf.train.Saver().restore(sess, tf.train.latest_checkpoint(str(tmp_path)))
