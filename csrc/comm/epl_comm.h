@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EPL_COMM_ABI_VERSION 2
+#define EPL_COMM_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define EPL_EXPORT __attribute__((visibility("default")))

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314d4d4f434c5045;  // "EPLCOMM1" in memory
 // The first numbers of a hello, magic and protocol, and the frame that refuses are the same in every version.
-constexpr uint32_t kProtocol = 2;
+constexpr uint32_t kProtocol = 3;
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kMacBytes = 32;
 constexpr char kWorker[] = "EPL worker";

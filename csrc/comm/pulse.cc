@@ -3,6 +3,7 @@
 #include "comm/pulse.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "comm/coordinator.h"
 #include "comm/wire.h"
@@ -41,14 +42,17 @@ std::string Pulse::Report() const {
 bool Pulse::Take(std::string_view message) {
   Reader reader(message);
   reader.Get<Message>();
-  std::fill(reported_.begin(), reported_.end(), 0);
-  for (int32_t left = reader.Get<int32_t>(); left > 0 && reader.ok(); --left) {
+  std::vector<double> reported(reported_.size());
+  for (int left = reader.GetCount(reported.size(), sizeof(int32_t) + sizeof(double)); left > 0; --left) {
     const int32_t process = reader.Get<int32_t>();
     const double seconds = reader.Get<double>();
-    if (!reader.ok() || process < 0 || process >= static_cast<int32_t>(reported_.size())) return false;
-    reported_[process] = seconds;
+    if (!reader.ok() || process < 0 || process >= static_cast<int32_t>(reported.size())) return false;
+    if (!std::isfinite(seconds) || seconds <= 0 || reported[process] != 0) return false;
+    reported[process] = seconds;
   }
-  return reader.ok();
+  if (!reader.done()) return false;
+  reported_.swap(reported);
+  return true;
 }
 
 std::vector<double> Pulse::Silences() const {

@@ -41,6 +41,12 @@ class Reachability {
     }
     std::thread([findings, addresses] {
       for (const auto& entry : addresses) {
+        {
+          // An answered probe stays in the queue of a socket that nobody accepts on: a full queue answers no more.
+          std::lock_guard<std::mutex> lock(findings->mutex);
+          auto known = findings->why.find(entry.first);
+          if (known != findings->why.end() && known->second.empty()) continue;
+        }
         const std::string why = WhyUnreachable(entry.second, 3);
         std::lock_guard<std::mutex> lock(findings->mutex);
         findings->why[entry.first] = why;
@@ -298,7 +304,8 @@ class Connector {
     return Status(
         EPL_DEADLINE_EXCEEDED,
         Format("%s did not appear within %s s: %s; look into its log for an earlier error, and check that its "
-               "address can be reached from here",
+               "address can be reached from here; if it prepares data before its first session, raise "
+               "communication.start_timeout",
                options_.NameOf(0).c_str(), Seconds(options_.start_timeout_s).c_str(), status.message().c_str()));
   }
 

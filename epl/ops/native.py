@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.utils.errors import EplError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
