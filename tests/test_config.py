@@ -91,6 +91,32 @@ def test_a_key_given_twice_is_refused():
         Config({"pipeline": {"num_micro_batch": 4}, "pipeline.num_micro_batch": 2})
 
 
+def test_keys_of_whale():
+    assert Config({"num_micro_batch": 8}).pipeline.num_micro_batch == 8
+    config = Config({"num_micro_batch": 35, "num_task_graph": 8})
+    assert config == Config(
+        {"pipeline.num_micro_batch": 35, "pipeline.num_stages": 8, "auto.auto_parallel": True}
+    )
+
+
+def test_a_key_given_by_both_names_is_refused():
+    with pytest.raises(ConfigError, match="pipeline.num_micro_batch is given twice"):
+        Config({"num_micro_batch": 8, "pipeline.num_micro_batch": 8})
+
+
+def test_what_asks_for_something_in_training():
+    assert Config().training_features() == []
+    assert Config({"zero.level": "v1", "communication.timeout": 30}).training_features() == ["zero.level"]
+
+
+def test_every_way_of_communication_asks_for_something_in_training():
+    """But not when the processes wait, and what is compared."""
+    others = ["allow_different_graphs", "start_timeout", "stall_warning", "timeout"]
+    names = [key.name for key in config_keys.keys_of("communication")]
+    asked = [name for name in config_keys.TRAINING_KEYS if name.startswith("communication.")]
+    assert sorted(asked + ["communication." + name for name in others]) == sorted(names)
+
+
 class TestPrecedence:
     def test_environment_wins_over_default(self, monkeypatch):
         monkeypatch.setenv("EPL_PIPELINE_NUM_MICRO_BATCH", "3")

@@ -11,6 +11,7 @@ copy between devices, as in a pipeline, and as there a process without devices o
 Several ranks may share a device.
 """
 
+import logging
 from typing import Dict, List, Sequence
 
 from epl.cluster import Cluster
@@ -20,17 +21,38 @@ from epl.layouts import VirtualDevice
 from epl.parallel.plan import worker_of
 from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 
+logger = logging.getLogger("epl")
+
 
 def has_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
     """Whether the splits of a model are on other devices than the TaskGraphs beside them.
 
     They are not where each asks for all devices of the job: then all share them.
     """
+    return _could_have_own_devices(taskgraphs, cluster) and not _each_asks_for_all(taskgraphs, cluster)
+
+
+def tell_of_shared_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> None:
+    """Logs that a split shares its devices though the configuration does not say so."""
+    if _could_have_own_devices(taskgraphs, cluster) and _each_asks_for_all(taskgraphs, cluster):
+        logger.info(
+            "Each of %s asks for all %d devices of the job, so they share them, as with "
+            "cluster.colocate_split_and_replicate.",
+            ", ".join(str(one.strategy) for one in taskgraphs),
+            cluster.total_gpu_num,
+        )
+
+
+def _each_asks_for_all(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
+    return all(one.strategy.device_count == cluster.total_gpu_num for one in taskgraphs)
+
+
+def _could_have_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
+    """Whether the configuration, the layout and the annotations let splits have devices of their own."""
     return (
         not Env.get().config.cluster.colocate_split_and_replicate
         and cluster.layout.name != "all"
         and cluster.total_gpu_num > 1
-        and any(one.strategy.device_count != cluster.total_gpu_num for one in taskgraphs)
         and any(one.strategy.name_of_kind != "split" or one.outer is not None for one in taskgraphs)
         and any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs)
     )

@@ -18,6 +18,7 @@ from epl.parallel import agreement, amp_twins, explain, planner
 from epl.parallel import plan as plans
 from epl.parallel.gradient_groups import find_groups, find_trainings
 from epl.parallel.graph_digest import GraphDigest
+from epl.parallel.own_devices import tell_of_shared_devices
 from epl.parallel.pass_manager import PassReport, run_passes
 from epl.parallel.passes import (
     aggregate_gradients,
@@ -134,6 +135,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         planner.warn_of_precision(graph, env.config)
         planner.refuse_unskipped(graph, env.config)
         stages, owners = plan_stages(graph, cluster)
+        tell_of_shared_devices(graph.taskgraphs, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         planner.refuse_accumulation(graph, stages, groups, env.config)
         trainings = find_trainings(graph) if len(stages) > 1 else []

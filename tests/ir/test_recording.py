@@ -188,6 +188,32 @@ def test_a_model_without_annotation_is_not_recorded_and_a_warning_says_so(init, 
     assert len([r for r in caplog.records if "no EPL annotation" in r.getMessage()]) == 1
 
 
+def test_a_model_without_annotation_on_one_device_is_not_spoken_of(init, caplog):
+    init(1, annotate=False)
+    Linear().minimize()
+    assert Graph.get().taskgraphs == [] and not caplog.records
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("gradient_checkpoint.type", "auto"),
+        ("zero.level", "v1"),
+        ("offload.level", "v0"),
+        ("amp.level", "O1"),
+        ("optimizer.num_apply_group", 2),
+        ("pipeline.num_micro_batch", 4),
+        ("communication.fp16", True),
+    ],
+)
+def test_what_the_configuration_asks_for_annotates_the_model(init, caplog, key, value):
+    init(annotate=False, **{key.replace(".", "__"): value})
+    Linear().minimize()
+    assert [str(one.strategy) for one in Graph.get().taskgraphs] == [str(epl.replicate(1))]
+    assert len(Graph.get().apply_calls) == 1
+    assert not [record for record in caplog.records if "no EPL annotation" in record.getMessage()]
+
+
 def test_an_estimator_graph_belongs_to_the_default_strategy(init, tmp_path):
     init()
     seen = {}

@@ -7,6 +7,7 @@ import epl
 from epl.cluster import Cluster
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.parallel import transformation
 from epl.parallel.own_devices import _one_for_each
 from epl.parallel.plan import worker_of
 from epl.parallel.stages import plan_stages
@@ -40,11 +41,25 @@ def stages(*strategies):
         (3, [-2, 1], [[0, 1], [2, 2]]),
         (2, [1, -1], [[0], [1]]),
         (2, [-2, -2], [[0, 1]]),
+        (2, [2, -2], [[0, 1]]),
     ],
 )
 def test_each_rank_has_a_device_of_each_taskgraph(init, devices, counts, expected):
     init(devices, annotate=False)
     assert stages(*[epl.split(-n) if n < 0 else epl.replicate(n) for n in counts]) == expected
+
+
+@pytest.mark.parametrize("devices, shared", [(2, True), (4, False)])
+def test_what_shares_all_devices_is_told_once(init, caplog, devices, shared):
+    init(devices, annotate=False)
+    with epl.replicate(2):
+        x = tf.layers.dense(tf.placeholder(tf.float32, [None, 3]), 4)
+    with epl.split(2):
+        loss = tf.reduce_mean(tf.layers.dense(x, 4))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with caplog.at_level("INFO", logger="epl"):
+        transformation.transform()
+    assert caplog.text.count("asks for all 2 devices of the job, so they share them") == shared
 
 
 def test_the_layout_all_is_for_all_taskgraphs(init):

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import Context
-from tests.seeds.models import Parts
+from tests.seeds.models import STEPS, Parts
 
 Fragment = Callable[[Parts, int], Optional[tf.Tensor]]
 
@@ -29,14 +29,18 @@ class Entry(NamedTuple):
         divides: whether the devices of a process divide one batch.
         stages: devices of one replica.
         micro_batches: of a pipeline; of gradient accumulation there is one.
-        checked: how near to one device it comes; half precision is less exact.
+        reads: of a batch in one step: how many runs accumulate gradients.
+        losses: how near those come to one device, as a part of their value.
+        weights: how near those come to one device, as a part of the largest; half precision is less exact.
     """
 
     run: Fragment
     divides: bool = False
     stages: int = 1
     micro_batches: int = 1
-    checked: float = 2e-6
+    reads: int = 1
+    losses: float = 2e-6
+    weights: float = 2e-5
 
 
 FRAGMENTS: Dict[str, Entry] = {}
@@ -154,12 +158,12 @@ def _configured(name: str, param_dict: Dict[str, Any], **facts: Any) -> None:
     FRAGMENTS[name] = Entry(run, **facts)
 
 
-_configured("config_micro_batches", {"pipeline.num_micro_batch": 4})
+_configured("config_micro_batches", {"pipeline.num_micro_batch": 4}, reads=4)
 _configured("config_gradient_checkpoint", {"gradient_checkpoint.type": "auto"})
 _configured("config_zero", {"zero.level": "v1"})
 _configured("config_offload", {"offload.level": "v0"})
-_configured("config_amp_dynamic", {"amp.level": "O1", "amp.loss_scale": "dynamic"}, checked=5e-2)
-_configured("config_amp_fixed", {"amp.level": "O1", "amp.loss_scale": 128}, checked=5e-2)
+_configured("config_amp_dynamic", {"amp.level": "O1", "amp.loss_scale": "dynamic"}, losses=1e-5, weights=4e-2)
+_configured("config_amp_fixed", {"amp.level": "O1", "amp.loss_scale": 128}, losses=1e-5, weights=4e-2)
 _configured("config_apply_groups", {"optimizer.num_apply_group": 30})
 
 
@@ -282,21 +286,25 @@ def _without_epl(ctx: Context) -> Any:
         del sys.modules["epl"]
 
 
-def train(ctx: Context, name: str) -> None:
-    """Runs a fragment, an optimizer and a session behind it."""
+def train(ctx: Context, name: str, written_for: int = 0) -> None:
+    """Runs a fragment, an optimizer and a session behind it.
+
+    Args:
+        ctx: of the process.
+        name: of the fragment.
+        written_for: so many devices; 0: those of the job.
+    """
     entry = FRAGMENTS[name]
-    devices = ctx.workers * ctx.devices
+    devices = written_for or ctx.workers * ctx.devices
     parts = Parts(_rows_of_a_read(ctx, entry, devices), ctx)
     with _without_epl(ctx):
         entry.run(parts, devices)
         train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(parts.loss, tf.train.get_or_create_global_step())
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
-            for _ in range(parts.runs):
+            for _ in range(STEPS * (entry.reads if ctx.planned else 1)):
                 ctx.record(loss=sess.run([parts.loss, train_op])[0])
             ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]
-    if name == "config_micro_batches":
-        ctx.results["accumulated"] = [4 if ctx.planned else 1]
 
 
 def _rows_of_a_read(ctx: Context, entry: Entry, devices: int) -> int:
@@ -304,6 +312,6 @@ def _rows_of_a_read(ctx: Context, entry: Entry, devices: int) -> int:
     if not ctx.planned:
         return Parts.ROWS
     reads = ctx.workers if entry.divides else max(devices // (entry.stages or devices), 1) * entry.micro_batches
-    rows, left = divmod(Parts.ROWS, reads)
-    assert not left, "{} rows in {} batches".format(Parts.ROWS, reads)
+    rows, left = divmod(Parts.ROWS, reads * entry.reads)
+    assert not left, "{} rows in {} batches".format(Parts.ROWS, reads * entry.reads)
     return rows

@@ -23,7 +23,6 @@ class Parts:
 
     Attributes:
         loss: of the whole model, once it is built.
-        runs: of the training op, for STEPS batches of one device.
     """
 
     ROWS = 1120  # of one step: 35 micro batches, and 4 replicas with 8 micro batches, divide them
@@ -31,7 +30,6 @@ class Parts:
     def __init__(self, rows: int, ctx: Context) -> None:
         self._rows = rows
         self._ctx = ctx
-        self.runs = STEPS
         self.loss: tf.Tensor = None
         self._x: tf.Tensor = None
         self._y: tf.Tensor = None
