@@ -12,7 +12,7 @@ from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear, error_text
 
 
-@pytest.mark.parametrize("broken", ["the first pass", "the last pass", "the comparison of collectives"])
+@pytest.mark.parametrize("broken", ["the first pass", "the last pass"])
 def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
     init()
     model = Linear()
@@ -23,13 +23,10 @@ def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
         calls.append(1)
         raise PlanError("it broke")
 
-    if broken == "the comparison of collectives":
-        monkeypatch.setattr(transformation, "_agree", fail)
-    else:
-        passes = list(transformation.PASSES)
-        place = 0 if broken == "the first pass" else -1
-        passes[place] = passes[place]._replace(run=fail)
-        monkeypatch.setattr(transformation, "PASSES", passes)
+    passes = list(transformation.PASSES)
+    place = 0 if broken == "the first pass" else -1
+    passes[place] = passes[place]._replace(run=fail)
+    monkeypatch.setattr(transformation, "PASSES", passes)
     for _ in range(2):
         with tf.Session() as sess:
             for _ in range(2):

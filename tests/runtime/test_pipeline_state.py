@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, dense, no_stage, rows, stage
 
 
@@ -29,7 +30,7 @@ class Normalised:
 
 def expected_means(batches, fused=True):
     """The moving averages of plain TensorFlow, fed the batches one after the other."""
-    with tf.Graph().as_default():
+    with plain_graph():
         model = Normalised(no_stage, True, fused)
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
@@ -147,7 +148,7 @@ def test_moving_averages_of_variables_follow_the_step(init):
             return sess.run([average.average(v) for v in tf.trainable_variables()])
 
     planned = train(stage)
-    with tf.Graph().as_default():
+    with plain_graph():
         plain = train(no_stage)
     for mine, other in zip(planned, plain):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.utils.errors import PlanError
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, dense, equals_plain, no_stage, rewritten, rows, stage
 
 
@@ -112,7 +113,7 @@ def test_a_cond_on_data_takes_other_branches_in_other_micro_batches(init):
         sess.run(tf.global_variables_initializer())
         loss = sess.run([model.loss, model.train_op], {model.x: values})[0]
         after = {v.name: sess.run(v) for v in tf.trainable_variables()}
-    with tf.Graph().as_default():
+    with plain_graph():
         plain = Model(no_stage, build)
         variables = tf.trainable_variables()
         gradients = tf.gradients(plain.loss, variables)
@@ -381,7 +382,7 @@ def train_alternately(stage):
 def test_two_trainings_that_alternate_need_their_own_placeholders_alone(init, devices):
     begin(init, 2, devices)
     planned = train_alternately(stage)
-    with tf.Graph().as_default():
+    with plain_graph():
         plain = train_alternately(no_stage)
     for mine, other in zip(planned, plain):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.utils.errors import PlanError
+from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, dense, no_stage, rewritten, rows, stage
 
 
@@ -117,7 +118,7 @@ def test_an_average_without_bias_counts_what_it_averages(init, resource):
         for seed in range(3):
             sess.run(model.train_op, model.feed(8, seed))
         found = sess.run([model.average] + [v for v in tf.global_variables() if "mean" in v.op.name.lower()])
-    with tf.Graph().as_default():
+    with plain_graph():
         model = build(no_stage)
         with started() as sess:
             for seed in range(3):

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.ir.view import ancestor_ops
 from epl.parallel import transformation
 from epl.parallel.split.routes import LINKS, Link
 from epl.runtime import split_training
@@ -66,7 +67,7 @@ def test_writes_from_own_data_wait_for_the_data_of_all_where_parts_alone_are_tra
                 steps += 1
         assert sess.run(seen) == steps * 4 * 8
     ((gate, _),) = Graph.get().plan.gates
-    assert x.op in gate.control_inputs and gate in count.op.control_inputs
+    assert x.op in gate.control_inputs and gate in ancestor_ops(count.op.control_inputs)
 
 
 @pytest.mark.parametrize("broken", ["finish", "planning"])
@@ -170,7 +171,7 @@ def test_a_split_over_a_worker_that_serves_another_model_is_refused(init, monkey
     """It would be waited for in vain."""
     init(1, annotate=False, **COLOCATED)
     Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
-    server = SimpleNamespace(serving={1}, service=SimpleNamespace(over=False))
+    server = SimpleNamespace(serving={1}, service=SimpleNamespace(over=False, job=None))
     monkeypatch.setattr(Env.get(), "process_server", server)
     with pytest.raises(PlanError, match=r"worker\(s\) 1 that serve it have left the script"):
         train_parts(tf.placeholder(tf.float32, [None, 8]))

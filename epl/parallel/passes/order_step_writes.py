@@ -68,12 +68,11 @@ def run(rewrite: Rewrite) -> None:
             early = step_writes | (_of_some_data(view, writes, data) if rewrite.is_plain else set())
             early -= view.ancestors(data | training.gate)
             early = {write for write in early if depths[write][0] == 0}  # a loop cannot wait in its midst
-            shown = training.gate or ready
-            _wait(rewrite, view, early, shown, shown, scope + "/data")
+            _wait(rewrite, view, early, training.gate or ready, _step(view, training) or ready, scope + "/data")
         if training.gate:
             beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data)}
             ungated -= beside
-            _wait(rewrite, view, beside, training.gate, training.gate, scope + "/same_data")
+            _wait(rewrite, view, beside, training.gate, _step(view, training), scope + "/same_data")
         _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
 
 
@@ -106,6 +105,13 @@ def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients:
 def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
     """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
     return writes - writes.intersection(*[view.descendants([source]) for source in data])
+
+
+def _step(view: GraphView, training: _Training) -> Set[int]:
+    """What a run with gradients of a training needs: its gate, or all gradients if no collective moves any."""
+    if training.gate and training.gradients.isdisjoint(view.descendants(training.gate)):
+        return training.gradients
+    return training.gate
 
 
 def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) -> bool:
