@@ -232,6 +232,11 @@ class Rewrite(object):
         """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
         return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
 
+    def micro_prefixes_of(self, name: str) -> List[str]:
+        """The name prefixes of an op of replica 0 in the micro batches that have their own; that of the op first."""
+        copies = self.plan.num_micro_batch if name in self.micro_batched else 1
+        return [self.micro_prefix(copy) for copy in range(copies)]
+
     def in_micro_batch(self, name: str, micro_batch: int) -> str:
         """The name of the copy of an op in a micro batch."""
         return self.micro_prefix(micro_batch) + (self.micro_merged.get(name, name) if micro_batch else name)

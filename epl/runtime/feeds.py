@@ -225,11 +225,10 @@ class FeedSharing(object):
             return [rewrite.tf_graph.get_tensor_by_name(name) for name in names]
         if tensor.op.name not in self._cloned:
             return [tensor]
-        micro_batches = rewrite.plan.num_micro_batch if tensor.op.name in rewrite.micro_batched else 1
         prefixes = [
-            rewrite.prefix(replica) + rewrite.micro_prefix(micro_batch)
+            rewrite.prefix(replica) + prefix
             for replica in range(rewrite.local_replicas)
-            for micro_batch in range(micro_batches)
+            for prefix in rewrite.micro_prefixes_of(tensor.op.name)
         ]
         return [rewrite.tf_graph.get_tensor_by_name(prefix + tensor.name) if prefix else tensor for prefix in prefixes]
 

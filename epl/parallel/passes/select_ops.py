@@ -62,9 +62,9 @@ def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]
     if rewrite.batch_index is None:
         return
     sources = [
-        view.index[rewrite.micro_prefix(copy) + division.source]
+        view.index[prefix + division.source]
         for division in rewrite.divisions
-        for copy in range(rewrite.plan.num_micro_batch if division.source in rewrite.micro_batched else 1)
+        for prefix in rewrite.micro_prefixes_of(division.source)
     ]
     reads = view.ancestors(sources, lambda node: node not in rewrite.cloned) & rewrite.cloned
     reads.difference_update(view.of_types(op_types.VARIABLES))

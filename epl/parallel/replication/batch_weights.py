@@ -27,8 +27,7 @@ def run(rewrite: Rewrite) -> None:
     source = next(iter(_sources(rewrite, view)), None)
     if source is None:
         return
-    copies = rewrite.plan.num_micro_batch if source.name in rewrite.micro_batched else 1
-    sources = [rewrite.operation(rewrite.micro_prefix(copy) + source.name) for copy in range(copies)]
+    sources = [rewrite.operation(prefix + source.name) for prefix in rewrite.micro_prefixes_of(source.name)]
     with rewrite.building("rows"):
         rows = tf.add_n([_rows(rewrite, one) for one in sources])
     rewrite.remember(rewrite.weights[0].op)._update_input(0, rows)

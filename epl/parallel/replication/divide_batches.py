@@ -43,13 +43,9 @@ def run(rewrite: Rewrite) -> None:
 
 def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
     """The source and its DeserializeSparse ops in every micro batch."""
-    copies = rewrite.plan.num_micro_batch if division.source in rewrite.micro_batched else 1
     return [
-        (
-            rewrite.operation(rewrite.micro_prefix(copy) + division.source),
-            [rewrite.operation(rewrite.micro_prefix(copy) + name) for name in division.sparse],
-        )
-        for copy in range(copies)
+        (rewrite.operation(prefix + division.source), [rewrite.operation(prefix + name) for name in division.sparse])
+        for prefix in rewrite.micro_prefixes_of(division.source)
     ]
 
 
