@@ -143,7 +143,7 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
         elif os.path.dirname(last) != os.path.dirname(self._own.saves_as):
             directory = os.path.dirname(self._own.saves_as)
             tf.io.gfile.makedirs(directory)
-            tf.train.update_checkpoint_state(directory, last)
+            tf_compat.name_latest_checkpoint(directory, last)
 
 
 def _becomes_latest(checkpoint: str) -> bool:

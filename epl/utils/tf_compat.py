@@ -27,7 +27,7 @@ from tensorflow.python.ops import (
     variables,
 )
 from tensorflow.python.saved_model import builder_impl
-from tensorflow.python.training import monitored_session, saver, training
+from tensorflow.python.training import checkpoint_management, monitored_session, saver, training
 from tensorflow.python.util import deprecation
 from tensorflow.python.util import nest as tf_nest
 from tensorflow_estimator.python.estimator import training as estimator_training
@@ -41,6 +41,8 @@ VariableStore = variable_scope._VariableStore
 KerasOptimizer = optimizer_v2.OptimizerV2
 # TensorFlow's own code calls deprecated functions of its own: around what the user did not ask for.
 silent_deprecations = deprecation.silence
+# Writes the file `checkpoint` of a directory; the public name of the same function warns that it is deprecated.
+name_latest_checkpoint = checkpoint_management.update_checkpoint_state_internal
 # Of graph mode; what wraps another variable is none of them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
