@@ -17,6 +17,6 @@ def main() -> int:
     package = types.ModuleType("epl")
     package.__path__ = list(spec.submodule_search_locations)  # type: ignore[attr-defined]  # mypy: modules have one
     sys.modules["epl"] = package
-    from epl.utils.launcher import main as launch
+    from epl.launcher.main import main as launch
 
     return launch()

@@ -2,8 +2,8 @@
 from typing import Any, Callable, Dict, List
 
 from benchmarks import groups, harness
-from epl.parallel.schedule_generators import generate
-from epl.parallel.schedule_simulator import bubble_bound, simulate
+from epl.parallel.plan.schedule_generators import generate
+from epl.parallel.plan.schedule_simulator import bubble_bound, simulate
 
 STAGES = 2
 MICRO_BATCHES = [4, 8]

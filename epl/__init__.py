@@ -11,8 +11,8 @@ The public names, nothing else.
 from tensorflow.compat.v1 import executing_eagerly
 
 from epl.api import add_to_collection, get_all_collections, get_collection, init, keep_whole, set_default_strategy
-from epl.cluster import Cluster
-from epl.config import Config
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.strategies import replicate, split

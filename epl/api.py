@@ -5,12 +5,13 @@ from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
 
-from epl.cluster import Cluster
-from epl.config import Config
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.runtime import hooks
 from epl.strategies import Replicate
+from epl.strategies.context import StrategyContext
 from epl.utils import tf_compat
 from epl.utils.errors import AnnotationError
 from epl.utils.lost_output import tolerate_full_disk
@@ -53,7 +54,7 @@ def init(config: Optional[Config] = None) -> None:
     if env.inits > 0:
         _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
-    env.init(config, Cluster(layout=layout, config=config))
+    env.init(config, Cluster(layout=layout, config=config), StrategyContext())
     hooks.install()
 
 

@@ -2,17 +2,19 @@
 
 import os
 import socket
-from typing import Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 import tensorflow.compat.v1 as tf
 
-from epl import tf_config
-from epl.cluster import Cluster
-from epl.config import Config
+from epl.config.config import Config
 from epl.ir.graph import Graph
-from epl.ir.strategy_context import StrategyContext
 from epl.ops.job import Announcement, Job
 from epl.utils import tf_server
+from epl.utils.errors import AnnotationError
+
+if TYPE_CHECKING:  # `epl.init` makes them and hands them in
+    from epl.cluster.cluster import Cluster
+    from epl.strategies.context import StrategyContext
 
 
 class Env(object):
@@ -22,8 +24,8 @@ class Env(object):
 
     def __init__(self) -> None:
         self.config = Config()
-        self.cluster: Optional[Cluster] = None
-        self.strategy_context = StrategyContext()
+        self.cluster: "Optional[Cluster]" = None
+        self._strategy_context: "Optional[StrategyContext]" = None
         self.is_ready = False
         self.inits = 0  # calls of epl.init that succeeded
         self._said: Set[str] = set()
@@ -32,7 +34,7 @@ class Env(object):
         self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
-        self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.agreement
+        self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.plan.agreement
 
     @classmethod
     def get(cls) -> "Env":
@@ -49,19 +51,30 @@ class Env(object):
         Graph.forget_all()
         self.config = Config()
         self.cluster = None
-        self.strategy_context = StrategyContext()
+        self._strategy_context = None
         self.is_ready = False
         self.met = None
 
-    def init(self, config: Config, cluster: Cluster) -> None:
-        """Takes over a configuration and a cluster. It needs no other process: who needs them first joins the job."""
+    def init(self, config: Config, cluster: "Cluster", strategy_context: "StrategyContext") -> None:
+        """Takes over a configuration, a cluster and the stack of strategies, which is empty.
+
+        It needs no other process: the processes connect when one of them needs the others first.
+        """
         self.config = config
         self.cluster = cluster
+        self._strategy_context = strategy_context
         Job.announce(self._job_of(cluster) if cluster.worker_num > 1 else None)
         self.is_ready = True
         self.inits += 1
 
-    def use(self, cluster: Cluster) -> None:
+    @property
+    def strategy_context(self) -> "StrategyContext":
+        """The strategies in effect, since `epl.init`."""
+        if self._strategy_context is None:
+            raise AnnotationError("There are no strategies yet: call epl.init() first.")
+        return self._strategy_context
+
+    def use(self, cluster: "Cluster") -> None:
         """Replaces the cluster. If it counts the same processes in another order, the job starts anew in that order,
         when it is next needed.
         """
@@ -70,7 +83,7 @@ class Env(object):
         if hosts != cluster.hosts and sorted(hosts) == sorted(cluster.hosts):
             Job.announce(self._job_of(cluster))
 
-    def _job_of(self, cluster: Cluster) -> Announcement:
+    def _job_of(self, cluster: "Cluster") -> Announcement:
         config = self.config.communication
         host = cluster.hosts[cluster.worker_index]
         return Announcement(
@@ -152,13 +165,12 @@ class Env(object):
         """
         if self._server is None:
             cluster = self._ready_cluster()
-            machines = [tf_config.machine_of(host) for host in cluster.hosts]
-            own = machines[cluster.worker_index]
-            others = sorted(set(machines) - {own})
+            own = cluster.machines[cluster.worker_index]
+            others = sorted(set(cluster.machines) - {own})
             self._server = tf_server.start(own, others, cluster.config_proto(config))
         return self._server
 
-    def _ready_cluster(self) -> Cluster:
+    def _ready_cluster(self) -> "Cluster":
         if self.cluster is None:
             raise RuntimeError("There is no cluster yet: call epl.init() first.")
         return self.cluster

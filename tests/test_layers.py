@@ -11,14 +11,14 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Low to high. A module may import its own layer and those before it.
+# Low to high. A module may import its own layer and those before it. The rooms of epl/parallel stand one by one.
 LAYERS = (
     ("epl.utils",),
-    ("epl.config", "epl.config_types", "epl.config_keys"),
+    ("epl.config", "epl.launcher"),
     ("epl.ops",),
-    ("epl.cluster", "epl.layouts", "epl.tf_config", "epl.topology"),
     ("epl.ir",),
     ("epl.env",),
+    ("epl.cluster",),
     ("epl.strategies",),
     ("epl.parallel",),
     ("epl.runtime",),
@@ -26,14 +26,14 @@ LAYERS = (
     ("epl.api", "epl"),
 )
 
-# Imports that point upward all the same, each with its reason. They stand inside functions.
+# Imports that point upward all the same, each with its reason.
 EXCEPTIONS = {
-    ("epl.cluster", "epl.env"): "`with epl.Cluster(...)` makes itself the cluster of Env",
+    ("epl.utils.launcher", "epl.launcher.main"): "the path under which the released EPL has the launcher",
 }
 
 TF_COMPAT = "epl.utils.tf_compat"  # alone imports private TensorFlow
 HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
-LAUNCHER = "epl.utils.launcher"  # its modules stand alone: no TensorFlow, nothing of epl but utils
+LAUNCHER = "epl.launcher"  # its modules stand alone: no TensorFlow, nothing of epl but utils
 
 Import = NamedTuple("Import", [("target", str), ("alias", str), ("line", int), ("top_level", bool)])
 Module = NamedTuple("Module", [("name", str), ("path", str), ("tree", ast.Module), ("imports", List[Import])])
@@ -231,7 +231,7 @@ def test_launcher_stands_alone(modules):
         if module.name.startswith(LAUNCHER)
         for found in module.imports
         if found.target.split(".")[0] == "tensorflow"
-        or (found.target.startswith("epl") and not found.target.startswith("epl.utils"))
+        or (found.target.startswith("epl") and not found.target.startswith(("epl.utils", LAUNCHER)))
     ]
     assert found == []
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes docs/config.md from the table of configuration keys; `--check` only says whether the page is up to date.
 
-Owns the layout of that page. Its content is in `epl/config_keys.py` and `epl/config_types.py`.
+Owns the layout of that page. Its content is in `epl/config/keys.py` and `epl/config/types.py`.
 """
 
 import os
@@ -11,8 +11,8 @@ from typing import List, Optional
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, _ROOT)
 
-from epl import config_keys  # noqa: E402
-from epl.config_keys import Key  # noqa: E402
+from epl.config import keys as config_keys  # noqa: E402
+from epl.config.keys import Key  # noqa: E402
 from tools import generated_page  # noqa: E402
 
 PAGE = os.path.join(_ROOT, "docs", "config.md")
@@ -20,7 +20,7 @@ PAGE = os.path.join(_ROOT, "docs", "config.md")
 _HEAD = """\
 # Configuration
 
-<!-- Written by tools/gen_config_docs.py from epl/config_keys.py. Do not edit: change the table and run the tool. -->
+<!-- Written by tools/gen_config_docs.py from epl/config/keys.py. Do not edit: change the table and run the tool. -->
 
 ```python
 import epl

@@ -1,7 +1,7 @@
 """What is recorded of gradient accumulation: one record for the apply_gradients calls that count micro steps together.
 
 A training step takes several runs, the micro steps. Gradients are added up in all of them and applied in the last one.
-`epl.runtime.accumulation` builds that; passes find here where replicas must agree.
+`epl.parallel.accumulation.apply` builds that; passes find here where replicas must agree.
 """
 
 from typing import Dict, FrozenSet, NamedTuple, Optional, Tuple, Union

@@ -26,7 +26,7 @@ from typing import (
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import wire
+from epl.ir import node_wire as wire
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 

@@ -10,8 +10,8 @@ Enter and Switch lead in, Exit and Merge out. The back edge of a loop, from Next
 from typing import Dict, List, Sequence, Tuple
 
 from epl.ir import op_types
-from epl.ir.orders import topological_order
 from epl.ir.view import GraphView
+from epl.ir.walks import topological_order
 
 
 def data_order(view: GraphView) -> Sequence[int]:

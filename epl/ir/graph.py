@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow.compat.v1 as tf
 
 from epl.ir.accumulation import Accumulation
+from epl.ir.half_copies import Twin
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
-from epl.ir.twins import Twin
 from epl.utils import tf_compat
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
@@ -104,9 +104,9 @@ class Graph(object):
         self.apply_calls: List[ApplyCall] = []
         self.accumulations: List[Accumulation] = []
         self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
-        self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.runtime.split_training
+        self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.parallel.split.model
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
-        self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.runtime.zero
+        self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.parallel.zero.model
         self.shards_together: Any = None  # of both, set with the ZeroModel
         self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting

@@ -8,7 +8,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, 
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types, twins, wire
+from epl.ir import half_copies as twins
+from epl.ir import node_wire as wire
+from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat

@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
-from epl.ops.carriers import Carrier, carrier, integer_mean
 from epl.ops.collectives import Member, Weight
 from epl.ops.job import Job
+from epl.ops.wire_dtypes import Carrier, carrier, integer_mean
 
 Dense = Union[tf.Tensor, tf.Variable]
 Reducible = Union[Dense, tf.IndexedSlices]

@@ -9,16 +9,17 @@ from typing import Callable, Dict, Iterable, Optional, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
-from epl.cluster import Cluster
-from epl.config import Config
-from epl.ir import op_types, wire
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
+from epl.ir import node_wire as wire
+from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.parallel import planner
-from epl.parallel.passes.clone_replicas import own_devices
-from epl.parallel.plan import ranks_of
-from epl.parallel.rewrite import Rewrite
-from epl.parallel.stages import plan_stages, stages_of_nodes
+from epl.parallel.plan import planner
+from epl.parallel.plan.plan import ranks_of
+from epl.parallel.plan.stages import plan_stages, stages_of_nodes
+from epl.parallel.replication.clone_replicas import own_devices
+from epl.parallel.rewriting.context import Rewrite
 from epl.utils import tf_compat
 from epl.utils.errors import EplError
 

@@ -8,38 +8,41 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from epl.cluster import Cluster
-from epl.config import Config
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel import agreement, amp_twins, explain, planner
-from epl.parallel import plan as plans
-from epl.parallel.gradient_groups import find_groups, find_trainings
-from epl.parallel.graph_digest import GraphDigest
-from epl.parallel.own_devices import tell_of_shared_devices
-from epl.parallel.pass_manager import PassReport, run_passes
-from epl.parallel.passes import (
+from epl.parallel.amp import half_ops as amp_twins
+from epl.parallel.amp import order_scale_updates
+from epl.parallel.grouped_apply import order_groups as group_apply
+from epl.parallel.io_slicing import rewrite as io_slicing
+from epl.parallel.offload import move_weights as offload
+from epl.parallel.pipeline import clone_micro_batches
+from epl.parallel.plan import agreement, explain, planner
+from epl.parallel.plan import plan as plans
+from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
+from epl.parallel.plan.gradient_groups import find_groups, find_trainings
+from epl.parallel.plan.graph_digest import GraphDigest
+from epl.parallel.plan.stages import plan_batch_parts, plan_stages
+from epl.parallel.recompute import recompute_segments as recompute
+from epl.parallel.replication import (
     aggregate_gradients,
-    clone_micro_batches,
+    batch_division,
+    batch_weights,
     clone_replicas,
-    group_apply,
-    io_slicing,
+    divide_batches,
     merge_outputs,
-    offload,
-    order_exchange,
-    order_gathers,
-    order_scale_updates,
     order_step_writes,
-    recompute,
-    regather,
     select_ops,
     sync_variables,
 )
-from epl.parallel.replication import batch_division, batch_weights, divide_batches
-from epl.parallel.rewrite import Rewrite, all_communicators
-from epl.parallel.stages import plan_batch_parts, plan_stages
+from epl.parallel.rewriting import order_exchange
+from epl.parallel.rewriting.context import Rewrite, all_communicators
+from epl.parallel.rewriting.pass_manager import PassReport, run_passes
+from epl.parallel.zero import gather_per_use as regather
+from epl.parallel.zero import order_gathers
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")

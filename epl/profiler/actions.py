@@ -13,10 +13,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
-from epl.parallel.micro_batches import tensors_of
-from epl.parallel.rewrite import Rewrite
-from epl.parallel.schedule import BACKWARD, FORWARD, Action
-from epl.parallel.stages import stage_of_taskgraph
+from epl.parallel.pipeline.micro_batches import tensors_of
+from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
+from epl.parallel.plan.stages import stage_of_taskgraph
+from epl.parallel.rewriting.context import Rewrite
 from epl.profiler.step_stats import Execution
 
 Span = NamedTuple("Span", [("action", Action), ("start_us", float), ("end_us", float), ("ops", int)])

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.schedule import BACKWARD, Action
+from epl.parallel.plan.schedule import BACKWARD, Action
 from epl.profiler import actions, memory, output_files, step_stats
 from epl.profiler.roles import Kind, Role, Roles
 from epl.profiler.step_stats import Execution

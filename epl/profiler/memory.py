@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.costs_shapes import TensorType, num_bytes
+from epl.parallel.costs.shapes import TensorType, num_bytes
 from epl.profiler import step_stats
 
 Change = NamedTuple("Change", [("time_us", int), ("op", str), ("bytes", int), ("live", int)])

@@ -1,6 +1,6 @@
 """How much memory a training step will take on each device: a function and a hook, before the step runs.
 
-What is estimated, and how, is in `epl/parallel/memory`. Here a step is what a `Session.run` would run: fetches and
+What is estimated, and how, is in `epl/profiler/estimate`. Here a step is what a `Session.run` would run: fetches and
 feeds mean what they mean to the session.
 """
 
@@ -13,10 +13,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel import transformation
-from epl.parallel.memory import what_if
-from epl.parallel.memory.estimate import MemoryEstimate, StepGraph, estimate, prepare
-from epl.parallel.memory.report import describe
-from epl.runtime import amp
+from epl.parallel.amp import gradients as amp
+from epl.profiler.estimate import what_if
+from epl.profiler.estimate.estimate import MemoryEstimate, StepGraph, estimate, prepare
+from epl.profiler.estimate.report import describe
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.step import StepFinder
 from epl.utils import tf_compat
@@ -48,7 +48,7 @@ def memory_estimate(
     """Estimates what a run of the default graph takes on each device of this process; runs nothing.
 
     An annotated graph is rewritten for all devices first, as its first `Session.run` would do. Show the result with
-    `epl.parallel.memory.report.describe`.
+    `epl.profiler.estimate.report.describe`.
 
     Args:
       fetches: what would be fetched: ops and tensors, in any nesting; the training op for a training step.

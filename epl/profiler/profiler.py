@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.parallel.amp_twins import is_of_twins
-from epl.parallel.costs import Costs, node_costs
-from epl.parallel.costs_shapes import num_bytes
+from epl.parallel.amp.half_ops import is_of_twins
+from epl.parallel.costs.costs import Costs, node_costs
+from epl.parallel.costs.shapes import num_bytes
 from epl.profiler.batch_sizes import batch_shapes
 
 

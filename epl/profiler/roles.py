@@ -13,8 +13,8 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.rewrite import PLAN_SCOPE, Rewrite
-from epl.parallel.stages import stage_of_taskgraph
+from epl.parallel.plan.stages import stage_of_taskgraph
+from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
 
 
 class Kind(object):

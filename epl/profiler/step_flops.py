@@ -1,7 +1,7 @@
 """Floating point operations of a traced step, op by op.
 
 They are counted for the graphs as TensorFlow ran them, with the shapes that the ops gave: fused ops, loops and branches
-count as what was done. What one run of an op costs is in the table of `epl/parallel/op_costs.py`.
+count as what was done. What one run of an op costs is in the table of `epl/parallel/costs/ops.py`.
 """
 
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.costs_shapes import TensorType, num_elements
-from epl.parallel.op_costs import Kind as CostKind
-from epl.parallel.op_costs import op_cost
+from epl.parallel.costs.ops import Kind as CostKind
+from epl.parallel.costs.ops import op_cost
+from epl.parallel.costs.shapes import TensorType, num_elements
 from epl.profiler import step_stats
 from epl.profiler.roles import Kind, Role, Roles
 

@@ -14,7 +14,7 @@ from typing import Any, Container, Dict, Iterable, List, Sequence, Set, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewriting.context import Rewrite
 from epl.runtime.whole_feeds import Fed, WholeFeeds
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError

@@ -38,11 +38,17 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import agreement, amp_twins, inference, transformation
-from epl.parallel.rewrite import Rewrite
-from epl.runtime import amp, gradient_check, monitored, recorder, saver, server, shards, zero
+from epl.parallel import inference, transformation
+from epl.parallel.amp import gradients as amp
+from epl.parallel.amp import half_ops as amp_twins
+from epl.parallel.plan import agreement
+from epl.parallel.recompute import check_run as gradient_check
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharded_variables import state as shards
+from epl.parallel.sharded_variables.variables import refuse_reuse
+from epl.parallel.zero import model as zero
+from epl.runtime import monitored, recorder, saver, server
 from epl.runtime.session import GraphRunner
-from epl.runtime.shard_variables import refuse_reuse
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 

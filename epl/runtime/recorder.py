@@ -14,16 +14,21 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.boundary import boundary, variable_name
 from epl.ir.colocation import separate_taskgraphs
+from epl.ir.gradient_boundary import boundary, variable_name
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.auto_partition import partition_model
-from epl.parallel.stages import stage_devices
-from epl.runtime import accumulated_gradients, accumulation, amp, amp_loss_scale, split_training, zero
+from epl.parallel.accumulation import apply as accumulation
+from epl.parallel.accumulation import gradients as accumulated_gradients
+from epl.parallel.amp import gradients as amp
+from epl.parallel.amp import loss_scale as amp_loss_scale
+from epl.parallel.auto_partition.annotate import partition_model
+from epl.parallel.plan.stages import stage_devices
+from epl.parallel.sharded_variables.slots import watched_slots
+from epl.parallel.split import model as split_training
+from epl.parallel.zero import model as zero
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
-from epl.runtime.shard_slots import watched_slots
 from epl.strategies import Replicate
 from epl.utils import tf_compat
 from epl.utils.containers import map_items

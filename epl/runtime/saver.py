@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewriting.context import Rewrite
 from epl.runtime.saver_builder import MemoryEfficientBuilder as MemoryEfficientBuilder
 from epl.runtime.sharding_loader import ShardingLoader as ShardingLoader
 from epl.utils import tf_compat

@@ -13,7 +13,7 @@ other. The state of a session (variables, tables, iterators) is its own, as that
 TensorFlow itself never gives up a process that has died: a `Session.run` waits for it to come back. So runs go through
 `guarded`, which ends the wait when the service (`epl/ops/service.py`) says that a process has failed.
 
-Who drives what is in `epl/topology.py`, the replacement of TensorFlow's methods in `hooks.py`.
+Who drives what is in `epl/cluster/topology.py`, the replacement of TensorFlow's methods in `hooks.py`.
 """
 
 import atexit
@@ -24,17 +24,17 @@ from typing import Any, Callable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl import tf_config
-from epl.cluster import Cluster
+from epl.cluster import tf_config
+from epl.cluster.cluster import Cluster
+from epl.cluster.topology import OWN_JOB, Topology, of_virtual_devices
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
 from epl.ops.waits import Limits
-from epl.parallel.agreement import meet
+from epl.parallel.plan.agreement import meet
+from epl.parallel.plan.stages import stage_devices
 from epl.parallel.split.groups import split_taskgraphs
-from epl.parallel.stages import stage_devices
-from epl.topology import OWN_JOB, Topology, of_virtual_devices
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd
 

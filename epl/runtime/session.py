@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ops.job import Job
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharded_variables.state import Choice
 from epl.runtime.feeds import FeedSharing
-from epl.runtime.shards import Choice
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
 

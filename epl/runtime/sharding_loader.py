@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.runtime.shard_initial import part_of, spec_of
-from epl.runtime.shard_variables import beside, is_shard
+from epl.parallel.sharded_variables.initial_values import part_of, spec_of
+from epl.parallel.sharded_variables.variables import beside, is_shard
 
 logger = logging.getLogger("epl")
 

@@ -19,8 +19,8 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.rewrite import Rewrite
-from epl.runtime.shards import Choice
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharded_variables.state import Choice
 from epl.utils.errors import FeedError
 
 Written = NamedTuple(

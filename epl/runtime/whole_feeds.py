@@ -1,7 +1,7 @@
 """Which fed values every replica and micro batch gets whole, and which hold the rows of the batch and are cut.
 
-What holds no rows is known from `epl.keep_whole`, or from the graph (epl/parallel/row_dimensions.py). Where that shows
-nothing, what is fed to an open first dimension counts as rows: then all have the same number of them.
+What holds no rows is known from `epl.keep_whole`, or from the graph (epl/parallel/sharding/row_dimensions.py). Where
+that shows nothing, what is fed to an open first dimension counts as rows: then all have the same number of them.
 """
 
 import logging
@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.graph import first_tensor
-from epl.parallel.rewrite import Rewrite
-from epl.parallel.row_dimensions import Dimensions, find_dimensions
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharding.row_dimensions import Dimensions, find_dimensions
 from epl.utils.errors import FeedError
 
 logger = logging.getLogger("epl")

@@ -1,4 +1,4 @@
-"""The annotations: `replicate` and `split`. The stack of those in effect is epl.ir.strategy_context."""
+"""The annotations: `replicate` and `split`. The stack of those in effect is epl.strategies.context."""
 
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate, replicate

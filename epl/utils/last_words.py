@@ -2,7 +2,7 @@
 
 Exit codes do not say which worker failed first: it may be the last to end. Nor does a log on a full disk. So the
 launcher gives each worker a pipe (`EPL_LAUNCHER_PIPE`), and the worker writes lines of JSON into it. Owns both ends of
-that text. Leaves the conclusions to launcher_causes.py.
+that text. Leaves the conclusions to epl/launcher/causes.py.
 """
 
 import json

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.passes.io_slicing import slice_inputs
+from epl.parallel.io_slicing.rewrite import slice_inputs
 from epl.utils.errors import PlanError
 
 Dataset = tf.data.Dataset

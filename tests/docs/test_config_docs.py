@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from epl import config_keys
+from epl.config import keys as config_keys
 
 _TOOL = os.path.join(os.path.dirname(__file__), "..", "..", "tools", "gen_config_docs.py")
 

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import SAME, Edit, clone_nodes
 from epl.ir.view import GraphView
-from epl.parallel import verifier
+from epl.parallel.rewriting import verifier
 from epl.utils import tf_compat
 
 

@@ -3,7 +3,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.view import GraphView
-from epl.parallel.verifier import differences
+from epl.parallel.rewriting.verifier import differences
 
 
 def diamond():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from epl.utils import gpu_info, launcher_devices
+from epl.launcher import devices as launcher_devices
+from epl.utils import gpu_info
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):
     ],
 )
 def test_wrong_arguments_are_refused_with_code_2(tmp_path, monkeypatch, capsys, flags, message):
-    from epl.utils import launcher_options
+    from epl.launcher import options as launcher_options
 
     (tmp_path / "job.sh").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -175,5 +175,5 @@ def test_help_does_not_load_tensorflow(launcher):
         timeout=30,
     )
     assert answer.returncode == 0 and "--machine_list" in answer.stdout
-    assert "epl.utils.launcher" in answer.stderr
+    assert "epl.launcher.main" in answer.stderr
     assert "tensorflow" not in answer.stderr and "numpy" not in answer.stderr

@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from epl.utils import launcher_options, launcher_plan
-from epl.utils.launcher_console import Console, LogTail
+from epl.launcher import options as launcher_options
+from epl.launcher import plan as launcher_plan
+from epl.launcher.console import Console, LogTail
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)
@@ -148,7 +149,7 @@ def test_bar_becomes_its_last_state_off_a_terminal(out):
 
 def test_long_bar_shows_now_and_then_off_a_terminal(out, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("epl.utils.launcher_console.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("epl.launcher.console.time.monotonic", lambda: clock[0])
     console = Console(out, redraw=False)
     for second in range(12):
         clock[0] = float(second)
@@ -167,7 +168,7 @@ def test_lines_of_several_workers_do_not_mix(out, redraw):
 
 def test_waiting_text_of_one_worker_is_not_continued_by_another(out, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("epl.utils.launcher_console.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("epl.launcher.console.time.monotonic", lambda: clock[0])
     console = Console(out, redraw=True)
     console.feed("[0] ", b"question? ")
     clock[0] = 1.0

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from epl.utils import launcher_plan
+from epl.launcher import plan as launcher_plan
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)

@@ -3,7 +3,7 @@
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
-from epl.parallel.partition import partition
+from epl.parallel.auto_partition.partition import partition
 from epl.utils import tf_compat
 
 

@@ -3,8 +3,8 @@ from typing import List, Tuple
 
 import pytest
 
-from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.rules import RULES
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules.registry import RULES
 from tests.parity.oracle import Oracle
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_rules

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.schedule import BACKWARD
+from epl.parallel.plan.schedule import BACKWARD
 from epl.profiler import actions, step_stats
 from epl.profiler.roles import Kind, Role, Roles
 from tests.parallel.in_process import Linear

@@ -1,1 +1,1 @@
-"""Data parallelism: how replicas share data, and what each of them weighs."""
+"""Data parallelism: clones of the model, how they share data, and how their gradients become one."""

@@ -16,13 +16,13 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.view import GraphView
-from epl.parallel.micro_batches import boundary_nodes
-from epl.parallel.rewrite import Rewrite
-from epl.parallel.row_dimensions import find_dimensions
-from epl.parallel.split.origin import user_line
-from epl.parallel.training_writes import find_training_writes
+from epl.parallel.pipeline.micro_batches import boundary_nodes
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.parallel.sharding.row_dimensions import find_dimensions
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 logger = logging.getLogger("epl")
 

@@ -13,9 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.view import GraphView
-from epl.parallel.pass_manager import Pass
 from epl.parallel.replication.batch_division import deserialized
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
 from epl.utils import tf_compat
 
 

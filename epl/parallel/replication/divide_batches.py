@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
-from epl.parallel.pass_manager import Pass
 from epl.parallel.replication.batch_division import Division
-from epl.parallel.rewrite import Rewrite
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
 from epl.utils import tf_compat
 
 

@@ -12,9 +12,9 @@ from typing import Callable
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.boundary import times
+from epl.ir.gradient_boundary import times
 from epl.ir.graph import Gradient, first_tensor
-from epl.parallel.split.conversions import Exchange, Factor, with_gradient
+from epl.parallel.sharding.resharding import Exchange, Factor, with_gradient
 
 
 def into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:

@@ -12,8 +12,8 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
-from epl.parallel.plan import Stage, worker_of
-from epl.parallel.stages import plan_stages, stage_of_taskgraph
+from epl.parallel.plan.plan import Stage, worker_of
+from epl.parallel.plan.stages import plan_stages, stage_of_taskgraph
 from epl.utils.errors import PlanError
 
 Groups = Tuple[Tuple[int, ...], ...]

@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import phase_of
 from epl.ir.graph import Graph
-from epl.parallel.split.origin import user_line
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 _KEYS = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES)
 

@@ -12,18 +12,18 @@ from typing import Callable, ContextManager, Dict, List, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.parallel.split.conversions import Exchange, is_uneven, with_gradient
-from epl.parallel.split.emission import RankEmission, copy_op
-from epl.parallel.split.layouts import FULL, PARTIAL, Layout
-from epl.parallel.split.origin import user_line
+from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
+from epl.parallel.sharding.resharding import Exchange, is_uneven, with_gradient
+from epl.parallel.sharding.rules.emission import RankEmission, copy_op
+from epl.parallel.sharding.rules.lookup import look_up
+from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
-from epl.parallel.split.routes import PLAIN, Conversion, Form, route, wanted_form
-from epl.parallel.split.rules import TensorInfo
-from epl.parallel.split.rules_lookup import look_up
+from epl.parallel.split.resharding_paths import PLAIN, Conversion, Form, route, wanted_form
 from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 # The op of a variable, the layout that it gets -> the value of this rank's part.
 MakeVariable = Callable[[tf.Operation, Layout], tf.Tensor]

@@ -11,15 +11,14 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ops.compression import compressible
-from epl.parallel.costs import MACHINES, op_seconds
-from epl.parallel.costs_shapes import TensorType
-from epl.parallel.op_costs import Kind, op_cost
-from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.batches import Batch, guessed, is_ambiguous, reshaped, traced
-from epl.parallel.split.equal_ops import EqualOps
-from epl.parallel.split.granularities import granularities
-from epl.parallel.split.open_shapes import closed_shape, open_shapes, shape_of
-from epl.parallel.split.origin import user_line
+from epl.parallel.costs.costs import MACHINES, op_seconds
+from epl.parallel.costs.ops import Kind, op_cost
+from epl.parallel.costs.shapes import TensorType
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
+from epl.parallel.split.batch_dims import Batch, guessed, is_ambiguous, reshaped, traced
+from epl.parallel.split.common_subexpressions import EqualOps
+from epl.parallel.split.divisibility import granularities
 from epl.parallel.split.region import (
     Dependence,
     Region,
@@ -29,8 +28,9 @@ from epl.parallel.split.region import (
     draws_numbers,
     holds_variable,
 )
-from epl.parallel.split.rules import Choice, OpInfo, Shape, TensorInfo, choices_of
+from epl.parallel.split.shape_inference import closed_shape, open_shapes, shape_of
 from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 ENTRY, VARIABLE, RESULT = "entry", "variable", "result"
 
@@ -122,7 +122,7 @@ class Program(object):
         Args:
           region: of a split TaskGraph.
           ranks: devices in the group.
-          device_type: a key of epl.parallel.costs.MACHINES.
+          device_type: a key of epl.parallel.costs.costs.MACHINES.
           half: whether all-to-alls send floats as float16.
           ratios: of the parts, by rank; () if they are as equal as they can be.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.

@@ -12,8 +12,8 @@ from typing import Iterable, List, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.rules import RULES
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules.registry import RULES
 from epl.utils import tf_compat
 
 

@@ -2,13 +2,13 @@
 
 from typing import List, Tuple
 
-from epl.parallel.split.layouts import FULL
-from epl.parallel.split.origin import user_line
+from epl.parallel.sharding.placements import FULL
+from epl.parallel.sharding.rules.registry import RULES
 from epl.parallel.split.program import Program, Step, Value, num_bytes
-from epl.parallel.split.routes import collectives, is_half
-from epl.parallel.split.rules import RULES
+from epl.parallel.split.resharding_paths import collectives, is_half
 from epl.parallel.split.search import Decision, conversions, layouts_of, variable_layouts
 from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 # A variable of so many bytes that has to stay FULL would defeat the split.
 REFUSED_BYTES = 16 * 1024 * 1024

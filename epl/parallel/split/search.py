@@ -9,11 +9,20 @@ the same graph decide alike.
 
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
-from epl.parallel.split.batches import batch_layout
-from epl.parallel.split.layouts import FULL, Layout, shares
+from epl.parallel.sharding.placements import FULL, Layout, shares
+from epl.parallel.sharding.rules.registry import Choice
+from epl.parallel.split.batch_dims import batch_layout
 from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, num_bytes
-from epl.parallel.split.routes import LINKS, Conversion, Form, Link, count_collectives, route, total_bytes, wanted_form
-from epl.parallel.split.rules import Choice
+from epl.parallel.split.resharding_paths import (
+    LINKS,
+    Conversion,
+    Form,
+    Link,
+    count_collectives,
+    route,
+    total_bytes,
+    wanted_form,
+)
 
 BEAM = 24
 # A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the

@@ -14,13 +14,13 @@ import tensorflow.compat.v1 as tf
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import FULL, offsets
+from epl.parallel.sharding.placements import FULL, offsets
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.rules.registry import Choice
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
-from epl.parallel.split.routes import Link
-from epl.parallel.split.rules import Choice
+from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import search, variable_layouts
 
 # loss, outputs to compare, and ops outside of the split.

@@ -4,8 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.split.conversions import Exchange
-from epl.parallel.split.layouts import FULL, shard
+from epl.parallel.sharding.placements import FULL, shard
+from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.split.lowering import Lowering
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import (

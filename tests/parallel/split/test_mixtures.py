@@ -6,10 +6,10 @@ import sys
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.layouts import shard
+from epl.parallel.sharding.placements import shard
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
-from epl.parallel.split.routes import collectives
+from epl.parallel.split.resharding_paths import collectives
 from epl.parallel.split.search import conversions, search, variable_layouts
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split import all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.split.rules import RULES
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules.registry import RULES
 from tests.parallel.split.harness import Model, check, few_choices, rows
 from tests.parallel.split.models import FLOAT, weights
 from tests.parallel.split.random_steps import COMMON, RARE, VARIANTS

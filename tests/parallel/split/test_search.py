@@ -6,7 +6,7 @@ Nothing runs here: collectives are counted in the program of rank 0, of models i
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.split.layouts import FULL, shard
+from epl.parallel.sharding.placements import FULL, shard
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
 from epl.parallel.split.search import conversions, search
 from epl.utils.errors import PlanError

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import ops
 
-from epl.parallel.split.rules import RULES
-from tests.parallel.split import (
+from epl.parallel.sharding.rules.registry import RULES
+from tests.parallel.sharding.rules import (
     test_rules_convolution,
     test_rules_elementwise,
     test_rules_lookup,
@@ -22,8 +22,8 @@ from tests.parallel.split import (
     test_rules_reshape,
     test_rules_shapes,
 )
-from tests.parallel.split.rule_harness import Case, batch_of, op_of, short, values_of
-from tests.parallel.split.rule_inputs import Input
+from tests.parallel.sharding.rules.rule_harness import Case, batch_of, op_of, short, values_of
+from tests.parallel.sharding.rules.rule_inputs import Input
 from tests.parity.context import GLOBAL_BATCH, Context
 from tests.parity.scripts.splits import annotations
 
@@ -225,8 +225,8 @@ def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[N
     if not ctx.planned:
         yield
         return
+    from epl.parallel.split import model as split_training
     from epl.parallel.split.search import search
-    from epl.runtime import split_training
     from tests.parallel.split.harness import DEAR, wanted
 
     def searched(program: Any, _: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ops.job import Job
-from epl.parallel import agreement
+from epl.parallel.plan import agreement
 
 DIRECTORY = sys.argv[1]
 WORKER = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import epl
-from epl import topology
+from epl.cluster import topology
 from epl.env import Env
 from epl.ops import collectives
 from epl.ops.collectives import Member

@@ -1,0 +1,317 @@
+"""The table of all configuration keys: section, type, default, unit and meaning.
+
+This is data. `epl/config/config.py` turns it into objects, `tools/gen_config_docs.py` into `docs/config.md`.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from epl.config.types import Bool, Choice, DeviceList, Int, LossScale, Seconds, ValueType
+
+
+class Key(NamedTuple):
+    """One configuration key."""
+
+    name: str  # "section.key"
+    type: ValueType
+    default: Any
+    unit: str  # of the value; empty for flags and names
+    help: str
+
+
+def section_of(name: str) -> str:
+    """Returns the section of a key: "pipeline" of "pipeline.num_micro_batch"."""
+    return name.split(".", 1)[0]
+
+
+def env_name(name: str) -> str:
+    """Returns the environment variable of a key: "EPL_PIPELINE_NUM_MICRO_BATCH" of "pipeline.num_micro_batch"."""
+    return "EPL_" + name.replace(".", "_").upper()
+
+
+SECTIONS: Tuple[Tuple[str, str], ...] = (
+    ("auto", "Automatic parallelism"),
+    ("io", "Distribution of input files"),
+    ("communication", "Collectives between replicas"),
+    ("pipeline", "Pipeline stages and gradient accumulation"),
+    ("gradient_checkpoint", "Recomputation of activations"),
+    ("zero", "Sharding of optimizer state, gradients and weights over replicas"),
+    ("offload", "Weights in host memory"),
+    ("amp", "Automatic mixed precision"),
+    ("cluster", "Devices of the job"),
+    ("optimizer", "Application of gradients"),
+)
+
+KEYS: Tuple[Key, ...] = (
+    Key(
+        "auto.auto_parallel",
+        Bool(),
+        False,
+        "",
+        "Cut the model into stages automatically. Excludes strategy scopes in the model.",
+    ),
+    Key("io.drop_last_files", Bool(), False, "", "Drop the last files when they cannot be divided evenly."),
+    Key(
+        "io.unbalanced_io_slicing",
+        Bool(),
+        False,
+        "",
+        "Allow workers to get different numbers of files when they cannot be divided evenly.",
+    ),
+    Key("io.slicing", Bool(), False, "", "Give each worker its own part of the list of input files."),
+    Key(
+        "communication.sparse_as_dense",
+        Bool(),
+        False,
+        "",
+        "Turn sparse gradients (IndexedSlices) into dense ones before they are reduced.",
+    ),
+    Key(
+        "communication.max_splits",
+        Int(minimum=1),
+        5,
+        "buckets",
+        "Largest number of buckets into which gradients are fused for the all-reduce.",
+    ),
+    Key(
+        "communication.num_communicators",
+        Int(minimum=1),
+        2,
+        "communicators",
+        "Number of communicators over which the gradient buckets are spread; those of different communicators overlap.",
+    ),
+    Key(
+        "communication.fp16",
+        Bool(),
+        False,
+        "",
+        "Send float32 gradients as float16, and what all-to-alls move in epl.split.",
+    ),
+    Key(
+        "communication.fp16_scale",
+        Int(minimum=1),
+        128,
+        "factor",
+        "With communication.fp16: gradients are multiplied by this before the conversion to float16 and divided by it "
+        "after the collective.",
+    ),
+    Key(
+        "communication.clip_after_allreduce",
+        Bool(),
+        False,
+        "",
+        "All-reduce the gradients as tf.gradients returns them, so that clipping and norms see the gradients of all "
+        "replicas. By default each replica clips its own.",
+    ),
+    Key(
+        "communication.gradients_reduce_method",
+        Choice("mean", "sum"),
+        "mean",
+        "",
+        "How gradients of replicas and micro batches are combined.",
+    ),
+    Key(
+        "communication.allow_different_graphs",
+        Bool(),
+        False,
+        "",
+        "Train although the workers compute or update the model in different ways; what differs is then meant to. By "
+        "default the first difference is an error before the first step.",
+    ),
+    Key(
+        "communication.start_timeout",
+        Seconds(),
+        300.0,
+        "seconds",
+        "How long a process waits for the others when it first needs them, at its first session that trains, before it "
+        "gives up and names those missing.",
+    ),
+    Key(
+        "communication.stall_warning",
+        Seconds(),
+        60.0,
+        "seconds",
+        "A collective, a run over several workers, or any other wait for workers that lasts longer than this says on "
+        "stderr who is missing, on which operation, and of whom nothing was heard.",
+    ),
+    Key(
+        "communication.timeout",
+        Seconds(),
+        1800.0,
+        "seconds",
+        "A wait for other workers fails when it lasts longer than this: a collective, a run over several workers, a "
+        "save. A worker of which nothing was heard for so long is given up, whatever the others wait for.",
+    ),
+    Key(
+        "pipeline.num_stages",
+        Int(minimum=1, unset=-1),
+        -1,
+        "stages",
+        "Number of stages into which auto.auto_parallel cuts the model; None or -1 when it is not set.",
+    ),
+    Key(
+        "pipeline.num_micro_batch",
+        Int(minimum=1),
+        1,
+        "micro batches",
+        "Micro batches of one training step: gradient accumulation with one TaskGraph, a pipeline with several.",
+    ),
+    Key(
+        "pipeline.strategy",
+        Choice("PreferForward", "PreferBackward", "PreferBackwardOptimizer"),
+        "preferbackward",
+        "",
+        "Schedule of a pipeline: PreferForward is GPipe, PreferBackward is 1F1B, PreferBackwardOptimizer keeps one "
+        "more micro batch in flight per stage.",
+    ),
+    Key(
+        "gradient_checkpoint.type",
+        Choice("", "collection", "auto"),
+        "",
+        "",
+        'Which activations are kept, the others being recomputed: "collection" keeps those that the model puts in the '
+        'collection "checkpoints", "auto" chooses them, "" recomputes nothing.',
+    ),
+    Key(
+        "gradient_checkpoint.end_taskgraph",
+        Int(minimum=0, unset=-1),
+        -1,
+        "index of a TaskGraph",
+        'With gradient_checkpoint.type "auto": the last TaskGraph in which activations are recomputed; -1 for all.',
+    ),
+    Key(
+        "gradient_checkpoint.memory_budget",
+        Int(minimum=0),
+        0,
+        "bytes",
+        'With gradient_checkpoint.type "auto": what the activations of one micro batch in one stage may take. As few '
+        "FLOPs as that allows are recomputed. 0: as few activations as possible.",
+    ),
+    Key(
+        "gradient_checkpoint.check_gradients",
+        Bool(),
+        False,
+        "",
+        "Check the gradients of the recomputing graph against those of the plain one.",
+    ),
+    Key(
+        "zero.level",
+        Choice("", "v0", "v1", "v2"),
+        "",
+        "",
+        '"v0" shards the optimizer state over the replicas, "v1" the gradients too, "v2" the weights too, "" nothing.',
+    ),
+    Key("offload.level", Choice("", "v0"), "", "", '"v0" keeps all weights in host memory, "" none.'),
+    Key(
+        "amp.level",
+        Choice("", "O1"),
+        "",
+        "",
+        '"O1" computes in half precision where it is safe and keeps the weights in float32, "" computes as the model '
+        "says.",
+    ),
+    Key(
+        "amp.debug_log",
+        Bool(),
+        False,
+        "",
+        'Log which types of operations stay in float32, and with amp.loss_scale "dynamic", for each step that is '
+        "skipped, which gradient was the first that was not finite.",
+    ),
+    Key(
+        "amp.dtype",
+        Choice("float16", "bfloat16"),
+        "float16",
+        "",
+        "With amp.level: the type to compute in. Operations for which TensorFlow has no kernel of that type stay in "
+        "float32.",
+    ),
+    Key(
+        "amp.loss_scale",
+        LossScale(),
+        "dynamic",
+        "factor",
+        'With amp.level: what the loss is multiplied by before differentiation; "dynamic" adapts it to the gradients.',
+    ),
+    Key(
+        "cluster.device_place_prefer_intra_node",
+        Bool(),
+        True,
+        "",
+        "Place a model replica on the devices of one worker first (row-major order) rather than across workers "
+        "(column-major order).",
+    ),
+    Key(
+        "cluster.run_visible_devices",
+        DeviceList(),
+        "",
+        "indices of GPUs",
+        "The GPUs that this process uses, of those that CUDA_VISIBLE_DEVICES leaves. Usually set by the scheduler.",
+    ),
+    Key(
+        "cluster.colocate_split_and_replicate",
+        Bool(),
+        False,
+        "",
+        "Place all TaskGraphs on the same devices, all those of the job. Off: each is on its own, a split too.",
+    ),
+    Key(
+        "cluster.device_type",
+        Choice("auto", "gpu", "cpu"),
+        "auto",
+        "",
+        '"gpu" uses the visible GPUs, "cpu" virtual CPU devices in their place, "auto" GPUs if there are any.',
+    ),
+    Key(
+        "cluster.num_virtual_devices",
+        Int(minimum=0, maximum=1024),
+        0,
+        "devices",
+        "Virtual CPU devices of each process when it uses no GPU. 0 means 1. epl-launch --gpu_per_worker sets it "
+        "through the environment.",
+    ),
+    Key(
+        "optimizer.num_apply_group",
+        Int(minimum=1),
+        1,
+        "groups",
+        "Apply gradients in this many groups, one after the other, to save temporary memory.",
+    ),
+)
+
+# Keys of Whale, as EPL was called at first, which had no sections -> the keys that they set, and to which value; None:
+# to that of the old key.
+WHALE_KEYS: Dict[str, Dict[str, Optional[bool]]] = {
+    "num_micro_batch": {"pipeline.num_micro_batch": None},
+    "num_task_graph": {"pipeline.num_stages": None, "auto.auto_parallel": True},
+}
+
+# Keys that ask for something in training: with one of them set, a model without annotation is a TaskGraph.
+TRAINING_KEYS = (
+    "gradient_checkpoint.type",
+    "zero.level",
+    "offload.level",
+    "amp.level",
+    "optimizer.num_apply_group",
+    "pipeline.num_micro_batch",
+    "communication.num_communicators",
+    "communication.sparse_as_dense",
+    "communication.max_splits",
+    "communication.fp16",
+    "communication.fp16_scale",
+    "communication.clip_after_allreduce",
+    "communication.gradients_reduce_method",
+)
+
+KEY_BY_NAME: Dict[str, Key] = {key.name: key for key in KEYS}
+KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
+
+# Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
+OTHER_ENV = frozenset(
+    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    + ["EPL_JOB_SECRET", "EPL_JOB_SECRET_FILE", "EPL_JOB_ID"]
+)
+
+
+def keys_of(section: str) -> List[Key]:
+    """Returns the keys of a section in the order of the table."""
+    return [key for key in KEYS if section_of(key.name) == section]

@@ -1,0 +1,51 @@
+"""Twins: ops that compute in half precision in place of ops of the user (automatic mixed precision).
+
+    x --> MatMul --> y --> loss            x --> Cast --> MatMul' --> half --> Cast --> shown --> loss
+                                   =>      x --> MatMul --> y
+                                                            runs no more
+
+TensorFlow cannot change the type of an op that exists. So the op of the user stays, and nothing takes it any more; who
+asks for its output gets what its twin computes, in float32.
+"""
+
+from typing import List, NamedTuple, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import node_wire as wire
+from epl.ir import op_types
+from epl.ir.walks import topological_order
+
+# Of conversions of weights to half precision: the attribute that marks them.
+WEIGHT_ATTR = "_epl_weight_copy"
+# Of an op that prints, and does so in replica 0 of a process alone.
+REPLICA_0_ATTR = "_epl_replica_0"
+
+Twin = NamedTuple("Twin", [("original", tf.Tensor), ("half", tf.Tensor), ("shown", Optional[tf.Tensor])])
+Twin.__doc__ = """What stands for an output of an op of the user.
+
+Attributes:
+  original: the output, which is computed no more.
+  half: that of the twin; in half precision, unless it is an output of a type of its own.
+  shown: the same in the type of the original; None in a loop or branch, where no run can ask for it.
+"""
+
+
+def in_order(nodes: Sequence[wire.Node]) -> List[wire.Node]:
+    """Nodes in the order of their creation, but each after its producers: a twin is younger than what takes it.
+
+    The back edge of a loop is not followed.
+    """
+    index = {node.name: i for i, node in enumerate(nodes)}
+    back = {i for i, node in enumerate(nodes) if node.op in op_types.NEXT_ITERATIONS}
+    producers = [{index[_producer(name)] for name in node.input} - back for node in nodes]
+    consumers: List[List[int]] = [[] for _ in nodes]
+    for node, own in enumerate(producers):
+        for producer in own:
+            consumers[producer].append(node)
+    waiting = {node: len(own) for node, own in enumerate(producers)}
+    return [nodes[node] for node in topological_order(waiting, consumers.__getitem__)]
+
+
+def _producer(name: str) -> str:
+    return name[1:] if name[0] == "^" else name.partition(":")[0]

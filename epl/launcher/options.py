@@ -1,0 +1,251 @@
+"""The command line of epl-launch: flags, their checks, and where the launcher's arguments end and the script's begin.
+
+Owns what can be checked without looking at the machine. Leaves devices to devices.py and directories and
+ports to plan.py.
+"""
+
+import argparse
+import os
+import re
+import sys
+from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+_SWITCHES = ("--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
+
+_EPILOG = """\
+Everything after the script is passed to it; {task_dir} in it stands for the worker's directory. A shell script without
+arguments gets that directory as $1. Each worker finds it in EPL_TASK_DIR, too.
+
+  epl-launch --num_workers 2 --gpu_per_worker 1 train.py --epochs 3
+  epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 \\
+      --secret_file job.key run.sh
+"""
+
+
+class Options(NamedTuple):
+    """The checked command line."""
+
+    num_workers: int
+    gpu_per_worker: int
+    machine_rank: Optional[int]
+    hosts: Optional[List[str]]
+    secret_file: Optional[str]
+    task_label: Optional[str]
+    log_dir: Optional[str]
+    debug: bool
+    show_all: bool
+    dry_run: bool
+    max_restarts: int
+    kill_after: float
+    malloc_tuning: bool
+    env: Dict[str, str]
+    script: str
+    script_args: List[str]
+
+    @property
+    def local_indices(self) -> List[int]:
+        """The workers that start on this machine."""
+        return list(range(self.num_workers)) if self.machine_rank is None else [self.machine_rank]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says on one line what is wrong, after the usage; exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"epl-launch: error: {message}\n")
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Reads and checks the command line; ends the process with code 2 and a message when it is wrong."""
+    parser = _build_parser()
+    for argument in argv:
+        if "\0" in argument:
+            parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
+    own, script, script_args = _split(parser, argv)
+    found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
+    _check_numbers(parser, found)
+    _check_script(parser, found.training_script, script_args)
+    hosts = _check_machines(parser, found)
+    return Options(
+        num_workers=found.num_workers,
+        gpu_per_worker=found.gpu_per_worker,
+        machine_rank=found.machine_rank,
+        hosts=hosts,
+        secret_file=_check_secret_file(parser, found.secret_file),
+        task_label=found.task_label,
+        log_dir=found.log_dir,
+        debug=found.debug,
+        show_all=found.show_all,
+        dry_run=found.dry_run,
+        max_restarts=found.max_restarts,
+        kill_after=found.kill_after,
+        malloc_tuning=not found.no_malloc_tuning,
+        env=_check_env(parser, found.env),
+        script=found.training_script,
+        script_args=script_args,
+    )
+
+
+def _build_parser() -> _Parser:
+    parser = _Parser(
+        prog="epl-launch",
+        usage="epl-launch --num_workers N --gpu_per_worker N [options] training_script [script arguments]",
+        description="Starts the processes of a training job, watches over them and ends them together.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--num_workers", type=int, required=True, metavar="N", help="worker processes of the job")
+    parser.add_argument(
+        "--gpu_per_worker",
+        type=int,
+        required=True,
+        metavar="N",
+        help="GPUs of each worker; without GPUs, virtual CPU devices",
+    )
+    parser.add_argument(
+        "--machine_rank", type=int, metavar="I", help="start only the worker with this index here (default: all)"
+    )
+    parser.add_argument(
+        "--machine_list",
+        metavar="IP:PORT,...",
+        help="address of every worker, used as it is (default: free ports of this machine)",
+    )
+    parser.add_argument(
+        "--secret_file",
+        metavar="FILE",
+        help="holds the secret of the job, the same on every machine (default: EPL_JOB_SECRET or EPL_JOB_SECRET_FILE; "
+        "without --machine_rank a random one)",
+    )
+    parser.add_argument("--task_label", metavar="TEXT", help="added to the name of the default log directory")
+    parser.add_argument(
+        "--log_dir",
+        metavar="DIR",
+        help="worker i writes DIR/i/stderr_i.log (default: experiments/{date}_{N}w{N}g_{script}[_{task_label}])",
+    )
+    for name, text in (
+        ("--debug", "worker 0 keeps the terminal (a debugger works) and writes no log"),
+        ("--show_all", "show the output of all workers, not only of worker 0"),
+        ("--dry_run", "print command and environment of each worker and start nothing"),
+        ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),
+    ):
+        parser.add_argument(name, type=_boolean, nargs="?", const=True, default=False, metavar="True|False", help=text)
+    parser.add_argument(
+        "--max_restarts", type=int, default=0, metavar="N", help="after a failure start all workers again, N times"
+    )
+    parser.add_argument(
+        "--kill_after",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="time between SIGTERM and SIGKILL when workers are ended (default: 5)",
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="KEY=VALUE", help="set for the workers; repeatable"
+    )
+    parser.add_argument("training_script", help=".py: run by this Python; anything else: run by bash")
+    return parser
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in _TRUE + _FALSE:
+        return text.lower() in _TRUE
+    raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
+
+
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[str], Optional[str], List[str]]:
+    """Cuts the command line at the script, so that no argument of the script is taken for one of the launcher's.
+
+    Returns:
+        The launcher's own arguments, switches with their value attached; the script, if any; the script's arguments.
+    """
+    takes_value = [option for option in parser._option_string_actions if option not in _SWITCHES + ("-h", "--help")]
+    own: List[str] = []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            break
+        if not argument.startswith("-") or argument == "-":
+            rest.insert(0, argument)
+            break
+        if argument in _SWITCHES and rest and rest[0].lower() in _TRUE + _FALSE:
+            argument += "=" + rest.pop(0)
+        own.append(argument)
+        if argument in takes_value and rest:
+            own.append(rest.pop(0))
+    if not rest:
+        return own, None, []
+    late = [word.partition("=")[0] for word in rest[1:]]
+    for option in ("--num_workers", "--gpu_per_worker"):
+        given = [word.partition("=")[0] for word in own]
+        if not {"-h", "--help"} & set(given) and option not in given and option in late:
+            parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
+    return own, rest[0], rest[1:]
+
+
+def _check_numbers(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    if found.num_workers < 1:
+        parser.error(f"--num_workers must be at least 1, got {found.num_workers}")
+    if found.gpu_per_worker < 1:
+        parser.error(
+            f"--gpu_per_worker must be at least 1, got {found.gpu_per_worker}; to train without GPUs set "
+            'CUDA_VISIBLE_DEVICES="" and give the number of virtual CPU devices'
+        )
+    if found.max_restarts < 0:
+        parser.error(f"--max_restarts must not be negative, got {found.max_restarts}")
+    if not 0 <= found.kill_after < float("inf"):
+        parser.error(f"--kill_after must be a number of seconds, got {found.kill_after}")
+
+
+def _check_script(parser: argparse.ArgumentParser, script: str, script_args: List[str]) -> None:
+    if not os.path.isfile(script):
+        what = "is a directory" if os.path.isdir(script) else "does not exist"
+        parser.error(f"the training script {script!r} {what} (looked in {os.getcwd()})")
+    if not os.access(script, os.R_OK):
+        parser.error(f"the training script {script!r} cannot be read")
+
+
+def _check_machines(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Optional[List[str]]:
+    rank = found.machine_rank
+    if rank is not None and not 0 <= rank < found.num_workers:
+        parser.error(f"--machine_rank must be from 0 to num_workers - 1 = {found.num_workers - 1}, got {rank}")
+    if found.machine_list is None:
+        if rank is not None and found.num_workers > 1:
+            parser.error(
+                f"--machine_rank {rank} starts one worker of {found.num_workers} here, and without --machine_list the "
+                "others could not find it; give --machine_list ip:port,... with one address per worker"
+            )
+        return None
+    hosts = [host.strip() for host in found.machine_list.split(",")]
+    if len(hosts) != found.num_workers:
+        parser.error(f"--machine_list has {len(hosts)} address(es), --num_workers is {found.num_workers}")
+    for host in hosts:
+        match = re.match(r"(\[[^\]\s]+\]|[^:\s\[\]]+):(\d+)$", host)
+        if not match or not 1 <= int(match.group(2)) <= 65535:
+            parser.error(f"--machine_list: {host!r} is not ip:port")
+    twice = sorted({host for host in hosts if hosts.count(host) > 1})
+    if twice:
+        parser.error(f"--machine_list names {', '.join(twice)} more than once; each worker needs a port of its own")
+    return hosts
+
+
+def _check_secret_file(parser: argparse.ArgumentParser, path: Optional[str]) -> Optional[str]:
+    if path is not None and not os.access(path, os.R_OK):
+        parser.error(f"--secret_file: {path!r} cannot be read (looked in {os.getcwd()})")
+    return path
+
+
+def _check_env(parser: argparse.ArgumentParser, settings: List[str]) -> Dict[str, str]:
+    env: Dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not key or not equals:
+            parser.error(f"--env: {setting!r} is not KEY=VALUE")
+        if key == "EPL_JOB_SECRET":
+            parser.error("--env EPL_JOB_SECRET: every user of this machine can read a command line; use --secret_file")
+        env[key] = value
+    return env

@@ -1,0 +1,212 @@
+"""What is started: command, environment, directory, log and port of each worker of this machine.
+
+Owns the meaning of the options for one worker. Leaves starting to guard.py and watching to job.py.
+"""
+
+import datetime
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+from epl.launcher.options import Options
+from epl.utils.last_words import PIPE_VARIABLE
+
+# Descriptors below are left to shell scripts, which use small numbers for their own redirections.
+FIRST_FD = 100
+# glibc gives large buffers back to the system when they are freed and takes them again, page fault by page fault, in
+# every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
+# threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
+_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
+# Of a launcher that started this one; each gives its workers their own.
+_OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
+
+
+class LogInUseError(Exception):
+    """Another job writes to the same log file."""
+
+
+class Worker(NamedTuple):
+    """One worker of this machine."""
+
+    worker_index: int
+    argv: List[str]
+    settings: Dict[str, str]  # what its environment has on top of the launcher's
+    task_dir: str
+    log: Optional[str]  # None: it keeps the terminal
+
+    def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
+        """The whole environment but the secret of the job, made from the launcher's."""
+        env = {key: value for key, value in environ.items() if key not in _OWN_VARIABLES}
+        env.update(self.settings)
+        return env
+
+    def describe(self) -> str:
+        """Environment and command in a form that a shell takes."""
+        settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.settings.items())]
+        command = " ".join(shlex.quote(word) for word in self.argv)
+        where = "the terminal" if self.log is None else self.log
+        lines = [f"# worker {self.worker_index}, output to {where}", "env \\"] + [f"  {each} \\" for each in settings]
+        return "\n".join(lines + [f"  {command}"])
+
+
+class Port(NamedTuple):
+    """A listening port of this machine that is the launcher's until a worker has taken it over."""
+
+    fd: int
+    number: int
+
+
+def reserve_ports(count: int) -> List[Port]:
+    """Opens `count` listening sockets on 127.0.0.1; no one else can get their ports while a copy of them is open."""
+    ports = []
+    for _ in range(count):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(128)
+            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+            ports.append(Port(fd, listener.getsockname()[1]))
+    return ports
+
+
+def default_log_dir(options: Options) -> str:
+    """The log directory of a job that names none: date, size, script and label."""
+    script = os.path.basename(options.script).partition(".")[0]
+    label = f"_{options.task_label}" if options.task_label else ""
+    name = f"{datetime.date.today()}_{options.num_workers}w{options.gpu_per_worker}g_{script}{label}"
+    return os.path.join("experiments", name)
+
+
+def plan_workers(
+    options: Options,
+    log_dir: str,
+    hosts: List[str],
+    devices: Sequence[Mapping[str, str]],
+    ports: Optional[List[Port]],
+    restart: int,
+) -> List[Worker]:
+    """Plans the workers of this machine.
+
+    Args:
+      options: the command line.
+      log_dir: the job's log directory.
+      hosts: `ip:port` of every worker of the job.
+      devices: environment variables that give each worker of this machine its devices.
+      ports: the listening sockets of all workers; None where the user gave the addresses.
+      restart: how often the job was started again before.
+    """
+    workers = []
+    for index, device_settings in zip(options.local_indices, devices):
+        task_dir = os.path.join(log_dir, str(index))
+        name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
+        settings = _common_settings()
+        settings.update(device_settings)
+        if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
+            settings.update(_malloc_settings())
+        settings["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
+        settings["EPL_TASK_DIR"] = os.path.abspath(task_dir)
+        settings["EPL_RESTART_COUNT"] = str(restart)
+        if ports is not None:
+            settings["EPL_LISTEN_FD"] = str(ports[index].fd)
+        settings.update(options.env)
+        log = None if options.debug and index == 0 else os.path.join(task_dir, name)
+        workers.append(Worker(index, _command(options, task_dir), settings, task_dir, log))
+    return workers
+
+
+def _command(options: Options, task_dir: str) -> List[str]:
+    task_dir = os.path.abspath(task_dir)
+    arguments = [argument.replace("{task_dir}", task_dir) for argument in options.script_args]
+    if options.script.endswith(".py"):
+        return [sys.executable, "-u", options.script] + arguments
+    return ["bash", options.script] + (arguments or [task_dir])
+
+
+def _malloc_settings() -> Dict[str, str]:
+    """The allocator's settings that the user has not set in one of glibc's two ways."""
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return {}
+    return {key: value for key, value in _MALLOC.items() if key not in os.environ}
+
+
+def _common_settings() -> Dict[str, str]:
+    """What all workers get, except where the user has set it otherwise."""
+    settings = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
+    if sys.prefix != sys.base_prefix:
+        # The launcher of a virtual environment that is not activated: `python` in a script means the same Python.
+        first = os.path.dirname(sys.executable)
+        path = os.environ.get("PATH", os.defpath)
+        if path.split(os.pathsep)[0] != first:
+            settings["PATH"] = first + os.pathsep + path
+    return settings
+
+
+def open_logs(workers: List[Worker]) -> Dict[int, int]:
+    """Creates directories and log files, each locked as long as anyone has it open.
+
+    Returns:
+      The descriptor of the log of each worker that has one.
+
+    Raises:
+      LogInUseError: another job writes to one of them.
+      OSError: one cannot be written, or is a symbolic link, which may lead into a file of the user.
+    """
+    logs: Dict[int, int] = {}
+    for worker in workers:
+        _make_private_dirs(worker.task_dir)
+        if worker.log is None:
+            continue
+        logs[worker.worker_index] = fd = _open_log(worker.log)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            close_all(logs.values())
+            raise LogInUseError(
+                f"another job is writing to {worker.log}; give this one a --log_dir or --task_label of its own"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        if os.fstat(fd).st_size:
+            _begin_anew(fd, worker.log)
+    return logs
+
+
+def _make_private_dirs(path: str) -> None:
+    """Makes a directory and those above it for the user alone; one that exists stays as it is."""
+    above = os.path.dirname(path)
+    if above and not os.path.isdir(above):
+        _make_private_dirs(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _open_log(path: str) -> int:
+    """Opens a log file for the user alone; follows no symbolic link at the file or its directory."""
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(os.path.basename(path), flags, 0o600, dir_fd=directory)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(directory)
+
+
+def _begin_anew(log: int, path: str) -> None:
+    try:
+        os.write(log, f"\n==== epl-launch: new run, {time.strftime('%Y-%m-%d %H:%M:%S')} ====\n".encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Closes file descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Gradient accumulation: gradients of several runs are summed up before variables are updated."""

@@ -1,0 +1,285 @@
+"""Makes the twins of ops that compute in half precision, and the conversions between them and the rest of the graph.
+
+    w --> read --> Cast (late) --.
+    x --> Cast ------------------+--> MatMul' --> half --> Relu' --> half --> Cast --> loss
+                                                   '--> Cast --> summary
+
+A value is converted once for all that take it in half precision, but a weight for each of them: late, when the other
+input is there, and again for the backward pass, so that no copy of a weight outlives its use. The gradient of a weight
+comes back through the conversion, in float32. In a loop the gradient's own loop converts the weight anew, where it
+would otherwise keep a copy per iteration.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.colocation import taskgraph_index
+from epl.ir.graph import Graph
+from epl.ir.half_copies import WEIGHT_ATTR, Twin
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.amp.op_selection import Choice, data_inputs, type_attr
+from epl.utils import tf_compat
+
+_MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
+_NAMED = "_EPL_AMP_"  # in the names of what is made here
+
+
+def make_twins(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> List[tf.Operation]:
+    """Adds twins to the graph, and lets everything else take them; notes them in `graph.twins`.
+
+    Args:
+      graph: the annotated model, before it is differentiated.
+      view: of it.
+      choice: what gets twins.
+      half: the type in which they compute.
+
+    Returns:
+      The conversions of weights.
+    """
+    maker = _Maker(graph, view, choice, half)
+    with _plain(graph.tf_graph):
+        for node in choice.half:
+            maker.make(node)
+        maker.connect()
+    return maker.weight_casts
+
+
+def is_of_twins(name: str) -> bool:
+    """Whether an op of that name is a twin, or a conversion between twins and the rest."""
+    return _NAMED in name.rpartition("/")[2]
+
+
+def use_twins(graph: Graph) -> None:
+    """Lets ops that were made later, or by the differentiation, take the twins of what they take."""
+    if not graph.twins:
+        return
+    replaced = {twin.original.op for twin in graph.twins.values()}
+    with _plain(graph.tf_graph):
+        for name in list(graph.twins):
+            original = graph.twins[name].original
+            for consumer in set(original.consumers()) - replaced:
+                for position, tensor in enumerate(consumer.inputs):
+                    if tensor is original:
+                        consumer._update_input(position, _shown(graph, name))
+        for op in replaced:
+            for consumer in set(tf_compat.control_outputs(op)) - replaced:
+                _replace_controls(graph, consumer)
+
+
+def convert_again(casts: Sequence[tf.Operation], last_id: int) -> None:
+    """Gives ops created after op number `last_id`, the backward pass, conversions of weights of their own."""
+    for cast in casts:
+        if tf_compat.control_flow_context_of(cast) is not None:
+            continue
+        graph = cast.graph
+        for consumer in cast.outputs[0].consumers():
+            if tf_compat.op_id(consumer) <= last_id or tf_compat.control_flow_context_of(consumer) is not None:
+                continue
+            others = [tensor.op for tensor in consumer.inputs if tf_compat.op_id(tensor.op) > last_id]
+            with _plain(graph):
+                again = _cast(cast.inputs[0], cast.outputs[0].dtype, consumer, None, others[:1], is_weight=True)
+            for position, tensor in enumerate(consumer.inputs):
+                if tensor is cast.outputs[0]:
+                    consumer._update_input(position, again)
+
+
+def weight_in_gradient_loop(original: Callable[..., Any], state: Any, value: tf.Tensor) -> Any:
+    """What a loop of the backward pass takes of its forward loop: a weight that the loop reads is converted anew."""
+    op = value.op
+    if op.type != "Cast" or not _is_weight_cast(op) or not tf_compat.is_loop_invariant(op.inputs[0]):
+        return original(state, value)
+    if value.name not in state.history_map:
+        state.history_map[value.name] = tf.cast(original(state, op.inputs[0]), value.dtype)
+    return state.history_map[value.name]
+
+
+def _is_weight_cast(op: tf.Operation) -> bool:
+    try:
+        return bool(op.get_attr(WEIGHT_ATTR))
+    except ValueError:
+        return False
+
+
+class _Maker(object):
+    """Makes the twins of one differentiation."""
+
+    def __init__(self, graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> None:
+        self.weight_casts: List[tf.Operation] = []
+        self._graph = graph
+        self._view = view
+        self._choice = choice
+        self._half = half
+        self._casts: Dict[str, tf.Tensor] = {}  # by the name of what is converted to half precision
+        self._back: Dict[Tuple[str, Optional[int]], tf.Tensor] = {}  # (original, TaskGraph) -> what is shown there
+
+    def make(self, node: int) -> None:
+        """Makes the twin of a node whose producers have theirs."""
+        op = self._operation(node)
+        places = self._choice.places[node]
+        inputs = [None if self._is_weight(tensor) else self._input(i, tensor, op) for i, tensor in enumerate(op.inputs)]
+        late = [tensor.op for tensor in inputs if tensor is not None]
+        for i, tensor in enumerate(op.inputs):
+            if inputs[i] is None:
+                inputs[i] = self._weight(tensor, op, late[:1]) if i in places.inputs else tensor
+        proto = self._view.nodes[node]
+        attrs = dict(proto.attr)
+        attrs[type_attr(proto.op)] = tf.AttrValue(type=self._half.as_datatype_enum)
+        with tf_compat.listed_in_context(op.graph, tf_compat.control_flow_context_of(op)):
+            twin = op.graph.create_op(
+                op.type, inputs, None, name="{}{}{}".format(op.name, _NAMED, self._half.name), attrs=attrs
+            )
+        twin._set_device(op.device)
+        for original, output in zip(op.outputs, twin.outputs):
+            output.set_shape(original.shape)
+            self._graph.twins[original.name] = Twin(original, output, None)
+        controls = self._controls(op)
+        if controls:
+            twin._add_control_inputs(controls)
+
+    def connect(self) -> None:
+        """Lets what has no twin take what the twins compute."""
+        halves = set(self._choice.half)
+        consumers = self._view.consumers()
+        for node in self._choice.half:
+            for consumer in set(consumers[node]) - halves:
+                self._rewire(consumer, halves)
+            op = self._operation(node)
+            if tf_compat.output_context_of(op) is None:
+                for original in op.outputs:
+                    twin = self._graph.twins[original.name]
+                    self._graph.twins[original.name] = twin._replace(shown=self._show(original, taskgraph_index(op)))
+
+    def _rewire(self, node: int, halves: Any) -> None:
+        op = self._operation(node)
+        for position, (producer, output) in enumerate(data_inputs(self._view, node)):
+            if producer in halves:
+                original = self._operation(producer).outputs[output]
+                op._update_input(position, self._show(original, taskgraph_index(op)))
+        if any(name[0] == "^" and self._view.index[name[1:]] in halves for name in self._view.nodes[node].input):
+            _replace_controls(self._graph, op)
+
+    def _show(self, original: tf.Tensor, taskgraph: Optional[int]) -> tf.Tensor:
+        """What the twin computes, in the type of the original: converted behind the way to another TaskGraph."""
+        half = self._graph.twins[original.name].half
+        if half.dtype == original.dtype:
+            return half
+        key = (original.name, taskgraph)
+        if key not in self._back:
+            context = tf_compat.output_context_of(half.op)
+            self._back[key] = _cast(half, original.dtype, original.op, context, (), taskgraph=taskgraph)
+        return self._back[key]
+
+    def _input(self, position: int, tensor: tf.Tensor, op: tf.Operation) -> tf.Tensor:
+        """An input of the twin of `op` that is no weight."""
+        node = self._view.index[op.name]
+        twin = self._graph.twins.get(tensor.name)
+        if position not in self._choice.places[node].inputs:
+            return tensor if twin is None else self._show(tensor, taskgraph_index(op))
+        if twin is not None and twin.half.dtype == self._half:
+            return twin.half
+        source = tensor.op
+        if source.type == "Cast" and source.inputs[0].dtype == self._half:  # shown by an earlier twin
+            return source.inputs[0]
+        if tensor.name not in self._casts:
+            context = tf_compat.output_context_of(source)
+            self._casts[tensor.name] = _cast(tensor, self._half, source, context, ())
+        return self._casts[tensor.name]
+
+    def _weight(self, tensor: tf.Tensor, op: tf.Operation, late: Sequence[tf.Operation]) -> tf.Tensor:
+        """A weight in half precision, for the twin of `op` alone, made behind `late`."""
+        context = tf_compat.control_flow_context_of(op)
+        late = [other for other in late if tf_compat.output_context_of(other) is context]
+        cast = _cast(tensor, self._half, op, context, late, is_weight=True)
+        self.weight_casts.append(cast.op)
+        return cast
+
+    def _is_weight(self, tensor: tf.Tensor) -> bool:
+        node = self._view.index[tensor.op.name]
+        return node in self._choice.weights and node not in self._choice.constants
+
+    def _controls(self, op: tf.Operation) -> List[tf.Operation]:
+        return [_stand_in(self._graph, other) for other in op.control_inputs]
+
+    def _operation(self, node: int) -> tf.Operation:
+        return self._graph.tf_graph.get_operation_by_name(self._view.nodes[node].name)
+
+
+def _shown(graph: Graph, name: str) -> tf.Tensor:
+    twin = graph.twins[name]
+    if twin.shown is not None:
+        return twin.shown
+    shown = twin.half
+    if shown.dtype != twin.original.dtype:
+        context = tf_compat.output_context_of(shown.op)
+        shown = _cast(shown, twin.original.dtype, twin.original.op, context, ())
+    graph.twins[name] = twin._replace(shown=shown)
+    return shown
+
+
+def _stand_in(graph: Graph, op: tf.Operation) -> tf.Operation:
+    """The twin of an op, or the op itself."""
+    twin = graph.twins.get(op.outputs[0].name) if op.outputs else None
+    return op if twin is None else twin.half.op
+
+
+def _replace_controls(graph: Graph, op: tf.Operation) -> None:
+    """Lets an op wait for twins in place of what they stand for."""
+    controls = [_stand_in(graph, other) for other in op.control_inputs]
+    op._remove_all_control_inputs()
+    op._add_control_inputs(controls)
+
+
+def _cast(
+    tensor: tf.Tensor,
+    dtype: tf.DType,
+    like: tf.Operation,
+    context: Any,
+    controls: Sequence[tf.Operation],
+    is_weight: bool = False,
+    taskgraph: Optional[int] = None,
+) -> tf.Tensor:
+    """A conversion on the device of `like`, and in its TaskGraph unless another is given."""
+    attrs = {
+        "SrcT": tf.AttrValue(type=tensor.dtype.base_dtype.as_datatype_enum),
+        "DstT": tf.AttrValue(type=dtype.as_datatype_enum),
+    }
+    for mark in _MARKS:
+        value = _mark(like, mark)
+        if value is not None:
+            attrs[mark] = value
+    if taskgraph is not None:
+        attrs[TASKGRAPH_ATTR] = tf.AttrValue(i=taskgraph)
+    if is_weight:
+        attrs[WEIGHT_ATTR] = tf.AttrValue(b=True)
+    name = "{}{}cast_{}".format(tensor.op.name, _NAMED, dtype.name)
+    with tf_compat.listed_in_context(tensor.graph, context):
+        op = tensor.graph.create_op("Cast", [tensor], None, name=name, attrs=attrs)
+    same_taskgraph = taskgraph is None or taskgraph == taskgraph_index(like)
+    op._set_device(like.device if same_taskgraph else "")
+    if controls:
+        op._add_control_inputs(list(controls))
+    return op.outputs[0]
+
+
+def _mark(op: tf.Operation, name: str) -> Optional[tf.AttrValue]:
+    try:
+        value = op.get_attr(name)
+    except ValueError:
+        return None
+    return tf.AttrValue(s=value) if isinstance(value, bytes) else tf.AttrValue(i=value)
+
+
+@contextlib.contextmanager
+def _plain(tf_graph: tf.Graph) -> Iterator[None]:
+    """Ops made inside are in no scope of the user: of names, devices, control dependencies, colocation or marks."""
+    marks = [(mark, tf_compat.set_attr_scope(tf_graph, mark, None)) for mark in _MARKS]
+    try:
+        with tf_graph.as_default(), tf_graph.control_dependencies(None), tf_graph.device(None):
+            with tf_graph.name_scope(None), tf_graph.colocate_with(None, ignore_existing=True):
+                yield
+    finally:
+        for mark, value in marks:
+            tf_compat.set_attr_scope(tf_graph, mark, value)

@@ -1,0 +1,302 @@
+"""Which ops of a forward pass compute in half precision, by the lists of `op_lists.py`.
+
+    x --> MatMul --> BiasAdd --> Relu --> MatMul --> Softmax --> Mul --> MatMul
+          half       half        half     half       float       float   half
+
+1. Ops of ALLOW are half.
+2. Those of DENY stay float, and so do those of INFER behind them, also where ops of CLEAR lie between.
+3. What is left of INFER and CLEAR is half between two ops of half precision,
+4. and ops of CLEAR beside one.
+
+(The rules of TensorFlow's own rewriter for mixed precision.) Ops of INFER and CLEAR that take a number of the script
+which half precision makes zero or infinite stay float: tf.maximum(x, 1e-9). What is computed from variables and
+constants alone stays float: its result is converted where it is used. So does what a loop carries or a branch hands on,
+as its ops are in PRESERVE, and what has no kernel in half precision on its device. Nothing is changed here.
+"""
+
+import collections
+import re
+from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.control_flow import data_order
+from epl.ir.view import GraphView
+from epl.parallel.amp import op_lists as amp_lists
+from epl.utils import tf_compat
+
+_CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
+_FLOAT = tf.float32.as_datatype_enum
+_FOLLOWING = amp_lists.INFER | amp_lists.CLEAR
+# What gives numbers of the script other shapes, and repeats them: 1e-9 * tf.ones_like(x).
+_HAND_ON = frozenset(
+    ["BroadcastTo", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Tile", "Transpose"]
+)
+_LISTED = amp_lists.ALLOW | amp_lists.DENY | _FOLLOWING
+
+Places = NamedTuple("Places", [("inputs", FrozenSet[int]), ("outputs", FrozenSet[int])])
+Places.__doc__ = """Positions of the inputs and outputs of an op that have the type in which it computes."""
+
+Choice = NamedTuple(
+    "Choice",
+    [("half", List[int]), ("places", Dict[int, Places]), ("weights", Set[int]), ("constants", Set[int])],
+)
+Choice.__doc__ = """What computes in half precision; nodes of a view.
+
+Attributes:
+  half: the nodes, each after its producers.
+  places: of these.
+  weights: nodes that are computed from variables, and from constants, alone.
+  constants: those computed from constants alone.
+"""
+
+# (op type, its attribute that names the type, type, "CPU" or "GPU") -> whether there is a kernel
+HasKernel = Callable[[str, str, tf.DType, str], bool]
+
+
+def choose(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    roots: Iterable[int],
+    kept: Collection[int],
+    half: tf.DType,
+    device_type: str,
+    has_kernel: HasKernel = tf_compat.has_kernel,
+) -> Choice:
+    """Finds the ops that compute in half precision.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      roots: the nodes that are differentiated.
+      kept: nodes that stay as they are, besides.
+      half: tf.float16 or tf.bfloat16.
+      device_type: "CPU" or "GPU": where ops run that are not pinned to a CPU.
+      has_kernel: tells which kernels there are.
+    """
+    needed = view.ancestors(roots)
+    order = [node for node in data_order(view) if node in needed]
+    places = _Places(tf_graph, view)
+    able = _Able(view, half, device_type, has_kernel)
+    weights, constants = _constant(tf_graph, view, order)
+    lossy = _lossy(view, order, half)
+    listed = {
+        node: places.of(node) for node in order if view.types[node] in _LISTED and places.is_float(node)
+    }  # fmt: skip
+    edges = _Edges(view, listed)
+
+    def may_follow(node: int) -> bool:
+        converted = _converted(view, node, listed[node])
+        return not converted <= weights and converted.isdisjoint(lossy)  # a lookup takes a whole table
+
+    possible = {
+        node
+        for node in listed
+        if node not in kept and able.is_able(node) and (view.types[node] in amp_lists.ALLOW or may_follow(node))
+    }
+    chosen = {node for node in possible if view.types[node] in amp_lists.ALLOW}
+    follows = {node for node in possible if view.types[node] in _FOLLOWING} - _denied(view, edges, listed)
+    chosen |= edges.reach(chosen, edges.down, follows) & edges.reach(chosen, edges.up, follows)
+    clear = {node for node in follows - chosen if view.types[node] in amp_lists.CLEAR}
+    chosen |= edges.reach(chosen, edges.both, clear)
+    casts = _casts(view, order, kept, listed, chosen)
+    listed.update((node, Places(frozenset(), frozenset([0]))) for node in casts)
+    chosen |= casts
+    return Choice(
+        [node for node in order if node in chosen], {node: listed[node] for node in chosen}, weights, constants
+    )
+
+
+def describe(view: GraphView, choice: Choice, half: tf.DType) -> str:
+    """Which ops compute in half precision, by type, for people."""
+    counts = collections.Counter(view.types[node] for node in choice.half)
+    return "{} ops compute in {}: {}".format(
+        len(choice.half), half.name, ", ".join("{} {}".format(counts[name], name) for name in sorted(counts)) or "none"
+    )
+
+
+def describe_rest(view: GraphView, choice: Choice, roots: Iterable[int]) -> str:
+    """Which ops that a list names stay float32, by type and list, for people."""
+    rest = view.ancestors(roots) - set(choice.half)
+    lines = []
+    for name, types in (("ALLOW", amp_lists.ALLOW), ("DENY", amp_lists.DENY), ("INFER", amp_lists.INFER)):
+        counts = collections.Counter(view.types[node] for node in rest if view.types[node] in types)
+        if counts:
+            found = ", ".join("{} {}".format(counts[op_type], op_type) for op_type in sorted(counts))
+            lines.append("  of {} stay float32: {}".format(name, found))
+    return "\n".join(lines)
+
+
+class _Places(object):
+    """Reads from op definitions which inputs and outputs have the type in which an op computes."""
+
+    def __init__(self, tf_graph: tf.Graph, view: GraphView) -> None:
+        self._tf_graph = tf_graph
+        self._view = view
+
+    def is_float(self, node: int) -> bool:
+        """Whether it computes in float32, with a gradient that is the type's own."""
+        attrs = self._view.nodes[node].attr
+        key = type_attr(self._view.types[node])
+        return key in attrs and attrs[key].type == _FLOAT and "_gradient_op_type" not in attrs
+
+    def of(self, node: int) -> Places:
+        definition = tf_compat.op_def(self._tf_graph, self._view.types[node])
+        return Places(self._positions(node, definition.input_arg), self._positions(node, definition.output_arg))
+
+    def _positions(self, node: int, arguments: Iterable[Any]) -> FrozenSet[int]:
+        key = type_attr(self._view.types[node])
+        found: Set[int] = set()
+        position = 0
+        for argument in arguments:
+            count = 1
+            if argument.number_attr:
+                count = self._view.nodes[node].attr[argument.number_attr].i
+            elif argument.type_list_attr:
+                count = len(self._view.nodes[node].attr[argument.type_list_attr].list.type)
+            if argument.type_attr == key:
+                found.update(range(position, position + count))
+            position += count
+        return frozenset(found)
+
+
+class _Able(object):
+    """Knows whether kernels exist, those of the gradient included."""
+
+    def __init__(self, view: GraphView, half: tf.DType, device_type: str, has_kernel: HasKernel) -> None:
+        self._view = view
+        self._half = half
+        self._device_type = device_type
+        self._has_kernel = has_kernel
+        self._known: Dict[Tuple[str, str], bool] = {}
+
+    def is_able(self, node: int) -> bool:
+        op_type = self._view.types[node]
+        if op_type in amp_lists.PRESERVE or op_type not in amp_lists.ALLOW | _FOLLOWING:
+            return False
+        device = "CPU" if _CPU.search(self._view.nodes[node].device) else self._device_type
+        if (op_type, device) not in self._known:
+            needed = (op_type,) + tuple(amp_lists.GRADIENT_KERNELS.get(op_type, ()))
+            self._known[op_type, device] = all(
+                self._has_kernel(name, type_attr(name), self._half, device) for name in needed
+            )
+        return self._known[op_type, device]
+
+
+class _Edges(object):
+    """Who passes float values to whom, among ops of the lists."""
+
+    def __init__(self, view: GraphView, listed: Dict[int, Places]) -> None:
+        self.up: Dict[int, List[int]] = {node: [] for node in listed}
+        self.down: Dict[int, List[int]] = {node: [] for node in listed}
+        self.both: Dict[int, List[int]] = {node: [] for node in listed}
+        for node, places in listed.items():
+            for position, (producer, output) in enumerate(data_inputs(view, node)):
+                if position in places.inputs and producer in listed and output in listed[producer].outputs:
+                    self.up[node].append(producer)
+                    self.down[producer].append(node)
+        for node in listed:
+            self.both[node] = self.up[node] + self.down[node]
+
+    @staticmethod
+    def reach(starts: Iterable[int], edges: Dict[int, List[int]], through: Set[int]) -> Set[int]:
+        """The nodes of `through` that lie behind `starts` along edges, with nothing but such nodes between."""
+        found: Set[int] = set()
+        stack = list(starts)
+        while stack:
+            for other in edges[stack.pop()]:
+                if other in through and other not in found:
+                    found.add(other)
+                    stack.append(other)
+        return found
+
+
+def _denied(view: GraphView, edges: _Edges, listed: Dict[int, Places]) -> Set[int]:
+    """The ops of DENY, those of INFER behind them, and those of CLEAR on the way to these."""
+    deny = {node for node in listed if view.types[node] in amp_lists.DENY}
+    infer = {node for node in listed if view.types[node] in amp_lists.INFER}
+    clear = {node for node in listed if view.types[node] in amp_lists.CLEAR}
+    leading = edges.reach(deny | infer, edges.up, clear)
+    return deny | edges.reach(deny, edges.down, deny | infer | leading)
+
+
+def _constant(tf_graph: tf.Graph, view: GraphView, order: Iterable[int]) -> Tuple[Set[int], Set[int]]:
+    """The nodes computed from variables and constants alone, and those computed from constants alone."""
+    weights: Set[int] = set()
+    constants: Set[int] = set()
+    for node in order:
+        op_type = view.types[node]
+        data = {producer for producer, _ in data_inputs(view, node)}
+        steady = op_type in op_types.READS or not tf_compat.is_stateful(tf_graph, op_type)
+        if op_type in op_types.VARIABLES:
+            weights.add(node)
+        elif op_type == "Const":
+            weights.add(node)
+            constants.add(node)
+        elif data and data <= weights and steady:
+            weights.add(node)
+            if data <= constants:
+                constants.add(node)
+    return weights, constants
+
+
+def _converted(view: GraphView, node: int, places: Places) -> Set[int]:
+    """The nodes whose values would be converted for an op."""
+    inputs = data_inputs(view, node)
+    return {inputs[position][0] for position in places.inputs}
+
+
+def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:
+    """The nodes that hand on a number of the script that half precision makes zero or infinite: 1e-9, -1e9."""
+    found: Set[int] = set()
+    for node in order:
+        op_type = view.types[node]
+        if op_type == "Const" and view.nodes[node].attr["dtype"].type == _FLOAT:
+            values = tf.make_ndarray(view.nodes[node].attr["value"].tensor)
+            with np.errstate(over="ignore", under="ignore"):
+                halves = values.astype(half.as_numpy_dtype).astype(np.float32)
+            if ((halves == 0) & (values != 0) | np.isinf(halves) & np.isfinite(values)).any():
+                found.add(node)
+        elif op_type in _HAND_ON and any(producer in found for producer, _ in data_inputs(view, node)):
+            found.add(node)
+    return found
+
+
+def _casts(
+    view: GraphView, order: Iterable[int], kept: Collection[int], listed: Dict[int, Places], chosen: Set[int]
+) -> Set[int]:
+    """Conversions of other types to float32 for ops of half precision alone."""
+    consumers = view.consumers()
+    found = set()
+    for node in order:
+        if view.types[node] != "Cast" or node in kept or not consumers[node]:
+            continue
+        attrs = view.nodes[node].attr
+        if attrs["DstT"].type != _FLOAT or tf.as_dtype(attrs["SrcT"].type).is_floating:
+            continue
+        uses = [
+            (consumer, position)
+            for consumer in consumers[node]
+            for position, (producer, _) in enumerate(data_inputs(view, consumer))
+            if producer == node
+        ]
+        if uses and all(consumer in chosen and position in listed[consumer].inputs for consumer, position in uses):
+            found.add(node)
+    return found
+
+
+def type_attr(op_type: str) -> str:
+    """The attribute that names the type in which ops compute."""
+    return amp_lists.TYPE_ATTR.get(op_type, "T")
+
+
+def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
+    """(Producer, output) of each data input of a node."""
+    found = []
+    for name, producer in zip(view.nodes[node].input, view.producers[node]):
+        if name[0] == "^":
+            break
+        found.append((producer, int(name.partition(":")[2] or 0)))
+    return found

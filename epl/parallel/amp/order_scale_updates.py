@@ -1,0 +1,32 @@
+"""Several optimizers of one model adapt one loss scale: in one run, in the order in which they were built.
+
+    read --> update 0 --> write --> barrier --> read --> update 1 --> write
+
+Without an order replicas could come to different scales. The barrier is fed in runs without both updates.
+"""
+
+from epl.ir.control_flow import depths_of, ends_of
+from epl.ir.view import GraphView
+from epl.parallel.rewriting.barriers import build_barrier
+from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
+
+
+def run(rewrite: Rewrite) -> None:
+    """Puts each update of the loss scale behind all earlier ones."""
+    updates = rewrite.graph.scale_updates
+    if len(updates) < 2:
+        return
+    view = GraphView(rewrite.tf_graph)
+    depths = depths_of(view)
+    ends = [sorted({end for name in one.writes for end in ends_of(view, view.index[name], depths)}) for one in updates]
+    for number, update in enumerate(updates):
+        for before in range(number):
+            with rewrite.building("loss_scale/order{}_{}".format(before, number)):
+                name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in ends[before]])
+            for read in update.reads:
+                rewrite.remember(rewrite.operation(read))._add_control_input(barrier)
+            rewrite.orders.append(Order((name,), frozenset(updates[before].writes + update.writes)))
+
+
+PASS = Pass("order_scale_updates", run, frozenset(), frozenset(["scale order"]), bitwise=True)

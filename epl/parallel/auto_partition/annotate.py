@@ -1,0 +1,105 @@
+"""Makes the TaskGraphs of `auto.auto_parallel`: one per stage, and every op of the model marked with its own.
+
+Runs when the user first differentiates the model, on forward ops alone; the backward pass then follows the marks.
+Where the model is cut is `partition.py`'s.
+"""
+
+import logging
+from typing import Any, Collection, Dict, List, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.auto_partition import units as partition_units
+from epl.parallel.auto_partition.partition import Partition, describe, partition
+from epl.strategies.replicate import Replicate
+from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
+
+
+def partition_model(graph: Graph, ys: Any, num_stages: int, device_type: str = "cpu") -> Optional[Partition]:
+    """Gives a model without annotation, or with one `replicate(1)`, the TaskGraphs of a pipeline.
+
+    All ops that are in the graph get a stage: those that the objective needs by the partition; others, such as
+    metrics, that of their latest input; the input pipeline the first. Ops created later belong to the last stage,
+    unless they differentiate one of another.
+
+    Args:
+      graph: the model.
+      ys: what is differentiated: a tensor or a list of them.
+      num_stages: the number of stages; 1 or less means data parallelism of the whole model.
+      device_type: "cpu" or "gpu": whose speed the stages are balanced for.
+
+    Returns:
+      The partition, None for one stage.
+
+    Raises:
+      PlanError: annotations that contradict `auto.auto_parallel`, or a model too small for so many stages.
+    """
+    _refuse_annotations(graph)
+    if num_stages <= 1:
+        if not graph.taskgraphs:
+            graph.open_taskgraph(Replicate(1))
+        return None
+    view = GraphView(graph.tf_graph)
+    roots = [y.op.name for y in (ys if isinstance(ys, (list, tuple)) else [ys])]
+    found = partition(graph.tf_graph, view, roots, num_stages, device_type)
+    _mark(graph.tf_graph, view, _stages_of_all(view, found))
+    _replace_taskgraphs(graph, num_stages)
+    logger.info("%s", describe(found))
+    return found
+
+
+def _refuse_annotations(graph: Graph) -> None:
+    strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
+    if len(strategies) > 1 or any(s.name_of_kind != "replicate" or (s.device_count or 1) > 1 for s in strategies):
+        raise PlanError(
+            "auto.auto_parallel is on and the model is annotated with {}: stages are found automatically, so use no "
+            "strategy, or epl.set_default_strategy(epl.replicate(1)) alone, or set auto.auto_parallel to False.".format(
+                ", ".join(str(strategy) for strategy in strategies)
+            )
+        )
+
+
+def _replace_taskgraphs(graph: Graph, num_stages: int) -> None:
+    """The user's own strategy, if any, continues as that of the last stage."""
+    last = graph.taskgraphs[0].strategy if graph.taskgraphs else Replicate(1)
+    graph.replace_taskgraphs([Replicate(1) for _ in range(num_stages - 1)] + [last])
+
+
+def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:
+    values = [tf.AttrValue(i=stage) for stage in range(max(stages) + 1)]
+    for node, stage in enumerate(stages):
+        tf_graph.get_operation_by_name(view.nodes[node].name)._set_attr(TASKGRAPH_ATTR, values[stage])
+
+
+def _stages_of_all(view: GraphView, found: Partition) -> List[int]:
+    """The stage of every node, those that the objective does not need included."""
+    units = found.units
+    stages = {units.of_node[node]: stage for node, stage in found.of_node.items()}
+    for unit in partition_units.input_pipeline(view, units, range(len(view))):
+        stages.setdefault(unit, 0)
+    _spread(view, units.of_node, stages, view.consumers(), max)
+    _spread(view, units.of_node, stages, view.producers, min)
+    return [stages.get(unit, 0) for unit in units.of_node]
+
+
+def _spread(
+    view: GraphView, of_node: Sequence[int], stages: Dict[int, int], edges: Sequence[Collection[int]], choose: Any
+) -> None:
+    """Gives units without a stage the `choose` of what leads to them along `edges`."""
+    members: Dict[int, List[int]] = {}
+    for node, unit in enumerate(of_node):
+        members.setdefault(unit, []).append(node)
+    fixed = frozenset(stages)
+    waiting = list(fixed)
+    while waiting:
+        unit = waiting.pop()
+        for other in {of_node[n] for node in members[unit] for n in edges[node]} - fixed:
+            stage = choose(stages[unit], stages.get(other, stages[unit]))
+            if stages.get(other) != stage:
+                stages[other] = stage
+                waiting.append(other)

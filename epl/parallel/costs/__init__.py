@@ -1,0 +1,1 @@
+"""What an op costs: FLOPs, bytes and memory, from the shapes of its inputs and outputs."""

@@ -1,0 +1,1 @@
+"""Grouped apply: variables are updated in groups, one group after the other."""

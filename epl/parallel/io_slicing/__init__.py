@@ -1,0 +1,1 @@
+"""IO slicing: each worker reads its share of the input files."""

@@ -1,0 +1,89 @@
+"""Tables of the TensorFlow ops through which names of files travel from a list to the op that opens the files.
+
+This is data for `epl/parallel/io_slicing/file_lists.py`. An op type stands without the prefix "Experimental", which
+TensorFlow 1.15 keeps for some datasets; `base_type` removes it.
+"""
+
+import re
+from typing import Dict, FrozenSet
+
+# Ops that open files, with the index of the input that names them.
+READERS: Dict[str, int] = {
+    "TFRecordDataset": 0,
+    "TextLineDataset": 0,
+    "FixedLengthRecordDataset": 0,
+    "FixedLengthRecordDatasetV2": 0,
+    "CSVDataset": 0,
+    "LMDBDataset": 0,
+    "ReadFile": 0,
+}
+
+# Readers that also serve single files which belong to no list (a picture named by a request, a vocabulary).
+SINGLE_FILE_READERS: FrozenSet[str] = frozenset(["ReadFile"])
+
+# Ops that open files named by a queue, with the index of the queue's input.
+QUEUE_READERS: Dict[str, int] = {"ReaderRead": 1, "ReaderReadV2": 1, "ReaderReadUpTo": 1, "ReaderReadUpToV2": 1}
+
+ENQUEUE_MANY: FrozenSet[str] = frozenset(["QueueEnqueueMany", "QueueEnqueueManyV2"])
+ENQUEUE_ONE: FrozenSet[str] = frozenset(["QueueEnqueue", "QueueEnqueueV2"])
+DEQUEUE: FrozenSet[str] = frozenset(
+    ["QueueDequeue", "QueueDequeueV2", "QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo",
+     "QueueDequeueUpToV2"]
+)  # fmt: skip
+
+# Datasets whose elements have the components of those of their input 0, and lose none of them.
+SAME_ELEMENTS: FrozenSet[str] = frozenset(
+    ["AssertNextDataset", "AutoShardDataset", "BatchDataset", "BatchDatasetV2", "BytesProducedStatsDataset",
+     "CacheDataset", "CacheDatasetV2", "FilterDataset", "Identity", "IdentityIndexedDataset", "IgnoreErrorsDataset",
+     "LatencyStatsDataset", "MaxIntraOpParallelismDataset", "ModelDataset", "NonSerializableDataset",
+     "OptimizeDataset", "OptionsDataset", "PaddedBatchDataset", "PaddedBatchDatasetV2", "PrefetchDataset",
+     "PrivateThreadPoolDataset", "RebatchDataset", "RepeatDataset", "SetStatsAggregatorDataset",
+     "ShuffleAndRepeatDataset", "ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3", "SleepDataset",
+     "ThreadPoolDataset", "UnbatchDataset"]
+)  # fmt: skip
+
+# Datasets that choose elements by position, with the value of input 1 that chooses all of them.
+CHOOSE_ELEMENTS: Dict[str, int] = {"TakeDataset": -1, "SkipDataset": 0, "ShardDataset": 1}
+
+# Datasets whose elements are what function `f` returns for an element of input 0.
+MAPS: FrozenSet[str] = frozenset(["MapDataset", "ParallelMapDataset", "MapAndBatchDataset"])
+
+# Datasets whose elements are those of the datasets that function `f` returns for an element of input 0.
+FLAT_MAPS: FrozenSet[str] = frozenset(
+    ["FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset", "ParallelInterleaveDatasetV2"]
+)
+
+# Datasets that pass elements of input 0, then the inputs from 1 on, to a function.
+CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "TakeWhileDataset"])
+
+CALLS: FrozenSet[str] = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
+
+# Datasets that hold nothing which has to stay in step with a list of files.
+WITHOUT_DATA: FrozenSet[str] = frozenset(["RangeDataset", "RandomDataset", "TensorDataset"])
+
+# Ops whose output is their input 0, in this or another order or shape.
+SAME_NAMES: FrozenSet[str] = frozenset(
+    ["EnsureShape", "ExpandDims", "Identity", "RandomShuffle", "Reshape", "ReverseV2", "Snapshot", "Squeeze"]
+)
+
+# Ops that work on each name by itself.
+NAME_BY_NAME: FrozenSet[str] = frozenset(
+    ["Add", "AddV2", "RegexReplace", "StaticRegexReplace", "StringJoin", "StringLower", "StringStrip", "StringUpper",
+     "Substr"]
+)  # fmt: skip
+
+VARIABLES: FrozenSet[str] = frozenset(["Variable", "VariableV2", "VarHandleOp"])
+ASSIGNS: FrozenSet[str] = frozenset(["Assign", "AssignVariableOp"])
+PLACEHOLDERS: FrozenSet[str] = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
+
+_DATASET = re.compile(r"Dataset(V\d+)?$")
+
+
+def base_type(op_type: str) -> str:
+    """Returns the op type without the prefix of the experimental form: "CSVDataset" of "ExperimentalCSVDataset"."""
+    return op_type[len("Experimental"):] if op_type.startswith("Experimental") else op_type  # fmt: skip
+
+
+def is_dataset(op_type: str) -> bool:
+    """Tells whether ops of this type make a dataset."""
+    return _DATASET.search(op_type) is not None

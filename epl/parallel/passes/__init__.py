@@ -1,1 +1,0 @@
-"""One rewrite of the graph per module; epl.parallel.transformation puts them in order."""

@@ -1,0 +1,1 @@
+"""Pipelines: micro batches, their schedule, and what is ordered by it."""

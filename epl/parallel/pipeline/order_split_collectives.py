@@ -1,0 +1,71 @@
+"""Collectives of a split in a pipeline: those of a micro batch follow those of the one before, lane by lane.
+
+    a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1
+          `──▶ c    =>          `──▶ c                         c: of micro batch 0 alone
+
+A lane is what epl/parallel/sharding/stage_streams.py says. All ranks of a group do the same, so that they meet in one
+order whatever the schedule is, and in runs that no schedule orders. Where `c` runs, and which of them a run needs, is
+said by order_exchange.py, when the copies are in the graph.
+"""
+
+from typing import Dict, List, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import GraphView
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.plan_nodes import Waits
+from epl.parallel.sharding.stage_streams import StagePass
+
+Lanes = Dict[StagePass, List[int]]
+
+
+def lanes_of(rewrite: Rewrite, view: GraphView) -> Lanes:
+    """The nodes of the collectives of each lane, in their order; no lanes without a split."""
+    split = rewrite.graph.split
+    if split is None:
+        return {}
+    return {
+        of_pass: [view.index[op.name] for op in lane.collectives]
+        for of_pass, lane in split.exchange.of_passes.items()
+        if lane.collectives
+    }
+
+
+def nodes_of(lanes: Lanes, backward_only: bool = False) -> Set[int]:
+    """The nodes of all lanes, or of those of backward passes."""
+    return {node for of_pass, nodes in lanes.items() if of_pass.backward or not backward_only for node in nodes}
+
+
+def order_lanes(
+    rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int], waits: Waits
+) -> None:
+    """Lets the first collective of a micro batch wait for the last of the one before.
+
+    Each waits for those before it in its lane, so those of which there are copies are the first ones.
+
+    Args:
+      rewrite: `collectives` gets the copies.
+      view: of the graph before it is cloned.
+      lanes: from `lanes_of`.
+      copied: nodes of which each micro batch has a copy.
+      copies: the further micro batches.
+      waits: what waits is entered here.
+    """
+    for nodes in lanes.values():
+        names = [view.nodes[node].name for node in nodes if node in copied]
+        for copy in copies if names else ():
+            waits.setdefault((copy, nodes[0]), []).append(rewrite.in_micro_batch(names[-1], copy - 1))
+            rewrite.collectives.update(rewrite.in_micro_batch(name, copy) for name in names)
+
+
+def keys_of_copies(
+    view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int]
+) -> Dict[Tuple[int, int], tf.AttrValue]:
+    """By micro batch and node, the keys of the copies of collectives, which messages show."""
+    keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(lanes) & copied}
+    return {
+        (copy, node): tf.AttrValue(s="{} of micro batch {}".format(key, copy).encode())
+        for copy in copies
+        for node, key in keys.items()
+    }

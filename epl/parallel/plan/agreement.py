@@ -1,0 +1,218 @@
+"""What the processes of a job must agree on, and how they find out where they do not.
+
+    first session that trains      join the job              Job.join, or a job of this process alone
+    (split, ZeRO: earlier)         versions, configuration   `meet`, once after each epl.init
+    transform                      the plan                  `compare_plans`
+                                   the user's graph          `compare_graphs`: a digest; its ops only if it differs
+    end of transform               the collectives           `compare_facts`
+
+Every process gives its own text and gets those of all, so all of them raise the same error, within a second. Processes
+that serve a model of others take part in the first comparison alone: what they built is not what runs.
+"""
+
+import json
+from typing import Any, Dict, List, NoReturn, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.ops import native
+from epl.ops.job import Job
+from epl.parallel.plan import plan as plans
+from epl.parallel.plan.graph_difference import OpFacts, facts_of, first_difference, in_words
+from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
+from epl.utils.errors import PlanError, PlanMismatchError
+from epl.utils.version import VERSION
+
+# What concerns one process alone: its devices, its patience, its messages.
+OWN_KEYS = frozenset(
+    [
+        "cluster.run_visible_devices",
+        "communication.start_timeout",
+        "communication.stall_warning",
+        "communication.timeout",
+        "amp.debug_log",
+    ]
+)
+
+
+# ---- Who is there
+
+
+def meet() -> Job:
+    """Joins the job of this process and compares versions and configuration, once after each `epl.init`.
+
+    Blocks until all processes of the job do the same. To be called before a graph gets a name (`Env.new_graph_name`): a
+    worker with other settings may give it none.
+
+    Raises:
+      JobError: a process did not appear in time; the message names it.
+      PlanMismatchError: the processes have different versions or configurations.
+    """
+    env = Env.get()
+    job = Job.join() or _job_of_one(env.config)
+    if env.met is not job and env.cluster is not None and env.cluster.worker_num > 1:
+        _compare_settings(job, env.config)
+        env.met = job
+    return job
+
+
+def _job_of_one(config: Config) -> Job:
+    """Collectives need a job, if only of this process."""
+    return Job.start(
+        hosts=["localhost:0"],
+        process=0,
+        start_timeout=config.communication.start_timeout,
+        stall_warning=config.communication.stall_warning,
+        timeout=config.communication.timeout,
+    )
+
+
+def process_server() -> Any:
+    """The ProcessServer of the living job; None as long as no model has spanned processes."""
+    server = Env.get().process_server
+    return None if server is None or server.service.over else server
+
+
+def refuse_missing_workers(name: str, owners: Sequence[int]) -> None:
+    """Raises PlanError for a model whose replicas a worker should run that serves another: it is waited for in vain.
+
+    Args:
+      name: of the plan.
+      owners: of the replicas.
+    """
+    server = process_server()
+    gone = sorted(server.serving & set(owners)) if server is not None else []
+    if gone:
+        raise PlanError(
+            "A model of this script spans processes, and worker(s) {} that serve it have left the script: the model "
+            "of {} needs them to run replicas. Train it in a job of its own, or before the other one.".format(
+                ", ".join(map(str, gone)), name
+            )
+        )
+
+
+def refuse_local_session() -> NoReturn:
+    """Raises PlanError for a session that lacks the devices of other workers."""
+    raise PlanError(
+        "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
+        "has this worker's devices alone. Open the session after the model is built."
+    )
+
+
+# ---- What is compared
+
+
+def compare_plans(plan: plans.Plan) -> None:
+    """Raises PlanMismatchError unless all processes have the same plan."""
+    for worker, text in _exchange("plan of " + plan.name, plans.to_json(plan)):
+        difference = plans.first_difference(plan, plans.from_json(text))
+        if difference is not None:
+            raise PlanMismatchError(
+                "Worker {} and worker {} built different models: {}. Every worker runs the same script with the same "
+                "model; only its data may differ.".format(_cluster().worker_index, worker, difference)
+            )
+
+
+def compare_graphs(name: str, graph: Graph, digest: GraphDigest) -> None:
+    """Raises PlanMismatchError unless the graphs of all processes compute and update the model alike.
+
+    Args:
+      name: of the plan.
+      graph: the annotated model.
+      digest: of it, as the user built it.
+    """
+    tops = _exchange("digest of the graph of " + name, digest.top)
+    first, top = tops[0]
+    others = [worker for worker, other in tops if other != top]
+    if not others:
+        return
+    pair = (first, others[0])  # the same in all processes, which so raise the same error
+    own = _cluster().worker_index
+    listed = dict(_exchange("ops of the graph of " + name, json.dumps(digest.ops()) if own in pair else ""))
+    chosen = first_difference(*[[OpDigest(*op) for op in json.loads(listed[worker])] for worker in pair])
+    facts = facts_of(digest, graph.tf_graph, chosen[pair.index(own)]) if own in pair else None
+    told = dict(_exchange("first difference of the graph of " + name, json.dumps(facts)))
+    read = [json.loads(told[worker]) for worker in pair]
+    raise PlanMismatchError(
+        "Worker {} and worker {} compute different models: {}. Every worker runs the same script with the same model; "
+        "only its data may differ. If the difference is meant (a constant that is data, for example), set "
+        "communication.allow_different_graphs to True in every worker.".format(
+            pair[1], pair[0], in_words(pair, [None if one is None else OpFacts(*one) for one in read])
+        )
+    )
+
+
+def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
+    """Raises PlanMismatchError unless all processes have the same facts.
+
+    Args:
+      name: of the plan.
+      what: the facts are, for keys and messages.
+      mine: the facts of this process, by name.
+    """
+    text = "\n".join("{}\t{}".format(key, mine[key]) for key in sorted(mine))
+    for worker, other in _exchange("{} of {}".format(what, name), text):
+        if other != text:
+            theirs = dict(line.split("\t", 1) for line in other.split("\n") if line)
+            for key in sorted(set(mine) | set(theirs)):
+                if mine.get(key) != theirs.get(key):
+                    raise PlanMismatchError(
+                        "Worker {} and worker {} have different {}: {!r} is {} here and {} there.".format(
+                            _cluster().worker_index, worker, what, key, mine.get(key), theirs.get(key)
+                        )
+                    )
+
+
+def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
+    """What worker 0 says, in every process.
+
+    Args:
+      plan: of the graph that it is about.
+      what: it is, for the key.
+      text: what worker 0 says; that of the others counts for nothing.
+    """
+    return text if plan.workers == 1 else _exchange("{} of {}".format(what, plan.name), text)[0][1]
+
+
+def _compare_settings(job: Job, config: Config) -> None:
+    """Compares versions, then the configuration."""
+    versions = {"EPL": VERSION, "TensorFlow": tf.VERSION, "the native core": str(native.ABI_VERSION)}
+    settings = {name: [value, config.provenance(name)] for name, value in config.to_dict().items()}
+    own = json.dumps([versions, settings], sort_keys=True)
+    for worker, text in _exchange("versions and configuration", own):
+        their_versions, their_settings = json.loads(text)
+        for name, version in versions.items():
+            if their_versions.get(name) != version:
+                raise PlanMismatchError(
+                    "The version of {} is {} here (worker {}) and {} there (worker {}). Install the same versions for "
+                    "every worker.".format(name, version, job.process, their_versions.get(name), worker)
+                )
+        for name in config.to_dict():
+            (value, source), (other, other_source) = settings[name], their_settings[name]
+            if value != other and name not in OWN_KEYS:
+                raise PlanMismatchError(
+                    "{} is {!r} here (worker {}, from {}) and {!r} there (worker {}, from {}). Give every worker the "
+                    "same configuration, in the script and in the environment.".format(
+                        name, value, job.process, source, other, worker, other_source
+                    )
+                )
+
+
+def _exchange(key: str, text: str) -> List[Tuple[int, str]]:
+    """Gives a text to the other processes and gets theirs, by worker; of those that still run the script."""
+    job, server = Job.current(), process_server()
+    assert job is not None
+    if server is not None and server.service.job is job:  # processes that serve take part in its rounds alone
+        given = server.service.exchange(key, text)
+        return [(worker, other) for worker, other in enumerate(given) if other is not None]
+    return [(worker, data.decode()) for worker, data in enumerate(job.exchange(key, text.encode()))]
+
+
+def _cluster() -> Cluster:
+    cluster = Env.get().cluster
+    assert cluster is not None
+    return cluster

@@ -1,0 +1,74 @@
+"""What a user is told when a graph is rewritten: one line on standard error, by worker 0, and the plan on request.
+
+    EPL: 4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 5 buckets; EPL_EXPLAIN=1 for the plan
+
+`EPL_EXPLAIN=1` adds the plan, `EPL_EXPLAIN=0` leaves the line out. Where the script shows the log `epl` at level INFO,
+line and plan are in the log, of every worker; a level above INFO, set for that log, leaves them out.
+"""
+
+import logging
+import os
+import sys
+
+from epl.cluster.cluster import Cluster
+from epl.parallel.plan import plan as plans
+from epl.parallel.plan.plan import Plan
+
+logger = logging.getLogger("epl")
+
+_EXPLAIN = "EPL_EXPLAIN"
+
+
+def tell(plan: Plan, cluster: Cluster) -> None:
+    """Tells the user what a graph becomes.
+
+    Python shows warnings only unless the script asks for more, and its logs are its own: so the line goes to standard
+    error directly, unless the log shows it.
+    """
+    wanted = os.environ.get(_EXPLAIN, "").strip().lower()
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", summary(plan, cluster))
+        logger.info("%s", plans.describe(plan))
+    elif cluster.worker_index == 0 and logger.level <= logging.INFO and wanted not in ("0", "false", "no"):
+        hint = "; {}=1 for the plan".format(_EXPLAIN) if not wanted else "\n" + plans.describe(plan)
+        sys.stderr.write("EPL: {}{}\n".format(summary(plan, cluster), hint))
+
+
+def summary(plan: Plan, cluster: Cluster) -> str:
+    """The plan in one line."""
+    used = plans.world_size(plan) * len(plan.stages)
+    parts = [
+        "{} {} {} x {} ({})".format(
+            _replicas(plan),
+            "=" if used == cluster.total_gpu_num else "on",
+            _count(cluster.worker_num, "worker"),
+            _count(cluster.gpu_num_per_worker, "device"),
+            plan.device_type,
+        )
+    ]
+    if len(plan.stages) == 1:
+        parts.append("1 stage")
+    divided = max([part.parts for part in plan.batch_parts], default=1)
+    if divided > 1:
+        parts.append("a batch divided among {} devices".format(divided))
+    if plan.num_micro_batch > 1:
+        parts.append(_count(plan.num_micro_batch, "micro batch", "es"))
+    buckets = sum(len(group.transfers) for group in plan.groups)
+    if buckets and plans.world_size(plan) > 1:
+        how = "averaged" if plan.reduce_method == "mean" else "summed"
+        parts.append("gradients {} in {}".format(how, _count(buckets, "bucket")))
+    return ", ".join(parts)
+
+
+def _replicas(plan: Plan) -> str:
+    if plan.split_groups:
+        groups, parts = len(plan.split_groups), len(plan.split_groups[0])
+        return "{} split over {}{}".format(
+            _count(groups, "replica"), _count(parts, "device"), " each" if groups > 1 else ""
+        )
+    replicas = _count(plans.world_size(plan), "replica")
+    return replicas if len(plan.stages) == 1 else "{} x {}".format(replicas, _count(len(plan.stages), "stage"))
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return "{} {}{}".format(number, what, "" if number == 1 else plural)

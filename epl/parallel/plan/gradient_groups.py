@@ -1,0 +1,279 @@
+"""Which gradients are aggregated where: at apply_gradients, or at tf.gradients before it."""
+
+import logging
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.config.config import Config
+from epl.ir import op_types
+from epl.ir.graph import ApplyCall, Gradient, Graph, first_tensor
+from epl.ir.view import GraphView
+from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.stages import stage_of_op
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
+
+Boundary = Tuple[str, Gradient]
+BoundaryGroup = NamedTuple(
+    "BoundaryGroup", [("name", str), ("stage", int), ("of_parts", bool), ("boundaries", Tuple[Boundary, ...])]
+)
+BoundaryGroup.__doc__ = """The gradients to aggregate together.
+
+Attributes:
+  name: for keys and messages.
+  stage: of their variables.
+  of_parts: whether the ranks of a split group need no gradients of each other: other groups have the same ones, of
+    their own batches. With one group there is nothing to aggregate.
+  boundaries: (variable, identity in front of which it is done).
+"""
+
+Training = NamedTuple(
+    "Training",
+    [("boundaries", Tuple[Boundary, ...]), ("ys", Tuple[tf.Tensor, ...]), ("seeds", Tuple[tf.Tensor, ...])],
+)
+Training.__doc__ = """The backward pass behind one call of apply_gradients.
+
+Attributes:
+  boundaries: of tf.gradients, before the user's own changes to the gradients.
+  ys: what is differentiated.
+  seeds: where the backward pass begins.
+"""
+
+
+def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
+    """Where gradients are aggregated: at each apply_gradients, or earlier.
+
+    Earlier, at tf.gradients, with `communication.clip_after_allreduce` or a split, and for gradients that no optimizer
+    receives but that the user writes into variables by other means.
+    """
+    by_identity = _boundaries_of_gradients(graph)
+    groups: List[Tuple[str, Sequence[Boundary]]] = []
+    taken: Set[str] = set()
+    for number, applied in enumerate(graph.apply_calls):
+        earliest = _earliest_boundaries(applied, by_identity)
+        upstream = earliest.keys() & by_identity.keys()
+        taken.update(upstream)
+        boundaries = list(applied.boundaries)
+        if config.communication.clip_after_allreduce or graph.split is not None:  # one norm for parts and replicas
+            boundaries = list(earliest.values())
+        elif applied.changed and upstream and len(stages[0].devices) > 1:
+            logger.warning(
+                "Gradients are changed between tf.gradients and apply_gradients (clipped, for example). Each replica "
+                "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "
+                "after, as one device would."
+            )
+        groups.append(("apply{}".format(number), boundaries))
+    groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
+    result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
+    if graph.split is not None:
+        result = [one for group in result for one in _by_ranks(graph.split, group)]
+    for group in result:
+        control_flow_context(group)
+    return result
+
+
+def _by_ranks(split: Any, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
+    """The gradients that are aggregated over all ranks, and those that are over the same rank of each split group."""
+    of_all = tuple(one for one in group.boundaries if not is_complete(split, one))
+    of_parts = tuple(one for one in group.boundaries if is_complete(split, one))
+    if of_all:
+        yield group._replace(boundaries=of_all)
+    if of_parts:
+        yield group._replace(name=group.name + "/parts", of_parts=True, boundaries=of_parts)
+
+
+def is_complete(split: Any, boundary: Boundary) -> bool:
+    """Whether each rank of a split group has the gradient that it needs: that of its own part, or all of a sparse one.
+
+    The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
+    """
+    variable, gradient = boundary
+    return variable in split.held or (variable in split.whole and isinstance(gradient, tf.IndexedSlices))
+
+
+def find_trainings(graph: Graph) -> List[Training]:
+    """The backward passes that train, one for each apply_gradients, and one for gradients that are written without."""
+    by_identity = _boundaries_of_gradients(graph)
+    trainings: List[Tuple[str, Sequence[Boundary]]] = []
+    taken: Set[str] = set()
+    for applied in graph.apply_calls:
+        earliest = _earliest_boundaries(applied, by_identity)
+        taken.update(earliest)
+        trainings.append(("", list(earliest.values())))
+    trainings.append(("", _written_without_optimizer(graph, by_identity, taken)))
+    return [_training(graph, boundaries) for _, boundaries in _without_repetition(trainings)]
+
+
+def find_trained_by_hand(graph: Graph) -> List[str]:
+    """In a script without optimizer, the variables whose gradients are computed into what trained variables get."""
+    by_identity = _boundaries_of_gradients(graph)
+    trained = {variable for variable, _ in by_identity.values()}
+    found = []
+    for name in by_identity:
+        stack, seen = [graph.tf_graph.get_operation_by_name(name)], set()
+        while stack:
+            op = stack.pop()
+            if op in seen or (op.name in by_identity and op.name != name):
+                continue
+            seen.add(op)
+            if op.type in op_types.WRITES:
+                found += [by_identity[name][0]] if op.inputs[0].op.name in trained else []
+            else:
+                stack += [consumer for output in op.outputs for consumer in output.consumers()]
+    return list(dict.fromkeys(found))
+
+
+def _training(graph: Graph, boundaries: Sequence[Boundary]) -> Training:
+    names = {first_tensor(gradient).name for _, gradient in boundaries}
+    calls = [
+        call
+        for call in graph.gradient_calls
+        if any(first_tensor(gradient).name in names for _, gradient in call.boundaries)
+    ]
+    return Training(
+        tuple(boundaries),
+        tuple(y for call in calls for y in call.ys),
+        tuple(seed for call in calls for seed in call.seeds),
+    )
+
+
+def _boundaries_of_gradients(graph: Graph) -> Dict[str, Boundary]:
+    """The boundaries of all calls of tf.gradients, by the name of their op."""
+    return {
+        first_tensor(boundary[1]).op.name: boundary for call in graph.gradient_calls for boundary in call.boundaries
+    }
+
+
+def _by_stage(
+    groups: Sequence[Tuple[str, Sequence[Boundary]]], tf_graph: tf.Graph, stages: Sequence[Stage]
+) -> List[BoundaryGroup]:
+    """One group per stage: each stage has devices, and so communicators, of its own."""
+    result = []
+    for name, boundaries in groups:
+        by_stage: Dict[int, List[Boundary]] = {}
+        for boundary in boundaries:
+            stage = stage_of_op(tf_graph.get_operation_by_name(boundary[0]), stages)
+            by_stage.setdefault(stage, []).append(boundary)
+        for stage, members in sorted(by_stage.items()):
+            own = name if len(stages) == 1 else "{}/stage{}".format(name, stage)
+            result.append(BoundaryGroup(own, stage, False, tuple(members)))
+    return result
+
+
+def control_flow_context(group: BoundaryGroup) -> Optional[object]:
+    """The branch of control flow in which the gradients of a group are applied, or None.
+
+    Raises:
+      PlanError: several branches, or a loop.
+    """
+    contexts = {
+        id(context): context
+        for context in (
+            tf_compat.control_flow_context_of(first_tensor(gradient).op) for _, gradient in group.boundaries
+        )
+    }
+    if len(contexts) > 1:
+        raise PlanError(
+            "The gradients of {} are applied in different branches of control flow ({}). Apply all of them in one "
+            "branch, or outside of tf.cond.".format(
+                group.name, ", ".join(sorted(variable for variable, _ in group.boundaries))
+            )
+        )
+    (context,) = contexts.values()
+    if tf_compat.is_in_while(context):
+        raise PlanError(
+            "{} applies gradients inside a tf.while_loop: its replicas cannot be kept in step. Apply them once per "
+            "Session.run.".format(group.name)
+        )
+    return context
+
+
+def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
+    """Those of the boundaries `returned`, by the names of their ops, that `ops` are computed from."""
+    names = {op.name for op in _walk_up(ops, returned)[0]}
+    return {name: boundary for name, boundary in returned.items() if name in names}
+
+
+def _walk_up(
+    ops: Sequence[tf.Operation], returned: Dict[str, Boundary]
+) -> Tuple[Set[tf.Operation], Dict[tf.Operation, List[tf.Operation]]]:
+    """The ops of `returned` that `ops` are computed from; and of every op that was met what takes it."""
+    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
+    consumers: Dict[tf.Operation, List[tf.Operation]] = {}
+    found: Set[tf.Operation] = set()
+    seen: Set[tf.Operation] = set()
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
+            continue
+        seen.add(op)
+        if op.name in returned:
+            found.add(op)
+            continue
+        for tensor in op.inputs:
+            consumers.setdefault(tensor.op, []).append(op)
+            stack.append(tensor.op)
+    return found, consumers
+
+
+def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
+    """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
+
+    A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
+    """
+    own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
+    found, consumers = _walk_up(list(own), returned)
+    computed = set(found)
+    stack = list(found)
+    while stack:
+        more = [op for op in consumers.get(stack.pop(), ()) if op not in computed]
+        computed.update(more)
+        stack.extend(more)
+    names = {op.name for op in found}
+    earliest = {name: boundary for name, boundary in returned.items() if name in names}
+    earliest.update((op.name, boundary) for op, boundary in own.items() if op not in computed)
+    return earliest
+
+
+def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:
+    """The boundaries of tf.gradients that the user writes into variables other than through an optimizer.
+
+    A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
+    """
+    names = [name for name in by_identity if name not in taken]
+    if not names:
+        return []
+    trained = frozenset(variable for variable, _ in by_identity.values())
+    applied = [first_tensor(gradient).op.name for call in graph.apply_calls for _, gradient in call.boundaries]
+    view = GraphView(graph.tf_graph)
+    stop = {view.index[name] for name in list(by_identity) + applied}
+    written = []
+    for name in names:
+        start = view.index[name]
+        reached = view.descendants([start], stop=(stop - {start}).__contains__)
+        variables = {v for node in reached if view.types[node] in op_types.WRITES for v in view.variable_inputs(node)}
+        if any(view.nodes[v].name in trained for v in variables) or (
+            variables and not view.descendants(variables) & (stop - {start})
+        ):
+            written.append(by_identity[name])
+    return written
+
+
+def _without_repetition(groups: Sequence[Tuple[str, Sequence[Boundary]]]) -> List[Tuple[str, Sequence[Boundary]]]:
+    """Each boundary once, in the first group that names it; groups without any are left out."""
+    seen: Set[Any] = set()
+    result: List[Tuple[str, Sequence[Boundary]]] = []
+    for name, boundaries in groups:
+        kept = []
+        for boundary in boundaries:
+            op = first_tensor(boundary[1]).op.name
+            if op not in seen:
+                seen.add(op)
+                kept.append(boundary)
+        if kept:
+            result.append((name, kept))
+    return result

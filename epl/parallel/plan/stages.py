@@ -1,0 +1,308 @@
+"""The stages of a model: TaskGraphs that run on a device of their own, and which stage each op belongs to.
+
+    TaskGraph 0   replica 0: device 0    replica 1: device 2      stage 0
+    TaskGraph 1   replica 0: device 1    replica 1: device 3      stage 1
+
+TaskGraphs that all share their devices (the layout "all") are one stage: that is data parallelism.
+"""
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster.cluster import Cluster
+from epl.cluster.device_layouts import VirtualDevice
+from epl.ir import node_wire as wire
+from epl.ir import op_types
+from epl.ir.colocation import taskgraph_index
+from epl.ir.control_flow import data_order
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
+from epl.ir.view import GraphView
+from epl.parallel.plan.dedicated_devices import has_own_devices, rank_devices
+from epl.parallel.plan.plan import BatchPart, Stage, worker_of
+from epl.parallel.plan.update_stages import stages_of_updates
+from epl.utils.errors import LayoutError, PlanError
+
+_APPLY = wire.string(Phase.APPLY.encode())
+# Ops that make a handle of what lives on their device alone.
+_LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
+
+
+def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tuple[int, ...]]:
+    """The stages of an annotated model, and by replica the process that owns it.
+
+    Raises:
+      LayoutError: the devices of the job do not fit the TaskGraphs.
+      PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
+    """
+    taskgraphs = graph.taskgraphs
+    devices_of_replica(taskgraphs, cluster)  # refuses scopes that do not agree
+    annotated, virtual = stage_devices(taskgraphs, cluster)
+    if len({device.all_devices for device in virtual}) == 1:
+        members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
+        devices = [virtual[0].all_devices]  # every device carries a replica
+    else:
+        members = [tuple(taskgraph.index for taskgraph in stage) for stage in annotated]
+        devices = [device.all_devices for device in virtual]
+    counts = [len(names) for names in devices]
+    if len(set(counts)) > 1:
+        raise PlanError(
+            "The TaskGraphs have {} devices, one for each model replica: every TaskGraph needs as many. Change the "
+            "layout of the cluster.".format(" and ".join(map(str, counts)))
+        )
+    order = _rank_order(devices[0])
+    owners = tuple(worker_of(devices[0][replica]) for replica in order)
+    stages = tuple(
+        Stage(
+            indices,
+            str(taskgraphs[indices[0]].outer or taskgraphs[indices[0]].strategy),
+            tuple(names[replica] for replica in order),
+        )
+        for indices, names in zip(members, devices)
+    )
+    if owners[0] != 0:
+        raise PlanError(
+            "Stage 0 has no device of worker 0: the layout puts it on {}. Worker 0 builds the graph and writes "
+            "checkpoints: give stage 0 one of its devices.".format(", ".join(stages[0].devices))
+        )
+    return stages, owners
+
+
+def _rank_order(devices: Sequence[str]) -> List[int]:
+    """The replicas in the order of their ranks, given their devices of stage 0: process after process."""
+    return sorted(range(len(devices)), key=lambda replica: (worker_of(devices[replica]), replica))
+
+
+def plan_batch_parts(graph: Graph, cluster: Cluster) -> Tuple[BatchPart, ...]:
+    """By rank, the rows that it has of a batch; () if each replica reads batches of its own.
+
+    The n devices of `epl.replicate(n)` have one batch together as far as they live in one process:
+
+        replicate(4) on 2 workers x 2 devices    rank     0  1    2  3
+                                                 reader   0  0    2  2
+                                                 part     0  1    0  1   of 2
+
+    Raises:
+      LayoutError: the devices of the job are not a multiple of n.
+      PlanError: the scopes do not agree on n.
+    """
+    together = devices_of_replica(graph.taskgraphs, cluster)
+    if together == 1:
+        return ()
+    _, virtual = stage_devices(graph.taskgraphs, cluster)
+    devices = virtual[0].all_devices
+    _refuse_remainder(together, devices)
+    members: Dict[Tuple[int, int], List[int]] = {}
+    order = _rank_order(devices)
+    for rank, replica in enumerate(order):
+        members.setdefault((replica // together, worker_of(devices[replica])), []).append(rank)
+    if all(len(ranks) == 1 for ranks in members.values()):
+        return ()
+    parts = {
+        rank: BatchPart(ranks[0], index, len(ranks)) for ranks in members.values() for index, rank in enumerate(ranks)
+    }
+    return tuple(parts[rank] for rank in range(len(order)))
+
+
+def _refuse_remainder(together: int, devices: Sequence[str]) -> None:
+    if len(devices) % together:
+        raise LayoutError(
+            "epl.replicate({}) puts one replica of the model on {} devices together, and the job has {} device(s): {}. "
+            "Start a number of devices that is a multiple of {}, or write epl.replicate(n) with an n that divides "
+            "{}.".format(together, together, len(devices), ", ".join(devices), together, len(devices))
+        )
+
+
+def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int:
+    """How many replicas have a batch together: n of `epl.replicate(n)`, with which all scopes have to agree.
+
+    Beside a split on devices of its own it is the ranks of that, if the first scope has several devices.
+
+    Raises:
+      PlanError: scopes with different numbers.
+    """
+    strategies = [one.outer or one.strategy for one in taskgraphs]
+    replicated = [one for one in strategies if one.name_of_kind == "replicate"]
+    counts = sorted({one.device_count or 1 for one in replicated})
+    if has_own_devices(taskgraphs, cluster):
+        split = next(one for one in strategies if one.name_of_kind == "split")
+        return (split.device_count or 1) if replicated[0].device_count not in (None, 1) else 1
+    if len(counts) > 1:
+        raise PlanError(
+            "The model has {}: the devices of a replica divide its batch among them, so every scope of epl.replicate "
+            "has as many. Give all of them the same number.".format(
+                " and ".join(str(one) for one in dict.fromkeys(replicated))
+            )
+        )
+    return counts[0] if counts else 1
+
+
+def refuse_other_stages(graph: Graph, cluster: Cluster, stages: Sequence[Stage], setting: str) -> None:
+    """Raises PlanError if scopes that were opened since variables were cut have changed what devices the stages have.
+
+    Args:
+      graph: the annotated model.
+      cluster: the devices.
+      stages: those of then.
+      setting: by which the user asked for parts.
+    """
+    now, _ = plan_stages(graph, cluster)
+    if [stage.devices for stage in now] != [stage.devices for stage in stages]:
+        raise PlanError(
+            "The model had {} stage(s) when its variables were cut into parts ({}), and has {} with the scopes that "
+            "were opened since then, on other devices. Open all scopes of epl.replicate and epl.split before the first "
+            "tf.gradients, minimize or apply_gradients.".format(len(stages), setting, len(now))
+        )
+
+
+def stage_devices(
+    taskgraphs: Sequence[TaskGraph], cluster: Cluster
+) -> Tuple[List[List[TaskGraph]], List[VirtualDevice]]:
+    """The TaskGraphs of each stage, as they are annotated, and its devices.
+
+    Raises:
+      LayoutError: the devices of the job do not fit the TaskGraphs.
+      PlanError, NotAvailableError: a split has devices of its own, and cannot have these.
+    """
+    if not has_own_devices(taskgraphs, cluster):
+        annotated = _annotated_stages(taskgraphs)
+        return annotated, cluster.generate_virtual_devices(_device_counts(annotated))
+    devices = rank_devices(taskgraphs, cluster)
+    return ([list(taskgraphs)] if len(devices) == 1 else [[one] for one in taskgraphs]), devices
+
+
+def _annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
+    """The TaskGraphs of each stage, as they are annotated: a split in a scope of replicate is in the stage of that.
+
+    A split beside other TaskGraphs is over the devices of all: there is one stage then.
+    """
+    if any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs):
+        return [list(taskgraphs)]
+    stages: Dict[int, List[TaskGraph]] = {}
+    for taskgraph in taskgraphs:
+        stages.setdefault(id(taskgraph.outer or taskgraph.strategy), []).append(taskgraph)
+    return list(stages.values())
+
+
+def _device_counts(stages: Sequence[Sequence[TaskGraph]]) -> List[int]:
+    """Devices of one model replica, by stage. A split is over devices of several replicas."""
+    strategies = [stage[0].outer or stage[0].strategy for stage in stages]
+    return [1 if one.name_of_kind == "split" else one.device_count or 1 for one in strategies]
+
+
+def span_processes(stages: Sequence[Stage], owners: Sequence[int]) -> bool:
+    """Whether any replica has a stage in another process than the one that owns it."""
+    return any(
+        worker_of(device) != owner for stage in stages for owner, device in zip(owners, stage.devices)
+    )  # fmt: skip
+
+
+def device_of_stage(stages: Sequence[Stage]) -> List[int]:
+    """Per stage, which device of a model replica runs it, counted from 0; stages may share one.
+
+    Raises:
+      PlanError: the replicas share devices among their stages in different ways.
+    """
+    patterns = set()
+    for replica in range(len(stages[0].devices)):
+        places: Dict[str, int] = {}
+        patterns.add(tuple(places.setdefault(stage.devices[replica], len(places)) for stage in stages))
+    if len(patterns) > 1:
+        raise PlanError(
+            "The layout gives the stages of one replica their devices in another way than those of another ({}): all "
+            "replicas must be alike.".format(", ".join(str(list(pattern)) for pattern in sorted(patterns)))
+        )
+    return list(patterns.pop())
+
+
+def stage_of_taskgraph(stages: Sequence[Stage]) -> Dict[int, int]:
+    """TaskGraph index -> stage."""
+    return {taskgraph: number for number, stage in enumerate(stages) for taskgraph in stage.taskgraphs}
+
+
+def stage_of_op(op: tf.Operation, stages: Sequence[Stage]) -> int:
+    """The stage in which an op was annotated; ops before the first annotation are in stage 0."""
+    index = taskgraph_index(op)
+    return 0 if index is None else stage_of_taskgraph(stages).get(index, 0)
+
+
+def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
+    """The stage of every node of a view.
+
+    It is that of the annotation, but for ops that TensorFlow keeps on the device of another op: those colocated with
+    it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on. What an
+    optimizer makes besides is in the stage of the variable that it updates.
+    """
+    indices = stage_of_taskgraph(stages)
+    stage_of = {tf.AttrValue(i=index).SerializeToString(): stage for index, stage in indices.items()}
+    places = view.of_attrs(lambda attrs: _place(attrs, stage_of))
+    applying = {node for node, place in enumerate(places) if place.applies}
+    updates: Dict[int, int] = {}
+    result, free = _stages_held(view, places, updates)
+    while True:  # what updates the variables, slots among it; then what updates those
+        more = stages_of_updates(view, result, free, applying, updates)
+        if more == updates:
+            return result
+        updates = more
+        result, free = _stages_held(view, places, updates)
+
+
+def _stages_held(view: GraphView, places: Sequence["_Place"], updates: Mapping[int, int]) -> Tuple[List[int], Set[int]]:
+    """The stage of every node; and the nodes that are kept with no other: where annotated, or as `updates` says."""
+    result = [-1] * len(view)
+    free: Set[int] = set()
+    holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
+    for node in data_order(view):
+        stage, group, _ = places[node]
+        anchor = view.index.get(group, -1)
+        held = [holders[p] for p in view.producers[node] if p in holders]
+        if held:
+            stage = held[0]
+            if view.passes_on(node):
+                holders[node] = stage
+        elif anchor >= 0 and result[anchor] >= 0:
+            stage = result[anchor]
+        else:
+            free.add(node)
+            stage = updates.get(node, stage)
+        if view.types[node] in op_types.VARIABLES or view.types[node] in _LOCAL_HANDLES:
+            holders[node] = stage
+        result[node] = stage
+    return result, free
+
+
+def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping[str, int]) -> List[int]:
+    """The stage of every node, given by name those of the user's ops and their copies; the rest is the plan's own."""
+    stage_of = stage_of_taskgraph(stages)
+    return [
+        known[proto.name] if proto.name in known else stage_of.get(proto.attr[TASKGRAPH_ATTR].i, 0)
+        for proto in view.nodes
+    ]  # fmt: skip
+
+
+_Place = NamedTuple("_Place", [("stage", int), ("group", str), ("applies", bool)])
+_Place.__doc__ = """What the attributes of an op say.
+
+Attributes:
+  stage: of its annotation.
+  group: name of the op with which TensorFlow keeps it together, or "".
+  applies: whether apply_gradients made it.
+"""
+
+
+def _place(attrs: wire.Attributes, stage_of: Mapping[bytes, int]) -> _Place:
+    stage = stage_of.get(attrs.serialized(TASKGRAPH_ATTR), 0)
+    return _Place(stage, _group(attrs), attrs.serialized(PHASE_ATTR) == _APPLY)
+
+
+def _group(attrs: wire.Attributes) -> str:
+    for group in wire.read_strings(attrs.serialized("_class")):
+        if group[:5] == b"loc:@":
+            return group[5:].decode()
+    return ""
+
+
+def colocated_with(view: GraphView, node: int) -> int:
+    """The node with which another one is colocated, or -1."""
+    return view.index.get(_group(view.nodes[node].attr), -1)

@@ -1,0 +1,1 @@
+"""Recomputation (gradient checkpoint): activations are computed again for the backward pass."""

@@ -1,0 +1,117 @@
+"""What `gradient_checkpoint` asks of a run: that it feeds nothing that is recomputed; and the check of gradients.
+
+With `gradient_checkpoint.check_gradients` the first training step of a session is checked, the others cost nothing.
+The comparisons stand in the graph (`epl/parallel/recompute/check_graph.py`). Here they are fetched together with
+what the user fetches, in the same run, as another run would have other data.
+"""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.ir.view import ancestor_ops
+from epl.parallel.rewriting.context import GradientCheck, Rewrite
+from epl.utils.errors import FeedError, PlanError
+
+TOLERANCE = 1e-5  # of the largest value of a gradient
+
+
+RunStep = Callable[[Sequence[tf.Tensor], Dict[tf.Tensor, Any]], List[Any]]
+ReadBefore = Callable[[Sequence[tf.Tensor]], List[Any]]
+
+
+def run(
+    session: tf.Session,
+    targets: Sequence[tf.Operation],
+    fetches: Sequence[tf.Tensor],
+    feeds: Dict[tf.Tensor, Any],
+    run_step: RunStep,
+    read: ReadBefore,
+) -> Any:
+    """Runs a step, the first training step with the comparisons.
+
+    Args:
+      session: the session.
+      targets, fetches, feeds: what is asked for.
+      run_step: runs the step with these fetches and feeds.
+      read: gives values of tensors that need variables alone, as they are when a step begins.
+
+    Returns:
+      The values of `fetches`.
+
+    Raises:
+      PlanError: a gradient differs from the plain one.
+      FeedError: a tensor is fed that the backward pass computes again, from something else.
+    """
+    rewrite = recomputing(session)
+    if rewrite is None:
+        return run_step(fetches, feeds)
+    _refuse_feeds(rewrite, targets, fetches, feeds)
+    checks = _due(rewrite, _done(session), targets, fetches)
+    if not checks:
+        return run_step(fetches, feeds)
+    tensor = session.graph.get_tensor_by_name
+    copies = [tensor(name) for name in sorted(frozenset().union(*[check.copies for check in checks]))]
+    feeds = dict(list(feeds.items()) + list(zip(copies, read(copies) if copies else [])))
+    values = run_step(list(fetches) + [tensor(check.difference) for check in checks], feeds)
+    session._epl_checked = _done(session) | {check.gradient for check in checks}
+    differences = values[len(fetches) :]
+    for check, difference in zip(checks, differences):
+        if not difference <= TOLERANCE:
+            raise PlanError(
+                "The gradient of {} with gradient_checkpoint differs from the plain one by {:.3g} of its largest "
+                "value, more than {:g} ({} of {} gradients differ). An op does not give the same when it is "
+                "computed again; keep what it gives: tf.add_to_collection('checkpoints', tensor).".format(
+                    check.variable,
+                    float(difference),
+                    TOLERANCE,
+                    int(np.sum([not value <= TOLERANCE for value in differences])),
+                    len(checks),
+                )
+            )
+    return values[: len(fetches)]
+
+
+def recomputing(session: tf.Session) -> Optional[Rewrite]:
+    """How the graph of the session was rewritten, if something of it is recomputed: its runs are looked at."""
+    graph = Graph.of(session.graph)
+    rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+    return rewrite if rewrite is not None and rewrite.recomputed else None
+
+
+def _refuse_feeds(
+    rewrite: Rewrite, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor], feeds: Dict[tf.Tensor, Any]
+) -> None:
+    fed = [tensor for tensor in feeds if tensor.op.name in rewrite.recomputed]
+    if not fed:
+        return
+    needed = _needed(targets, fetches)
+    for tensor in fed:
+        if not needed.isdisjoint(rewrite.recomputed[tensor.op.name]):
+            raise FeedError(
+                "{!r} was fed in a step that computes it again (gradient_checkpoint.type is {!r}), from other values. "
+                "Keep it: tf.add_to_collection('checkpoints', tensor) with type 'collection', or make it a "
+                "placeholder.".format(tensor.name, rewrite.config.gradient_checkpoint.type)
+            )
+
+
+def _due(
+    rewrite: Rewrite, done: Set[str], targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]
+) -> List[GradientCheck]:
+    """The comparisons of gradients that this run computes, and that the session has not made before."""
+    waiting = [check for check in rewrite.gradient_checks if check.gradient not in done]
+    if not waiting:
+        return []
+    needed = _needed(targets, fetches)
+    return [check for check in waiting if check.gradient in needed]
+
+
+def _done(session: tf.Session) -> Set[str]:
+    return getattr(session, "_epl_checked", set())
+
+
+def _needed(targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> Set[str]:
+    """Names of the ops that a run needs."""
+    return {op.name for op in ancestor_ops([*targets, *[tensor.op for tensor in fetches]])}

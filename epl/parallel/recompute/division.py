@@ -1,0 +1,188 @@
+"""Which activations are kept when nobody says so: the cuts of a chain of ops with the least peak of memory.
+
+    ops      0  1  2 | 3  4 | 5  6  7      cut before 3 and before 5
+    kept           2'    4'                what is produced before a cut and used behind it
+    peak     for each segment: all that is kept up to its end + its own activations, recomputed; the largest of these
+
+When the backward pass has come to a segment, what was kept for later ones is free, so the earlier segments may be the
+longer ones: on a chain of L equal layers the peak is about sqrt(2 L) activations. The exact optimum over the places
+where a cut is considered is found by dynamic programming: of all divisions of the first ops that stay below a peak, the
+one that keeps the least is never worse than the others (dominance), and the least peak is found by bisection. With a
+budget of bytes, segments may also be kept whole, and the divisions that recompute the fewest FLOPs are followed by
+their Pareto front of bytes kept and FLOPs.
+
+The idea of checkpoints is from Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); this is not their
+algorithm. What the chain is made of is `candidates.py`'s.
+"""
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+_LONGEST_FRONT = 256  # entries of a Pareto front; more are thinned out, which errs on the safe side
+
+Chain = NamedTuple(
+    "Chain", [("sizes", Sequence[int]), ("last", Sequence[int]), ("saved", Sequence[bool]), ("flops", Sequence[float])]
+)
+Chain.__doc__ = """Ops of a forward pass in the order in which they run, by position.
+
+Attributes:
+  sizes: bytes of what an op gives.
+  last: position of the last op that takes it; its own position if none does.
+  saved: whether the backward pass takes it.
+  flops: of the op.
+"""
+
+Division = NamedTuple(
+    "Division", [("cuts", Tuple[int, ...]), ("whole", Tuple[int, ...]), ("peak", int), ("flops", float)]
+)
+Division.__doc__ = """A division of a chain into segments.
+
+Attributes:
+  cuts: positions in front of which a segment begins, without the first.
+  whole: numbers of the segments of which everything is kept.
+  peak: largest number of bytes alive at once.
+  flops: what is recomputed.
+"""
+
+
+class _Table(object):
+    """Bytes and FLOPs of every segment between two candidates: [a, b] is the segment from a to in front of b."""
+
+    def __init__(self, chain: Chain, candidates: Sequence[int]) -> None:
+        self.points = [0] + [c for c in sorted(set(candidates)) if 0 < c < len(chain.sizes)] + [len(chain.sizes)]
+        count = len(self.points)
+        inner = np.asarray(self.points[1:-1])
+        produced = np.searchsorted(inner, np.arange(len(chain.sizes)), side="right")
+        used = np.searchsorted(inner, np.asarray(chain.last), side="right")
+        size = np.asarray(chain.sizes, np.int64)
+        saved = np.asarray(chain.saved, bool)
+        everything = _by_pair(produced, used, size, count)  # [segment of the producer, of the last consumer]
+        recomputed = _by_pair(produced, used, size * saved, count)
+        self.kept = np.zeros([count, count], np.int64)
+        self.own = np.zeros([count, count], np.int64)
+        for end in range(1, count):
+            crossing = everything[:end, end:].sum(axis=1)
+            inside = recomputed[:end, :end].sum(axis=1)
+            self.kept[:end, end] = crossing[::-1].cumsum()[::-1]
+            self.own[:end, end] = inside[::-1].cumsum()[::-1]
+        flops = np.concatenate([[0.0], np.cumsum(np.asarray(chain.flops, float))])[self.points]
+        self.flops = flops[None, :] - flops[:, None]
+
+
+def _by_pair(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    sums = np.zeros([count, count], np.int64)
+    np.add.at(sums, (rows, columns), values)
+    return sums
+
+
+def least_peak(chain: Chain, candidates: Sequence[int], last_is_whole: bool = True) -> Division:
+    """The division with the least peak, and of those with the same, one that keeps the least.
+
+    Args:
+      chain: the ops.
+      candidates: positions in front of which it may be cut.
+      last_is_whole: the last segment is followed by its own backward pass, and so not recomputed.
+    """
+    table = _Table(chain, candidates)
+    low, high = 0, int(table.kept.max() + table.own.max())
+    while low < high:
+        middle = (low + high) // 2
+        if _within(table, middle) is None:
+            low = middle + 1
+        else:
+            high = middle
+    starts = _within(table, low)
+    assert starts is not None
+    ends = starts[1:] + [len(table.points) - 1]
+    whole = (len(starts) - 1,) if last_is_whole else ()
+    flops = sum(float(table.flops[a, b]) for at, (a, b) in enumerate(zip(starts, ends)) if at not in whole)
+    return Division(tuple(table.points[start] for start in starts[1:]), whole, low, flops)
+
+
+def _within(table: _Table, limit: int) -> Optional[List[int]]:
+    """Where segments begin so that the peak is at most `limit` and the least is kept, or None."""
+    count = len(table.points)
+    none = np.iinfo(np.int64).max // 4
+    least = np.full([count], none, np.int64)  # bytes kept of the ops before each candidate
+    least[0] = 0
+    source = [0] * count
+    for end in range(1, count):
+        kept = least[:end] + table.kept[:end, end]
+        possible = np.where(kept + table.own[:end, end] <= limit, kept, none)
+        source[end] = int(possible.argmin())
+        least[end] = possible[source[end]]
+    if least[-1] >= none:
+        return None
+    starts = [source[-1]]
+    while starts[0]:
+        starts.insert(0, source[starts[0]])
+    return starts
+
+
+_State = NamedTuple("_State", [("kept", int), ("flops", float), ("peak", int), ("before", Optional["_State"]),
+                               ("start", int), ("whole", bool)])  # fmt: skip
+
+
+def fewest_flops(
+    chain: Chain, candidates: Sequence[int], budget: int, last_is_whole: bool = True
+) -> Optional[Division]:
+    """The division that recomputes the fewest FLOPs with a peak of at most `budget` bytes; None if there is none.
+
+    Args:
+      chain: the ops.
+      candidates: positions in front of which it may be cut.
+      budget: bytes.
+      last_is_whole: the last segment is followed by its own backward pass, and so not recomputed.
+    """
+    table = _Table(chain, candidates)
+    count = len(table.points)
+    fronts: List[List[_State]] = [[_State(0, 0.0, 0, None, -1, True)]]
+    for end in range(1, count):
+        states = []
+        for start in range(end):
+            kept, own = int(table.kept[start, end]), int(table.own[start, end])
+            for state in fronts[start]:
+                peak = state.kept + kept + own
+                if peak > budget:
+                    break  # the front is sorted by what is kept
+                peak = max(peak, state.peak)
+                states.append(_State(state.kept + kept + own, state.flops, peak, state, start, True))
+                if not (last_is_whole and end == count - 1):
+                    flops = state.flops + float(table.flops[start, end])
+                    states.append(_State(state.kept + kept, flops, peak, state, start, False))
+        fronts.append(_pareto(states))
+    if not fronts[-1]:
+        return None
+    best = min(fronts[-1], key=lambda state: (state.flops, state.peak))
+    return _division(table, best)
+
+
+def _pareto(states: List[_State]) -> List[_State]:
+    """Those that no other beats in both bytes kept and FLOPs, by bytes."""
+    front: List[_State] = []
+    for state in sorted(states, key=lambda one: (one.kept, one.flops, one.peak)):
+        if not front or state.flops < front[-1].flops:
+            front.append(state)
+    if len(front) > _LONGEST_FRONT:
+        step = (len(front) - 1) / (_LONGEST_FRONT - 1)
+        front = [front[round(at * step)] for at in range(_LONGEST_FRONT)]
+    return front
+
+
+def _division(table: _Table, best: _State) -> Division:
+    segments: List[_State] = []
+    state = best
+    while state.before is not None:
+        segments.insert(0, state)
+        state = state.before
+    # Neighbours that are kept whole are one.
+    cuts, whole = [], []
+    number = 0
+    for at, segment in enumerate(segments):
+        if at and not (segment.whole and segments[at - 1].whole):
+            cuts.append(table.points[segment.start])
+            number += 1
+        if segment.whole and number not in whole:
+            whole.append(number)
+    return Division(tuple(cuts), tuple(whole), best.peak, best.flops)

@@ -1,0 +1,118 @@
+"""When a segment is recomputed: once the gradient has come as far as what takes it, and not before.
+
+    loss --> b4 --> b3 --> b2 --> b1        b2 and b1 take what is recomputed of segment 0
+                     `----> wait --> f1' --> f2'
+
+TensorFlow runs an op as soon as its inputs are there, so without waiting everything would be recomputed at once and
+held, as if nothing had been left out. A segment waits for what the first of its users waits for, and for the users of
+the segment behind it, whose memory is then free. A wait that would make a circle is left out.
+"""
+
+from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+
+from epl.ir.view import GraphView
+from epl.parallel.recompute.segments import Segment, Sweep
+
+
+def find_waits(
+    view: GraphView,
+    sweep: Sweep,
+    segments: Sequence[Segment],
+    moving: Set[int],
+    depths: Sequence[Tuple[int, int]],
+    stages: Sequence[int],
+) -> List[List[int]]:
+    """For each segment, the nodes that it waits for.
+
+    Args:
+      view: the graph.
+      sweep: the passes.
+      segments: in the order of the forward pass.
+      moving: nodes that depend on the data of the step; others are there from the beginning.
+      depths: of loops and branches, per node: an op in a branch that is not taken would wait for ever.
+      stages: per node.
+    """
+    users = [{use.consumer for use in segment.uses} for segment in segments]
+    waiting: Dict[int, List[int]] = {}  # node -> the segments that wait for it
+    waits: List[List[int]] = [[] for _ in segments]
+    for number in range(len(segments) - 1, -1, -1):
+        stage = segments[number].place[0]
+        after = _after(view, sweep.backward, users[number], users, waiting)
+        first = users[number] - after
+        wanted = {p for node in first for p in view.producers[node] if p in sweep.backward}
+        if number + 1 < len(segments) and segments[number + 1].place[0] == stage:
+            wanted |= users[number + 1]
+        allowed = {
+            node
+            for node in wanted - after - users[number]
+            if node in moving and depths[node] == (0, 0) and stages[node] >= stage
+        }
+        if not allowed:  # the gradient knows nothing of the data yet: at least the forward pass is to be over
+            allowed = {node for node in sweep.ys if depths[node] == (0, 0) and stages[node] >= stage}
+        waits[number] = sorted(allowed)
+        for node in allowed:
+            waiting.setdefault(node, []).append(number)
+    return waits
+
+
+def late_reads(
+    view: GraphView,
+    sweep: Sweep,
+    segments: Sequence[Segment],
+    waits: Sequence[Sequence[int]],
+    gradients: Mapping[int, Collection[int]],
+    viewed: Mapping[int, Collection[int]],
+) -> Dict[int, List[int]]:
+    """What an optimizer must not overtake: the copies that read a variable which it writes.
+
+    Args:
+      view: the graph.
+      sweep: the passes.
+      segments: in the order of the forward pass.
+      waits: what they wait for.
+      gradients: variable -> the nodes that give its gradient.
+      viewed: node that may give memory of variables -> the variables.
+
+    Returns:
+      Node that gives a gradient -> nodes whose copies it is to wait for.
+    """
+    users = [{use.consumer for use in segment.uses} for segment in segments]
+    waiting: Dict[int, List[int]] = {}
+    for number, nodes in enumerate(waits):
+        for node in nodes:
+            waiting.setdefault(node, []).append(number)
+    readers: Dict[int, Dict[int, int]] = {}  # gradient -> the copies, with their segments
+    for number, segment in enumerate(segments):
+        for node in segment.nodes:
+            for producer in view.producers[node]:
+                for gradient in {g for variable in viewed.get(producer, ()) for g in gradients.get(variable, ())}:
+                    readers.setdefault(gradient, {})[node] = number
+    found: Dict[int, List[int]] = {}
+    for gradient, copies in readers.items():
+        after = _after(view, sweep.backward, [gradient], users, waiting) | {gradient}
+        later = {number for number in set(copies.values()) if not after.isdisjoint(waits[number])}
+        found[gradient] = sorted(node for node, number in copies.items() if number not in later)
+    return found
+
+
+def _after(
+    view: GraphView,
+    backward: Set[int],
+    starts: Iterable[int],
+    users: Sequence[Set[int]],
+    waiting: Dict[int, List[int]],
+) -> Set[int]:
+    """What comes after `starts` in the backward pass, through segments that wait, too."""
+    consumers = view.consumers()
+    seen: Set[int] = set()
+    stack = list(starts)
+    while stack:
+        node = stack.pop()
+        following = [consumer for consumer in consumers[node] if consumer in backward]
+        for segment in waiting.get(node, ()):
+            following.extend(users[segment])
+        for other in following:
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return seen

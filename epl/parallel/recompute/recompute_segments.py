@@ -1,0 +1,277 @@
+"""Gradient checkpoint: activations are not held for the backward pass but computed a second time.
+
+    x --> f1 --> f2 --> [h] --> ...        x --> f1 --> f2 --> [h] --> ...
+           |      |                   =>   x --> f1' -> f2'        f1' waits for the gradient
+           b1 <-- b2 <-- ...                      b1 <-- b2 <-- ...
+
+The copies are imported in one call under `EPL_RECOMPUTE/` and keep the marks of their ops. They begin behind a no-op
+that waits, so they depend on the gradient: in a pipeline they are part of the backward action, and every micro batch
+and replica gets its own. Copies differ from their ops in what they wait for, so TensorFlow merges none with another.
+
+It works on the user's graph, before any other pass, and on a model on one device as well.
+"""
+
+import hashlib
+import logging
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.clone import Edit, clone_nodes
+from epl.ir.control_flow import depths_of
+from epl.ir.graph import GradientCall, first_tensor
+from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.costs.costs import node_costs
+from epl.parallel.costs.shapes import output_types
+from epl.parallel.pipeline.micro_batches import boundary_nodes, tensors_of
+from epl.parallel.plan.gradient_groups import find_trainings
+from epl.parallel.plan.plan import Recomputed
+from epl.parallel.plan.stages import stages_of_nodes
+from epl.parallel.recompute import check_graph as compare_gradients
+from epl.parallel.recompute import segments as recompute
+from epl.parallel.recompute.candidates import choose
+from epl.parallel.recompute.order import find_waits, late_reads
+from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.delay_gradients import delay_gradients
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.utils import tf_compat
+
+logger = logging.getLogger("epl")
+
+COLLECTION = "checkpoints"
+SCOPE = "EPL_RECOMPUTE"
+
+
+_Recomputation = NamedTuple(
+    "_Recomputation",
+    [
+        ("call", GradientCall),
+        ("ends", Set[int]),
+        ("sweep", Sweep),
+        ("stages", Sequence[int]),
+        ("segments", List[Segment]),
+    ],
+)
+_Recomputation.__doc__ = """What is recomputed for a call of tf.gradients.
+
+Nodes are those of the graph before the passes, which add others behind them.
+
+Attributes:
+  call: the call.
+  ends: the nodes that pass its gradients on.
+  sweep: its backward pass.
+  stages: of all nodes.
+  segments: what is recomputed.
+"""
+
+
+def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
+    """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
+
+    Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
+    is changed; `run` does it.
+    """
+    if not rewrite.config.gradient_checkpoint.type:
+        return ()
+    trained = {
+        first_tensor(gradient).op.name
+        for training in find_trainings(rewrite.graph)
+        for _, gradient in training.boundaries
+    }
+    calls = [
+        call
+        for call in rewrite.graph.gradient_calls
+        if call.seeds and any(first_tensor(gradient).op.name in trained for _, gradient in call.boundaries)
+    ]
+    _warn_of_shared_objectives(rewrite, calls)
+    view = GraphView(rewrite.tf_graph)
+    stages = stages_of_nodes(view, rewrite.plan.stages)
+    rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
+    return tuple(
+        _summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments
+    )  # fmt: skip
+
+
+def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
+    ends = _ends(rewrite, view, call)
+    sweep = recompute.find_sweep(
+        view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
+    )
+    segments = _segments(rewrite, view, sweep, stages, ends)
+    if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
+        logger.warning(
+            "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
+            rewrite.config.gradient_checkpoint.type,
+            ", ".join(y.name for y in call.ys),
+        )
+    return _Recomputation(call, ends, sweep, stages, segments)
+
+
+def _summary(view: GraphView, call: GradientCall, segment: Segment) -> Recomputed:
+    names = [view.nodes[node].name for node in segment.nodes]
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    objective = ", ".join(y.name for y in call.ys)
+    return Recomputed(objective, segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+
+
+def run(rewrite: Rewrite) -> None:
+    """Recomputes what `find` has found."""
+    for number, recomputation in enumerate(rewrite.recomputations):
+        if recomputation.segments:
+            _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, recomputation)
+
+
+def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) -> None:
+    """Two optimizers of one objective run together, and each would see variables that the other has written."""
+    seen: Set[str] = set()
+    for call in calls:
+        own = {y.name for y in call.ys}
+        references = [v for v, _ in call.boundaries if rewrite.operation(v).type in op_types.REF_VARIABLES]
+        if references and not seen.isdisjoint(own):
+            logger.warning(
+                "%s is differentiated by two calls of tf.gradients. Their recomputed activations may be those of "
+                "variables that the optimizer of the other call has updated already, if both run together: compute "
+                "all gradients in one call (one compute_gradients), or use resource variables.",
+                ", ".join(sorted(seen & own)),
+            )
+        seen |= own
+
+
+def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
+    view = GraphView(rewrite.tf_graph)
+    _, ends, sweep, stages, segments = recomputation
+    if rewrite.config.gradient_checkpoint.check_gradients:
+        rewrite.gradient_checks += compare_gradients.keep_plain(rewrite, view, sweep, segments, ends)
+    # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
+    prefixes = ["{}/stage{}_segment{}/".format(scope, *segment.place) for segment in segments]
+    depths = depths_of(view)
+    waits = find_waits(view, sweep, segments, _moving(rewrite.tf_graph, view), depths, stages)
+    for segment, wait, prefix in zip(segments, waits, prefixes):
+        _clone(rewrite.tf_graph, view, segment, wait, prefix)
+        _rewire(rewrite, view, segment, prefix)
+    copies = {
+        node: prefix + view.nodes[node].name for segment, prefix in zip(segments, prefixes) for node in segment.nodes
+    }
+    for node, copy in copies.items():
+        rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
+    gradients = _gradients(rewrite, view, sweep, ends, depths)
+    late = late_reads(view, sweep, segments, waits, gradients, recompute.viewed_variables(view))
+    delayed = {gradient: [copies[node] for node in readers] for gradient, readers in late.items() if readers}
+    delay_gradients(rewrite, view, delayed, scope)
+
+
+def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
+    """The nodes that pass the gradients of a call on. With accumulation they are those that every micro step has."""
+    sources = {
+        view.index[tensor.op.name]
+        for accumulation in rewrite.graph.accumulations
+        for source in accumulation.sources
+        for tensor in tensors_of(source)
+    }
+    return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
+
+
+def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:
+    config = rewrite.config.gradient_checkpoint
+    tf_graph = rewrite.tf_graph
+    writes = find_training_writes(tf_graph, view, view.writes(), ends)
+    if config.type == "auto":
+        costs = node_costs(tf_graph, view, sweep.forward, rewrite.plan.device_type.lower())
+        recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, costs.types)
+        if config.end_taskgraph >= 0:
+            recomputable = {node for node in recomputable if _taskgraph(view, node) <= config.end_taskgraph}
+        if config.memory_budget:
+            for note in costs.notes:
+                logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
+        choice = choose(view, sweep, recomputable, stages, costs, config.memory_budget)
+        return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+    types, _ = output_types(tf_graph, view, sweep.forward)
+    recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
+    checkpoints = _collected(rewrite, view, sweep)
+    if not checkpoints or not recomputable:
+        return []
+    numbers = recompute.number_by_checkpoints(view, sweep, checkpoints)
+    places = {node: (stages[node], numbers[node]) for node in recomputable}
+    return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
+
+
+def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
+    """The checkpoints of the collection that end a segment."""
+    found = set()
+    forward = set(sweep.forward)
+    depths = depths_of(view)
+    split = rewrite.graph.split
+    for item in rewrite.tf_graph.get_collection(COLLECTION):
+        item = item if split is None else split.local(item)
+        twin = None if isinstance(item, tf.Operation) else rewrite.graph.twins.get(item.name)
+        op = item if isinstance(item, tf.Operation) else (item if twin is None else twin.half).op
+        node = view.index[op.name]
+        if node not in forward or depths[node] != (0, 0):
+            logger.warning(
+                "The checkpoint %r has no effect: %s.",
+                op.name,
+                "it lies in a loop or branch, which is kept as a whole"
+                if node in forward
+                else "no gradient is computed through it",
+            )
+        else:
+            found.add(node)
+    return found
+
+
+def _taskgraph(view: GraphView, node: int) -> int:
+    attrs = view.nodes[node].attr
+    return attrs[TASKGRAPH_ATTR].i if TASKGRAPH_ATTR in attrs else 0
+
+
+def _gradients(
+    rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
+) -> Dict[int, List[int]]:
+    """By variable, the nodes of the backward pass that give its gradient."""
+    variables = compare_gradients.variables_by_gradient(rewrite.graph)
+    found: Dict[int, List[int]] = {}
+    for end in ends:
+        for node, output in recompute.data_inputs(view, end):
+            variable = variables.get("{}:{}".format(view.nodes[node].name, output))
+            if variable is not None and node in sweep.backward and depths[node] == (0, 0):
+                found.setdefault(view.index[variable], []).append(node)
+    return found
+
+
+def _moving(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+    return recompute.batch_nodes(tf_graph, view, stateful)
+
+
+def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence[int], prefix: str) -> None:
+    """Imports the copies of a segment, which begin behind a no-op that waits.
+
+    One segment at a time: a copy that is to run after an op of another segment runs after that op, not after its copy.
+    """
+    node = tf.NodeDef(name=prefix + "wait", op="NoOp")
+    node.input.extend("^" + view.nodes[producer].name for producer in wait)
+    mark = view.nodes[segment.nodes[0]].attr.get(TASKGRAPH_ATTR)
+    if mark is not None:
+        node.attr[TASKGRAPH_ATTR].CopyFrom(mark)
+    plain = Edit(None, None)
+    clone_nodes(tf_graph, view, segment.nodes, [prefix], lambda copy, node: plain, [node])
+    waiting = tf_graph.get_operation_by_name(node.name)
+    members = set(segment.nodes)
+    for member in segment.nodes:
+        if members.isdisjoint(view.producers[member]):
+            tf_graph.get_operation_by_name(prefix + view.nodes[member].name)._add_control_input(waiting)
+
+
+def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) -> None:
+    """Gives the backward pass the copies."""
+    for use in segment.uses:
+        copy = rewrite.operation(prefix + view.nodes[use.producer].name)
+        consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
+        consumer._update_input(use.position, copy.outputs[use.output])
+
+
+PASS = Pass("recompute", run, frozenset(), frozenset(["recomputed"]), bitwise=True)

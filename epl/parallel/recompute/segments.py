@@ -1,0 +1,318 @@
+"""Recomputation of activations, the analysis: what may be computed a second time, in which segments.
+
+    forward     x --> f1 --> f2 --> [h] --> f3 --> f4 --> loss        [h] is kept: a checkpoint
+    backward    b1 <-- b2 <-- ... <-- b3 <-- b4 <-- loss
+    recomputed  x --> f1' --> f2'  once the gradient has come as far as b2; b1 and b2 take f1' and f2'
+
+The forward pass is divided into segments. What one segment takes of another is kept, and so each op runs at most twice.
+Kept as well, whichever segment they are in: what does not differ between batches (variables and what is computed from
+them alone), shapes, random numbers, ops with state, loops and branches. Where the segments end is decided in
+`division.py`, or by the user with a collection; when a segment is recomputed, in `order.py`; the graph
+is changed by `recompute_segments.py`.
+"""
+
+from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.control_flow import data_order, depths_of
+from epl.ir.half_copies import WEIGHT_ATTR
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.costs.shapes import TensorType, Types, num_bytes
+from epl.utils import tf_compat
+
+# What they give depends on the shape of their input alone.
+SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+# Their output is the memory of their first input.
+ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
+# Their first output is the memory of their first input, in its shape.
+_SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
+# What they give may be memory of what they take: all of it or a part, in another shape.
+_VIEWS = ALIASES | _SHOWING | op_types.SWITCHES | op_types.MERGES
+_VIEWS |= frozenset("AddN Bitcast Cast CheckNumerics EnsureShape Pack Slice Split SplitV StridedSlice".split())
+_VIEWS |= frozenset(["Transpose", "Unpack"])
+
+# (stage, number): segments of one stage are numbered in the order of the forward pass.
+Place = Tuple[int, int]
+
+Sweep = NamedTuple(
+    "Sweep",
+    [("forward", List[int]), ("backward", Set[int]), ("seeds", List[int]), ("ys", List[int])],
+)
+Sweep.__doc__ = """A backward pass and the forward pass that it needs.
+
+Attributes:
+  forward: the nodes of the forward pass, each after its producers; what TensorFlow prepares for the backward pass
+    (shapes, masks) is among them, at the end.
+  backward: those that depend on the gradient of the objective.
+  seeds: where the backward pass begins.
+  ys: the objective.
+"""
+
+Use = NamedTuple("Use", [("consumer", int), ("position", int), ("producer", int), ("output", int)])
+Use.__doc__ = """A node of the backward pass takes an output of a node of the forward pass."""
+
+Segment = NamedTuple("Segment", [("place", Place), ("nodes", List[int]), ("uses", List[Use])])
+Segment.__doc__ = """What is computed a second time together.
+
+Attributes:
+  place: stage, and number in it.
+  nodes: nodes of the forward pass, in creation order.
+  uses: what the backward pass takes of them.
+"""
+
+
+def find_sweep(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: Iterable[int]) -> Sweep:
+    """The backward pass from `seeds` to `ends`, nodes that pass gradients on to whoever applies them."""
+    seeds = sorted(seeds)
+    needed = view.ancestors({producer for end in ends for producer in view.producers[end]})
+    backward = view.descendants(seeds) & needed
+    forward = [node for node in data_order(view) if node in needed and node not in backward]
+    return Sweep(forward, backward, seeds, sorted(ys))
+
+
+def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
+    """(Producer, output) of each data input of a node."""
+    found = []
+    for name in view.nodes[node].input:
+        if name[0] != "^":
+            producer, _, output = name.partition(":")
+            found.append((view.index[producer], int(output or 0)))
+    return found
+
+
+# ---- What may be recomputed
+
+
+def find_recomputable(
+    tf_graph: tf.Graph, view: GraphView, sweep: Sweep, writes: Collection[int], types: Types
+) -> Set[int]:
+    """The nodes of the forward pass that give the same again when they are computed again, and differ with the batch.
+
+    So do copies of weights in half precision: they are made anew, not kept.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      sweep: the passes.
+      writes: the nodes that write variables in a training step.
+      types: shape and dtype of the outputs of the forward pass.
+    """
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+    never = (
+        stateful
+        | op_types.VARIABLES
+        | op_types.DATA_SOURCES
+        | op_types.PLACEHOLDERS
+        | op_types.CONTROL_FLOW
+        | SHAPE_OPS
+    )
+    collectives = set(COLLECTIVE_OP_TYPES)
+    never |= collectives
+    depths = depths_of(view)
+    batch = batch_nodes(tf_graph, view, stateful - collectives)  # which give the same for the same: whole weights
+    unsteady = _readers_of_written(view, writes, view.descendants(sweep.seeds))
+    library = {function.signature.name for function in view.graph_def.library.function}
+    found = {
+        node
+        for node in sweep.forward
+        if (node in batch or WEIGHT_ATTR in view.nodes[node].attr)
+        and view.types[node] not in never
+        and depths[node] == (0, 0)
+        and node not in unsteady
+        and not any(_is_handle(output) for output in types[node])
+        and not (library and _calls_function(view, node, library))
+    }
+    return found - _kept_random(view, sweep, found, types)
+
+
+def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
+    """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
+    roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
+    variables = set(view.of_types(op_types.VARIABLES))
+    others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
+    roots.update(node for node in others if not variables.intersection(view.producers[node]))
+    consumers = view.consumers()
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if consumer not in seen and view.types[consumer] not in SHAPE_OPS and view.takes_data(consumer, node):
+                seen.add(consumer)
+                stack.append(consumer)
+    return seen
+
+
+def _is_handle(output: TensorType) -> bool:
+    """Whether it refers to something: a variable, a resource, a list of tensors."""
+    return output.dtype != output.dtype.base_dtype or output.dtype in (tf.resource, tf.variant)
+
+
+def _calls_function(view: GraphView, node: int, library: Collection[str]) -> bool:
+    """Whether it runs a function, whose body may hold anything."""
+    return view.types[node] in library or any(
+        value.HasField("func") or value.list.func for value in view.nodes[node].attr.values()
+    )
+
+
+def shown_variables(view: GraphView) -> Dict[int, int]:
+    """The nodes whose first output shows the memory of a variable (itself, its `read`), with it. Not of resources.
+
+    What they give changes when the variable is written. A resource is copied then, for whoever has read it before.
+    """
+    consumers = view.consumers()
+    shown = {variable: variable for variable in view.of_types(op_types.REF_VARIABLES)}
+    stack = list(shown)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            is_showing = view.types[consumer] in _SHOWING and data_inputs(view, consumer)[0] == (node, 0)
+            if is_showing and consumer not in shown:
+                shown[consumer] = shown[node]
+                stack.append(consumer)
+    return shown
+
+
+def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
+    """The nodes that may give memory of variables (`_VIEWS` of them), with these. Not of resources."""
+    consumers = view.consumers()
+    references = view.of_types(op_types.REF_VARIABLES)
+    viewed = {variable: frozenset([variable]) for variable in references}
+    stack = list(references)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if view.types[consumer] in _VIEWS and view.takes_data(consumer, node):
+                known = viewed.get(consumer, frozenset())
+                if not viewed[node] <= known:
+                    viewed[consumer] = known | viewed[node]
+                    stack.append(consumer)
+    return viewed
+
+
+def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[int]) -> Set[int]:
+    """What takes the memory of a variable that may be written before it is computed again.
+
+    Gradients are not there by then, so an optimizer does not count.
+    """
+    variables = {variable for write in writes if write not in backward for variable in view.variable_inputs(write)}
+    consumers = view.consumers()
+    written = [node for node, viewed in viewed_variables(view).items() if not viewed.isdisjoint(variables)]
+    return {consumer for node in written for consumer in consumers[node]}
+
+
+def _kept_random(view: GraphView, sweep: Sweep, recomputable: Set[int], types: Types) -> Set[int]:
+    """What is kept of random numbers: the smallest of what is computed from them alone, such as a mask of dropout.
+
+    RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
+    """
+    consumers = view.consumers()
+    forward = set(sweep.forward)
+    kept = set()
+    for node in sweep.forward:
+        if "seed2" not in view.nodes[node].attr or node in recomputable:
+            continue
+        smallest = node
+        while True:
+            takers = [c for c in consumers[smallest] if c in forward and view.takes_data(c, smallest)]
+            if len(takers) != 1 or takers[0] not in recomputable:
+                break
+            (taker,) = takers
+            others = [p for p, _ in data_inputs(view, taker) if p != smallest and p in recomputable]
+            if others or output_bytes(types, taker) > output_bytes(types, smallest):
+                break
+            smallest = taker
+        kept.add(smallest)
+    return kept
+
+
+def output_bytes(types: Types, node: int) -> int:
+    """Bytes of all outputs of a node."""
+    return sum(num_bytes(output) for output in types[node])
+
+
+# ---- Segments
+
+
+def number_by_checkpoints(view: GraphView, sweep: Sweep, checkpoints: Collection[int]) -> Dict[int, int]:
+    """For each node of the forward pass, how many checkpoints, in order, the data has passed."""
+    numbers: Dict[int, int] = {}
+    order = [node for node in sweep.forward if node in checkpoints]
+    behind = {node: 1 + at for at, node in enumerate(order)}
+    for node in sweep.forward:
+        before = [max(numbers[p], behind.get(p, 0)) for p, _ in data_inputs(view, node) if p in numbers]
+        numbers[node] = max(before or [0])
+    return numbers
+
+
+def find_segments(
+    view: GraphView,
+    sweep: Sweep,
+    recomputable: Set[int],
+    places: Mapping[int, Place],
+    checkpoints: Collection[int],
+    whole: Collection[Place],
+) -> List[Segment]:
+    """The segments that are recomputed, in the order of the forward pass, stage by stage.
+
+    Args:
+      view: the graph.
+      sweep: the passes.
+      recomputable: the nodes that may be recomputed.
+      places: of these, which segment they are in.
+      checkpoints: nodes that are kept in any case.
+      whole: segments of which everything is kept.
+    """
+    places = _with_copies_of_weights(view, recomputable, places)
+    kept = _kept(view, recomputable, places, checkpoints)
+    uses: Dict[Place, List[Use]] = {}
+    for consumer in sorted(sweep.backward):
+        for position, (producer, output) in enumerate(data_inputs(view, consumer)):
+            if producer in recomputable and producer not in kept and places[producer] not in whole:
+                uses.setdefault(places[producer], []).append(Use(consumer, position, producer, output))
+    segments = []
+    for place in sorted(uses):
+        nodes = {use.producer for use in uses[place]}
+        stack = list(nodes)
+        while stack:
+            for producer, _ in data_inputs(view, stack.pop()):
+                if producer in recomputable and producer not in kept and producer not in nodes:
+                    nodes.add(producer)
+                    stack.append(producer)
+        segments.append(Segment(place, sorted(nodes), uses[place]))
+    return segments
+
+
+def _with_copies_of_weights(
+    view: GraphView, recomputable: Set[int], places: Mapping[int, Place]
+) -> Mapping[int, Place]:
+    """The places, a copy of a weight in half precision with the one op that takes it."""
+    moved = {}
+    for node in recomputable:
+        if WEIGHT_ATTR in view.nodes[node].attr:
+            takers = recomputable.intersection(view.consumers()[node])
+            if len(takers) == 1:
+                moved[node] = places[takers.pop()]
+    return {**places, **moved} if moved else places
+
+
+def _kept(
+    view: GraphView, recomputable: Set[int], places: Mapping[int, Place], checkpoints: Collection[int]
+) -> Set[int]:
+    """What another segment takes, and the checkpoints; with an alias, the memory that it shows."""
+    kept = set(checkpoints) & recomputable
+    for node in recomputable:
+        for producer, _ in data_inputs(view, node):
+            if producer in recomputable and places[producer] != places[node]:
+                kept.add(producer)
+    stack = [node for node in kept if view.types[node] in ALIASES]
+    while stack:
+        producer = data_inputs(view, stack.pop())[0][0]
+        if producer in recomputable and producer not in kept:
+            kept.add(producer)
+            if view.types[producer] in ALIASES:
+                stack.append(producer)
+    return kept

@@ -1,0 +1,194 @@
+"""Gradients of replica 0 are replaced by the mean (or sum) over all replicas.
+
+    g0 --> identity --> apply            g0 --> +-----------+ --> identity --> apply
+    g1 --> identity --> apply     =>     g1 --> | allreduce | --> identity --> apply
+                                         w/W -> +-----------+
+
+The weight of a replica is its number of rows over that of all (1 / world size when nothing is fed). Summing the rows of
+all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
+Gradients of parts, which the ranks of a split group compute together, weigh with the rows of the group.
+"""
+
+from typing import Dict, List, Optional, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.gradient_boundary import source_of
+from epl.ir.graph import Gradient, first_tensor
+from epl.ops import compression
+from epl.ops.communicator import Communicator
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.accumulation import agree_steps as micro_steps
+from epl.parallel.plan.gradient_groups import BoundaryGroup, control_flow_context
+from epl.parallel.plan.plan import GradientGroup
+from epl.parallel.rewriting.context import Gate, Rewrite, gate_communicator
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.sharding.packed import reduce_scatter
+from epl.utils import tf_compat
+
+
+def run(rewrite: Rewrite) -> None:
+    """Adds the collectives of replica 0 and rewires the boundaries."""
+    if rewrite.world_size == 1:
+        return
+    split = rewrite.graph.split
+    if split is not None and split.exchange.row_weights is not None:
+        weight = split.exchange.row_weights.own
+    else:
+        with rewrite.building("rows"):
+            weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
+    rewrite.weights = [weight]
+    if rewrite.graph.shards is not None:
+        rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
+    accumulations = micro_steps.by_boundary(rewrite.graph)
+    agreed: Dict[str, tf.Operation] = {}
+    for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
+        context = control_flow_context(boundaries)
+        accumulation = accumulations.get(first_tensor(boundaries.boundaries[0][1]).op.name)
+        with rewrite.building(group.name, group.stage):
+            # Not in the branch: other writes of the step wait for the gate, whether the branch is taken or not.
+            if accumulation is None:
+                gate = _gate(rewrite, group, weight)
+            else:
+                name = accumulation.counter.name
+                if name not in agreed:
+                    communicator = _of_all(rewrite, group)
+                    agreed[name] = micro_steps.agree(rewrite, communicator, group.name, accumulation, weight)
+                gate = agreed[name]
+            if group.transfers:
+                share = _share(rewrite, group, gate, weight if accumulation is None else None)
+                with tf_compat.control_flow_context(rewrite.tf_graph, context):
+                    gradients = _aggregate(rewrite, group, boundaries, share)
+                rewrite.collectives |= gradients
+            else:
+                gradients = {first_tensor(gradient).op.name for _, gradient in boundaries.boundaries}
+        _add_gate(rewrite, gate, gradients)
+    for number, accumulation in enumerate(rewrite.graph.accumulations):
+        if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
+            name = "micro_steps{}".format(number)
+            with rewrite.building(name):
+                communicator = rewrite.communicator("{}/{}".format(rewrite.plan.name, name))
+                gate = micro_steps.agree(rewrite, communicator, name, accumulation, weight)
+            _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
+
+
+def _add_gate(rewrite: Rewrite, gate: tf.Operation, gradients: Set[str]) -> None:
+    rewrite.gates.append(Gate(gate, frozenset(gradients)))
+    rewrite.collectives.add(gate.name)
+
+
+def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
+    """What runs once every replica of the job has its data; it gives the rows of all."""
+    return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name)).op
+
+
+def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:
+    """The communicator for the gate of a group.
+
+    Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
+    """
+    return rewrite.communicator(gate_communicator(rewrite.plan, group), group.stage)
+
+
+def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
+    """The part of this replica in the mean or sum; without a weight, sums have their rows' weight already."""
+    ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
+    if weight is None:
+        return tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
+    split = rewrite.graph.split
+    if split is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
+        with tf.control_dependencies([gate]):
+            return tf.sign(weight)
+    if split is not None and split.exchange.row_weights is None:  # all have as many
+        with tf.control_dependencies([gate]):
+            share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
+    else:
+        own = split.exchange.row_weights.of_group_in(group.stage) if group.of_parts else weight
+        share = own / gate.outputs[0]
+    return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
+
+
+def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
+    """The communicator of that name for the gradients of a group, and the rank of replica 0 in it."""
+    if not group.of_parts:
+        return rewrite.communicator(communicator, group.stage), rewrite.base_rank
+    holders = rewrite.holders_of_parts(communicator, group.stage)
+    return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
+
+
+def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> Set[str]:
+    """Names of the collective ops that are added."""
+    sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
+    previous: Dict[str, List[tf.Operation]] = {}
+    moved: Set[str] = set()
+    reduced: List[Gradient]
+    for transfer in group.transfers:
+        place = _place(rewrite, group, transfer.communicator)
+        gradients = [sources[i] for i in transfer.members]
+        after = previous.get(transfer.communicator, [])
+        if transfer.scattered:
+            wholes = [boundaries.boundaries[i][1] for i in transfer.members]
+            reduced = []  # nothing is reduced as a whole
+            ops = _scatter(rewrite, place, transfer.key, wholes, share, after)
+        else:
+            with tf.control_dependencies(after):
+                reduced, ops = _reduce(rewrite, place, transfer.key, gradients, share)
+        previous[transfer.communicator] = ops
+        moved.update(op.name for op in ops)
+        for i, gradient in zip(transfer.members, reduced):
+            replace_source(rewrite, boundaries.boundaries[i][1], gradient)
+    return moved
+
+
+def _reduce(
+    rewrite: Rewrite, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
+) -> Tuple[List[Gradient], List[tf.Operation]]:
+    """The reduced gradients, and the collective ops that make them."""
+    communicator, rank = place
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    scale = rewrite.plan.fp16_scale
+    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
+    if scale is not None:
+        received = [
+            compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
+        ]
+    added = tf_compat.ops_since(rewrite.tf_graph, before)
+    return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+
+
+def _scatter(
+    rewrite: Rewrite,
+    place: Tuple[Communicator, int],
+    key: str,
+    gradients: List[tf.Tensor],
+    share: tf.Tensor,
+    after: List[tf.Operation],
+) -> List[tf.Operation]:
+    """Puts the reduced parts where ZeRO cuts the gradients; the collective ops."""
+    communicator, rank = place
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    scale = rewrite.plan.fp16_scale
+    cuts = [rewrite.graph.zero.cut_of(gradient) for gradient in gradients]
+
+    def scatter(lines: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies(after):
+            return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
+
+    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    parts = reduce_scatter(sent, [cut.member for cut in cuts], rewrite.graph.zero.exchange, scatter)
+    for cut, gradient, part in zip(cuts, gradients, parts):
+        exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)
+        rewrite.remember(cut.part.op)._update_input(0, exact)
+    return [op for op in tf_compat.ops_since(rewrite.tf_graph, before) if op.type in COLLECTIVE_OP_TYPES]
+
+
+def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
+    if isinstance(boundary, tf.IndexedSlices):
+        rewrite.remember(boundary.values.op)._update_input(0, new.values)
+        rewrite.remember(boundary.indices.op)._update_input(0, new.indices)
+    else:
+        rewrite.remember(boundary.op)._update_input(0, new)
+
+
+PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)

@@ -1,0 +1,166 @@
+"""Tensors of the output collections, and the objective, get one merged value for all replicas.
+
+Global outputs are collectives, built on replica 0 before it is cloned, each on a communicator of its own so that any of
+them can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors,
+built after the clone. Means weigh each replica by its rows.
+
+What a split computes of the batches of all its ranks counts once for each group of ranks: a group is a replica of it.
+"""
+
+from typing import List, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.clone import SAME, clone_nodes
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.pipeline.micro_batches import data_descendants
+from epl.parallel.plan.plan import Output
+from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
+from epl.parallel.rewriting.pass_manager import Pass
+
+
+def run_global(rewrite: Rewrite) -> None:
+    """Adds the collectives of global outputs to replica 0."""
+    for output in rewrite.plan.outputs:
+        if output.scope == "global" and rewrite.world_size > 1:
+            tensor = rewrite.in_replica(output.tensor)
+            if _is_of_group(rewrite, output) and len(rewrite.plan.split_groups) == 1:
+                rewrite.merged[output.tensor] = Sibling(tensor, tensor.op.name)  # all ranks compute it together
+                continue
+            with rewrite.building("outputs", output.stage):
+                merged, op = _merge_global(rewrite, output, tensor)
+            rewrite.collectives.add(op.name)
+            rewrite.merged[output.tensor] = Sibling(merged, op.name)
+
+
+def run_local(rewrite: Rewrite) -> None:
+    """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
+    for output in rewrite.plan.outputs:
+        tensor = rewrite.in_replica(output.tensor)
+        replicas = _local_replicas(rewrite, output)
+        if output.scope == "local" and len(replicas) > 1:
+            tensors = [
+                rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + tensor.name) for replica in replicas
+            ]
+            weights = [rewrite.weights[replica] for replica in replicas]
+            with rewrite.building("outputs", output.stage):
+                tensors = [_without_copied_row(rewrite, output, *pair) for pair in zip(tensors, weights)]
+                rewrite.merged[output.tensor] = Sibling(merge(output.merge, tensors, weights), "")
+        elif tensor.name != output.tensor and output.tensor not in rewrite.merged:
+            rewrite.merged[output.tensor] = Sibling(tensor, "")
+    _update_summaries(rewrite)
+
+
+def _is_of_group(rewrite: Rewrite, output: Output) -> bool:
+    """Whether the ranks of a group have one value together."""
+    return rewrite.graph.split is not None and rewrite.graph.split.is_of_group(output.tensor)
+
+
+def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
+    """The replicas of this process that have values of their own; for a mean all of them, which have the weights."""
+    replicas = list(range(rewrite.local_replicas))
+    if not _is_of_group(rewrite, output):
+        return replicas
+    group_of = {rank: number for number, group in enumerate(rewrite.plan.split_groups) for rank in group}
+    first = {group_of[rewrite.base_rank + replica]: replica for replica in reversed(replicas)}
+    return replicas if output.merge == "mean" and len(first) > 1 else sorted(first.values())
+
+
+def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
+    """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
+    exchange = rewrite.graph.split.exchange
+    count = exchange.own([1] + [0] * (exchange.ranks - 1), tf.int32)
+    if merge == "sum":
+        return tf.reduce_sum(tensor[tf.newaxis][:count], axis=0)
+    rows = tf.reshape(tensor, [1]) if tensor.shape.ndims == 0 else tensor
+    return rows[: count * tf.shape(rows)[0]]
+
+
+def _without_copied_row(rewrite: Rewrite, output: Output, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Nothing, in place of what a replica without a row of a divided batch computes on a row of another one."""
+    if rewrite.batch_index is None or output.merge == "mean" or _is_of_group(rewrite, output):
+        return tensor
+    if output.merge == "sum":
+        return tensor * tf.cast(tf.sign(weight), tensor.dtype)
+    rows = tf.reshape(tensor, [1]) if tensor.shape.ndims == 0 else tensor
+    return rows[: tf.cast(tf.sign(weight), tf.int32) * tf.shape(rows)[0]]
+
+
+def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
+    communicator = rewrite.communicator(output.communicator, output.stage)
+    rank = rewrite.base_rank
+    key = "output {}".format(output.tensor)
+    if output.merge != "mean" and _is_of_group(rewrite, output):
+        tensor = _counted_once(rewrite, tensor, output.merge)
+    tensor = _without_copied_row(rewrite, output, tensor, rewrite.weights[0])
+    if output.merge == "concat":
+        merged = communicator.all_gather(tensor, rank, key)
+        return merged, _collective_of(merged)
+    if output.merge == "sum":
+        merged = communicator.all_reduce(tensor, rank, key, "sum")
+        return merged, _collective_of(merged)
+    if not tensor.dtype.is_floating:
+        merged = communicator.all_reduce(tensor, rank, key, "mean")
+        return merged, _collective_of(merged)
+    weight = rewrite.weights[0]
+    total, rows = communicator.all_reduce([tensor, tf.ones([], tensor.dtype)], rank, key, "sum", weight=weight)
+    return total / rows, _collective_of(total)
+
+
+def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """The tensors of several replicas or micro batches as one.
+
+    Args:
+      how: "concat" along axis 0, "sum", or "mean".
+      tensors: of one dtype.
+      weights: of each tensor in a mean; equal ones if not given.
+    """
+    if how == "concat":
+        return tf.concat([tf.reshape(t, [1]) if t.shape.ndims == 0 else t for t in tensors], axis=0)
+    if how == "sum":
+        return tf.add_n(tensors)
+    dtype = tensors[0].dtype
+    if not dtype.is_floating:
+        return tf.truncatediv(tf.add_n(tensors), tf.constant(len(tensors), dtype))
+    if not weights:
+        return tf.add_n(tensors) / tf.constant(len(tensors), dtype)
+    rows = [tf.cast(weight, dtype) for weight in weights]
+    return tf.add_n([tensor * row for tensor, row in zip(tensors, rows)]) / tf.add_n(rows)
+
+
+def _collective_of(tensor: tf.Tensor) -> tf.Operation:
+    """The collective op that a merged tensor comes from, past casts and reshapes."""
+    op = tensor.op
+    while op.type not in COLLECTIVE_OP_TYPES:
+        op = op.inputs[0].op
+    return op
+
+
+def _update_summaries(rewrite: Rewrite) -> None:
+    """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay.
+
+    A fed evaluation merges nothing. So what shows locally merged values gets a copy that shows those of replica 0.
+    """
+    view = rewrite.view
+    assert view is not None
+    inputs = [
+        (node, position, name if ":" in name else name + ":0")
+        for node in view.of_types(op_types.SUMMARIES)
+        for position, name in enumerate(view.nodes[node].input)
+        if name[0] != "^"
+    ]
+    rewrite.summarized = {node: tensor for node, _, tensor in inputs if tensor in rewrite.merged}
+    local = [node for node, tensor in rewrite.summarized.items() if not rewrite.merged[tensor].op]
+    plain = data_descendants(view, local, set()) if local else set()
+    prefix = "{}/plain/".format(PLAN_SCOPE)
+    clone_nodes(rewrite.tf_graph, view, plain, [prefix], lambda copy, node: SAME)
+    rewrite.plain_summaries = {view.nodes[node].name: prefix + view.nodes[node].name for node in plain}
+    for node, position, tensor in inputs:
+        if tensor in rewrite.merged:
+            op = rewrite.remember(rewrite.operation(view.nodes[node].name))
+            op._update_input(position, rewrite.merged[tensor].tensor)
+
+
+GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)
+LOCAL_PASS = Pass("merge_local_outputs", run_local, frozenset(["replicas"]), frozenset(["local outputs"]), True)

@@ -1,0 +1,145 @@
+"""Step writes happen at the end of a step, and not at all in a step that finds no more data.
+
+A step write is one that needs no data: a global step that the script counts itself, the decay of slots in front of a
+sparse update. TensorFlow may do it at any time. So it may come before what reads the variable, a learning rate, which
+then is that of another step in some stages or replicas; and it is done although the data has ended.
+
+    step --> rate --> updates                 step --> rate --> updates --> barrier
+      '----> + 1 --> assign            =>       '----> + 1 --> assign <-------'
+
+Updates that need a step write cannot come before it. It waits for the data alone, or for the gate, which says that all
+replicas of the job have theirs:
+
+    data --> gradient --> add rows to m       data --> gradient --> add rows to m
+       m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
+
+What is written from the data of the gradients, a metric for example, waits for the gate as well.
+
+The barriers are fed in runs without the data, or without all of the updates: a write by itself needs neither.
+"""
+
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+from epl.ir import op_types
+from epl.ir.control_flow import depths_of, ends_of
+from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.ir.view import GraphView
+from epl.parallel.pipeline.micro_batches import boundary_nodes, data_descendants
+from epl.parallel.plan.gradient_groups import find_trainings
+from epl.parallel.replication.batch_weights import current_view
+from epl.parallel.rewriting.barriers import build_barrier
+from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.training_writes import find_training_writes
+
+_APPLY = Phase.APPLY.encode()
+
+_Training = NamedTuple("_Training", [("gradients", Set[int]), ("gate", Set[int])])
+_Training.__doc__ = """What trains together; nodes of a view.
+
+Attributes:
+  gradients: what gives the gradients that are applied.
+  gate: the collective that runs once all replicas have their data; none in a job of one replica.
+"""
+
+
+def run(rewrite: Rewrite) -> None:
+    """Lets step writes wait for the data and the updates of each training."""
+    view = rewrite.view = current_view(rewrite)
+    trainings = _trainings(rewrite, view)
+    gradients: Set[int] = set().union(*[training.gradients for training in trainings])
+    writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
+    step_writes = _step_writes(rewrite, view, writes, gradients)
+    sources = set(view.of_types(op_types.DATA_SOURCES))
+    gates: Set[int] = set().union(*[training.gate for training in trainings])
+    ungated = writes - view.descendants(gates) if gates and sources else set()
+    if not step_writes and not ungated and len(sources) < 2:
+        return
+    depths = depths_of(view)
+    updates = [_updates(view, training, writes) for training in trainings]
+    ends = [_ends(view, nodes, depths) for nodes in updates]
+    needed = view.ancestors(set().union(*ends))
+    late = {write for write in step_writes - needed if depths[write] == (0, 0)}
+    for number, training in enumerate(trainings):
+        scope = "step_writes{}".format(number)
+        data = view.ancestors(training.gradients) & sources
+        ready = _ends(view, (node for node in data if depths[node][0] == 0), depths)
+        if ready:
+            early = step_writes | (_of_some_data(view, writes, data) if rewrite.is_plain else set())
+            early -= view.ancestors(data | training.gate)
+            early = {write for write in early if depths[write][0] == 0}  # a loop cannot wait in its midst
+            _wait(rewrite, view, early, training.gate or ready, _step(view, training) or ready, scope + "/data")
+        if training.gate:
+            beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data)}
+            ungated -= beside
+            _wait(rewrite, view, beside, training.gate, _step(view, training), scope + "/same_data")
+        _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
+
+
+def _trainings(rewrite: Rewrite, view: GraphView) -> List[_Training]:
+    """One for each gate; in a job of one replica, one for each apply_gradients, or for gradients written without."""
+    if not rewrite.gates:
+        calls = rewrite.graph.apply_calls or find_trainings(rewrite.graph)
+        return [_Training(boundary_nodes(view, [call]), set()) for call in calls]
+    found = {gate.op.name: _Training(set(), {view.index[gate.op.name]}) for gate in rewrite.gates}
+    for gate in rewrite.gates:  # groups that count together share the op
+        found[gate.op.name].gradients.update(view.index[name] for name in gate.gradients)
+    return list(found.values())
+
+
+def _updates(view: GraphView, training: _Training, writes: Set[int]) -> Set[int]:
+    """What the optimizer writes with the gradients; without an optimizer, all that is written with them."""
+    found = data_descendants(view, training.gradients, set()) & writes
+    return {write for write in found if view.nodes[write].attr[PHASE_ATTR].s == _APPLY} or found
+
+
+def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients: Set[int]) -> Set[int]:
+    """The writes of a training step that need no batch, and that no micro batch has a copy of."""
+    fed = set(view.user_placeholders()) & view.ancestors(gradients)
+    with_data = view.descendants(gradients.union(fed, view.of_types(op_types.DATA_SOURCES)))
+    copies = range(rewrite.plan.num_micro_batch)
+    of_micro_batches = {rewrite.in_micro_batch(name, copy) for name in rewrite.micro_batched for copy in copies}
+    return {write for write in writes - with_data if view.nodes[write].name not in of_micro_batches}
+
+
+def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
+    """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
+    return writes - writes.intersection(*[view.descendants([source]) for source in data])
+
+
+def _step(view: GraphView, training: _Training) -> Set[int]:
+    """What a run with gradients of a training needs: its gate, or all gradients if no collective moves any."""
+    if training.gate and training.gradients.isdisjoint(view.descendants(training.gate)):
+        return training.gradients
+    return training.gate
+
+
+def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) -> bool:
+    """Whether a write takes data, and none but that of a training."""
+    taken = view.ancestors([write]) & sources
+    return bool(taken) and taken <= data
+
+
+def _wait(
+    rewrite: Rewrite, view: GraphView, waiting: Set[int], ends: Set[int], needed: Set[int], scope: str
+) -> None:
+    """Lets writes wait for `ends`, in runs of which all of `needed` is a part. One barrier in each stage of `ends`."""
+    names = frozenset(view.names(needed))
+    by_stage: Dict[int, List[int]] = {}
+    for end in sorted(ends if waiting else ()):
+        by_stage.setdefault(rewrite.stage_of.get(view.nodes[end].name, 0), []).append(end)
+    for stage, own in sorted(by_stage.items()):
+        with rewrite.building("{}/stage{}".format(scope, stage), stage):
+            name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in own])
+        for write in sorted(waiting):
+            rewrite.remember(rewrite.operation(view.nodes[write].name))._add_control_input(barrier)
+            view.producers[write].extend(own)  # the barrier is not in the view: as if there were none
+        rewrite.orders.append(Order((name,), names))
+
+
+def _ends(view: GraphView, nodes: Iterable[int], depths: Sequence[Tuple[int, int]]) -> Set[int]:
+    """What shows that the nodes have run, or that their branches were not taken."""
+    return {end for node in nodes for end in ends_of(view, node, depths)}
+
+
+PASS = Pass("order_step_writes", run, frozenset(), frozenset(["step writes"]), bitwise=True)

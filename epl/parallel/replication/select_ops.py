@@ -1,0 +1,162 @@
+"""Finds which ops every replica needs a copy of, and lets gradients move once all replicas have their data.
+
+Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
+the output collections, and everything that these are computed from, down to what is shared: the state that data is
+drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
+"""
+
+from typing import Dict, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.taskgraph import PHASE_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.replication.batch_weights import current_view
+from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+
+def run(rewrite: Rewrite) -> None:
+    """Reads the graph, selects the ops, and gates the gradients."""
+    view = rewrite.view = current_view(rewrite)
+    all_writes = view.writes()
+    writes = find_training_writes(
+        rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
+    )
+    initializers: Set[int] = set()
+    if rewrite.graph.shards is not None:  # every rank initializes its own parts
+        initializers.update(view.index[name] for name in rewrite.graph.shards.initializers())
+        writes.update(initializers)
+        writes.difference_update(view.index[name] for name in rewrite.graph.shards.replaced())
+    roots = set(writes)
+    if rewrite.graph.shards is not None:  # what is fetched of it is computed by all ranks
+        roots.update(view.index[name] for name in rewrite.graph.shards.results())
+    roots.update(view.index[name] for name in rewrite.collectives)
+    roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
+    roots.update(view.index[weight.op.name] for weight in rewrite.weights)
+    shared = set(view.of_types(op_types.SHARED_STATE))
+    reads = set(view.of_types(op_types.CHECKPOINT_READS))
+    rewrite.cloned = _with_staging(view, roots, shared)
+    _separate_reads(rewrite, view, all_writes)
+    restored = rewrite.cloned & reads
+    if restored and initializers:  # which may begin with what a checkpoint has
+        restored &= _with_staging(view, roots - initializers, shared)
+    if restored:
+        raise PlanError(
+            "{!r} reads a checkpoint within the training step. Restore before training (tf.train.Saver.restore, or "
+            "tf.train.init_from_checkpoint).".format(view.nodes[min(restored)].name)
+        )
+    _refuse_generators(view, rewrite.cloned)
+    _refuse_tapes(rewrite, view)
+    rewrite.writes = writes
+    rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
+    _gate(rewrite, view)
+
+
+def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]) -> None:
+    """Takes what reads a batch that replicas have together out of the ops of which each replica has a copy."""
+    if rewrite.batch_index is None:
+        return
+    sources = [
+        view.index[prefix + division.source]
+        for division in rewrite.divisions
+        for prefix in rewrite.micro_prefixes_of(division.source)
+    ]
+    reads = view.ancestors(sources, lambda node: node not in rewrite.cloned) & rewrite.cloned
+    reads.difference_update(view.of_types(op_types.VARIABLES))
+    written = sorted(reads.intersection(all_writes))
+    if written:
+        raise PlanError(
+            "{} reads a batch once for several devices, and {!r} has to run before it is read, which writes a variable "
+            "that each device has a copy of. Write it after the batch is read, or write epl.replicate(1).".format(
+                rewrite.plan.stages[0].strategy, view.nodes[written[0]].name
+            )
+        )
+    rewrite.read_once = frozenset(view.names(reads))
+    rewrite.cloned -= reads
+
+
+def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int]:
+    """What `roots` need, not looking beyond `shared`; with a staging area, all that puts something into it.
+
+    Each replica has staging areas of its own: it takes out what its own ops have put in.
+    """
+    areas: Dict[Tuple[bytes, bytes], Set[int]] = {}
+    for node in view.of_types(op_types.STAGING):
+        attr = view.nodes[node].attr
+        areas.setdefault((attr["container"].s, attr["shared_name"].s), set()).add(node)
+    while True:
+        needed = view.ancestors(roots, lambda node: node in shared) - shared
+        more = set().union(*[area for area in areas.values() if area & needed]) - needed
+        if not more:
+            return needed | _colocation_anchors(view, areas, needed)
+        roots = roots | more
+
+
+def _colocation_anchors(view: GraphView, areas: Dict[Tuple[bytes, bytes], Set[int]], needed: Set[int]) -> Set[int]:
+    """The no-ops by which the ops of a staging area are kept on one device: copies have their own."""
+    staging = [view.nodes[i] for area in areas.values() for i in area & needed]
+    groups = {group.decode().replace("loc:@", "", 1) for node in staging for group in node.attr["_class"].list.s}
+    return {view.index[name] for name in groups if name in view.index and view.types[view.index[name]] == "NoOp"}
+
+
+def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[str]:
+    return {view.nodes[node].name for node in others if any(p in cloned for p in view.variable_inputs(node))}
+
+
+def _gate(rewrite: Rewrite, view: GraphView) -> None:
+    """The gate of a group waits for the data of its gradients, and what is written from it for the gate.
+
+    So a step for which some replica of the job has no data changes nothing anywhere (see order_step_writes.py).
+    """
+    sources = set(view.of_types(op_types.DATA_SOURCES))
+    if not sources:
+        return
+    data: Dict[int, Set[int]] = {}
+    for one in rewrite.gates:
+        gate = view.index[one.op.name]
+        gradients = [view.index[name] for name in one.gradients]
+        data[gate] = data.get(gate, set()) | view.ancestors(gradients) & sources
+    for gate in data:
+        for source in sorted(data[gate]):
+            if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):
+                _add_edge(rewrite, view, source, gate)
+
+
+def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
+    """Raises PlanError for random numbers whose state is a variable: all copies would begin with the same."""
+    for node in sorted(cloned.intersection(view.of_types(op_types.GENERATORS))):
+        raise PlanError(
+            "{!r} ({}) draws from a tf.random.experimental.Generator, whose state is a variable: replicas and micro "
+            "batches would have the same numbers. Draw with tf.random.normal, tf.random.uniform and the like.".format(
+                view.nodes[node].name, view.types[node]
+            )
+        )
+
+
+def _op(rewrite: Rewrite, view: GraphView, node: int) -> tf.Operation:
+    return rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
+
+
+def _add_edge(rewrite: Rewrite, view: GraphView, producer: int, node: int) -> None:
+    rewrite.remember(_op(rewrite, view, node))._add_control_input(_op(rewrite, view, producer))
+    view.add_control_input(node, producer)
+
+
+def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
+    """The gradient of tf.py_function finds its tape by a token that copies share: they would use each other's."""
+    for node in view.of_types(["EagerPyFunc"]):
+        if rewrite.local_replicas > 1 and node in rewrite.cloned and PHASE_ATTR in view.nodes[node].attr:
+            raise PlanError(
+                "{!r} is the gradient of a tf.py_function, which cannot run on several devices of one process. Use "
+                "tf.numpy_function with tf.custom_gradient, or one device per worker.".format(view.nodes[node].name)
+            )
+
+
+PASS = Pass(
+    "select_ops", run, frozenset(["aggregated", "global outputs", "weights"]), frozenset(["selection"]), bitwise=True
+)

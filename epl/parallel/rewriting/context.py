@@ -1,0 +1,403 @@
+"""The rewriting of one graph: what passes share while it goes on, and what the session needs to know afterwards."""
+
+import contextlib
+import re
+from typing import Any, Container, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster.cluster import Cluster
+from epl.cluster.topology import session_device
+from epl.config.config import Config
+from epl.env import Env
+from epl.ir.graph import Graph, first_tensor
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
+from epl.ir.view import GraphView
+from epl.ops.communicator import Communicator
+from epl.ops.communicator_groups import SubCommunicators
+from epl.ops.service import CommunicatorSpec
+from epl.parallel.plan.gradient_groups import BoundaryGroup, Training
+from epl.parallel.plan.plan import GradientGroup, Plan, host_of_device, ranks_of, worker_of, world_size
+from epl.parallel.plan.stages import span_processes
+from epl.utils import tf_compat
+
+# Every op that the passes add stands under one of these names; they are for people, nothing is read from them.
+PLAN_SCOPE = "EPL_PLAN"
+REPLICA_PREFIX = "EPL_REPLICA_{}/"
+MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
+PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
+PARTS = "/parts"  # and those of the ranks that hold the same part of what is split
+
+VariableSync = NamedTuple(
+    "VariableSync", [("variable", str), ("is_initialized", str), ("copies", List[str]), ("is_global", bool)]
+)
+VariableSync.__doc__ = """How one variable of replica 0 reaches the other replicas of this process; names of ops.
+
+Attributes:
+  variable: the variable's op.
+  is_initialized: gives whether replica 0 holds a value.
+  copies: assignments of that value to the other local replicas.
+  is_global: whether the other processes get it too.
+"""
+
+GradientCheck = NamedTuple(
+    "GradientCheck", [("variable", str), ("gradient", str), ("difference", str), ("copies", FrozenSet[str])]
+)
+GradientCheck.__doc__ = """A gradient that is computed a second time without recomputation, to compare.
+
+Attributes:
+  variable: whose gradient it is, for messages.
+  gradient: name of the op that gives it.
+  difference: name of the tensor that tells by how much the two differ, relative to the largest value.
+  copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
+"""
+
+Gate = NamedTuple("Gate", [("op", tf.Operation), ("gradients", FrozenSet[str])])
+Gate.__doc__ = """What lets a training step change variables.
+
+Attributes:
+  op: a collective of replica 0 that runs once every replica of the job has its data.
+  gradients: names of the ops that every rank runs in such a step: the collectives of gradients, or what computes those
+    that each rank has alone.
+"""
+
+Order = NamedTuple("Order", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
+Order.__doc__ = """What runs one after the other where variables are updated.
+
+Attributes:
+  barriers: the tensors between what is in order; one that is fed orders nothing in that run.
+  writes: names of the ops that write the variables and their slots, or that show that a step has its data. A run
+    without all of them is not ordered.
+"""
+
+Regathered = NamedTuple("Regathered", [("op", str), ("block", int)])
+Regathered.__doc__ = """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
+
+Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
+Sibling.__doc__ = (
+    """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
+)
+
+
+class Rewrite(object):
+    """State of the rewriting of one graph.
+
+    Attributes:
+      graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
+      groups: where gradients are aggregated, in the order of `plan.groups`.
+      trainings: the backward passes behind them.
+      micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
+      micro_merged: name of an op that has no copies in further micro batches -> the one whose copies stand for them.
+      folded: names of constants, and of ops computed from them, of which further micro batches have the values.
+      over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
+      stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
+      barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
+      later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
+      holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
+      orders: what is in order in runs with certain ops: groups of updates, what they share, the last writes of a step,
+        gathers of weights.
+      recomputations: what `plan.recomputed` says, as the pass that does it needs it.
+      recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
+      regathered: name of an op that is computed from a weight in parts alone -> its copies for a block of uses (v2).
+      regather_lanes: what is gathered for blocks of uses, in the order of each lane.
+      idle_wholes: names of the tensors of gathered weights that no training step needs.
+      gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
+      view: the graph after everything was added to replica 0 and before it is cloned.
+      cloned: indices in `view` of the ops that every local replica has a copy of.
+      writes: those of them that write variables.
+      divisions: the data sources whose batches are divided among replicas.
+      batch_index, batch_count: which part of a batch replica 0 has, of how many; None if it has all of it.
+      rows_read: name of a data source whose batch is divided -> rows of replica 0's part, float64.
+      read_once: names of the ops that replicas with a common batch share: what reads it, and what that needs.
+      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut.
+      counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
+      gates: by group, and of accumulations that have none; groups that count together share the op.
+      collectives: names of the collective ops of replica 0.
+      merged: tensor name -> what is fetched in its place.
+      summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
+      plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
+      syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+      built: names of the ops that passes created on replica 0.
+      user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
+        `added_functions` those of the functions.
+      user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
+      foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        groups: Sequence[BoundaryGroup],
+        trainings: Sequence[Training],
+        config: Config,
+        cluster: Cluster,
+    ) -> None:
+        self.graph = graph
+        self.tf_graph = graph.tf_graph
+        self.plan = plan
+        self.groups = list(groups)
+        self.trainings = list(trainings)
+        self.micro_batched: FrozenSet[str] = frozenset()
+        self.micro_merged: Dict[str, str] = {}
+        self.folded: FrozenSet[str] = frozenset()
+        self.over_micro_batches: Dict[str, tf.Tensor] = {}
+        self.stage_of: Dict[str, int] = {}
+        self.barriers: List[List[str]] = [[] for _ in trainings]
+        self.later_writes: List[str] = []
+        self.config = config
+        self.cluster = cluster
+        self.communicators: Dict[str, Communicator] = {}
+        self.holders: Dict[str, SubCommunicators] = {}
+        self.orders: List[Order] = []
+        self.recomputations: List[Any] = []
+        self.recomputed: Dict[str, List[str]] = {}
+        self.regathered: Dict[str, List[str]] = {}
+        self.regather_lanes: List[List[Regathered]] = []
+        self.idle_wholes: List[str] = []
+        self.gradient_checks: List[GradientCheck] = []
+        self.view: Optional[GraphView] = None
+        self.cloned: Set[int] = set()
+        self.writes: Set[int] = set()
+        self.divisions: Sequence[Any] = ()
+        self.batch_index: Optional[tf.Tensor] = None
+        self.batch_count: Optional[tf.Tensor] = None
+        self.rows_read: Dict[str, tf.Tensor] = {}
+        self.read_once: FrozenSet[str] = frozenset()
+        self.weights: List[tf.Tensor] = []
+        self.counted: FrozenSet[str] = frozenset()
+        self.gates: List[Gate] = []
+        self.collectives: Set[str] = set()
+        self.merged: Dict[str, Sibling] = {}
+        self.summarized: Dict[int, str] = {}
+        self.plain_summaries: Dict[str, str] = {}
+        self.syncs: List[VariableSync] = []
+        self.broadcasts: List[str] = []
+        self.built: Set[str] = set()
+        self.foreign_writes: Set[str] = set()
+        self.user_nodes: Dict[str, tf.NodeDef] = {}
+        self.user_devices: Dict[str, str] = {}
+        self.added: FrozenSet[str] = frozenset()
+        self.added_functions: Set[str] = set()
+        # Op names of the variables that a checkpoint holds, and of those that are trained.
+        keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
+        names = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
+        self.global_variables = frozenset(map(self.part_of, names))
+
+    @property
+    def base_rank(self) -> int:
+        """The rank of this process's replica 0."""
+        return ranks_of(self.plan, self.cluster.worker_index)[0]
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas in this process."""
+        return len(ranks_of(self.plan, self.cluster.worker_index))
+
+    @property
+    def world_size(self) -> int:
+        """Replicas of the job."""
+        return world_size(self.plan)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to rewrite: one replica of one stage."""
+        return self.world_size == len(self.plan.stages) == 1
+
+    @property
+    def runs_as_it_is(self) -> bool:
+        """Whether a Session.run of the user needs nothing else to mean what the user means."""
+        return self.is_plain and not self.orders and not self.graph.twins
+
+    @property
+    def held(self) -> Container[str]:
+        """Names of the variables of which each rank has a part."""
+        return () if self.graph.shards is None else self.graph.shards.held
+
+    def part_of(self, variable: str) -> str:
+        """The variable op that is trained in place of one of the user; both by name."""
+        return variable if self.graph.shards is None else self.graph.shards.part_of(variable)
+
+    @property
+    def readers(self) -> List[int]:
+        """By local replica, the local replica that reads its batch."""
+        parts = self.plan.batch_parts[self.base_rank : self.base_rank + self.local_replicas]
+        return [part.reader - self.base_rank for part in parts] or list(range(self.local_replicas))
+
+    def prefix(self, replica: int) -> str:
+        """Name prefix of the ops of a local replica; none for replica 0, the user's own graph."""
+        return REPLICA_PREFIX.format(replica) if replica else ""
+
+    def micro_prefix(self, micro_batch: int) -> str:
+        """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
+        return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
+
+    def micro_prefixes_of(self, name: str) -> List[str]:
+        """The name prefixes of an op of replica 0 in the micro batches that have their own; that of the op first."""
+        copies = self.plan.num_micro_batch if name in self.micro_batched else 1
+        return [self.micro_prefix(copy) for copy in range(copies)]
+
+    def in_micro_batch(self, name: str, micro_batch: int) -> str:
+        """The name of the copy of an op in a micro batch."""
+        return self.micro_prefix(micro_batch) + (self.micro_merged.get(name, name) if micro_batch else name)
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether stages of a replica lie in several processes: the session is one of all their servers then."""
+        return span_processes(self.plan.stages, self.plan.owners)
+
+    @property
+    def host(self) -> str:
+        """The CPU of this process, as its session names it."""
+        return self._in_session(self.cluster.current_worker_cpu())
+
+    def device(self, stage: int, replica: int = 0) -> str:
+        """The device of a stage of a local replica, as the session of this process names it."""
+        return self._in_session(self.plan.stages[stage].devices[self.base_rank + replica])
+
+    def host_of(self, stage: int, replica: int = 0) -> str:
+        """The CPU of the process in which a stage of a local replica runs, as the session of this process names it."""
+        device = self.plan.stages[stage].devices[self.base_rank + replica]
+        return self._in_session(host_of_device(device))
+
+    def _in_session(self, device: str) -> str:
+        return session_device(device, self.cluster.worker_index) if self.spans_processes else local_name(device)
+
+    def communicator(self, name: str, stage: int = 0) -> Communicator:
+        """The communicator of all replicas of a stage; blocks until every process has asked for it."""
+        return self._open(name, ranks_of_stage(self.plan, stage))
+
+    @property
+    def process_rank(self) -> int:
+        """The rank of this process among those that own replicas."""
+        return sorted(set(self.plan.owners)).index(self.cluster.worker_index)
+
+    def process_communicator(self) -> Communicator:
+        """The communicator with one rank for each process that owns replicas."""
+        return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
+
+    def holders_of_parts(self, name: str, stage: int = 0) -> SubCommunicators:
+        """Those of the `holders` with that name, which a stage runs; blocks until every process has asked for them."""
+        if name not in self.holders:
+            holders = _part_holders(self.plan, name, stage)
+            if not holders.opened:
+                holders.open(self.cluster.worker_index)
+            self.holders[name] = holders
+            Env.get().communicators.append(holders)
+        return self.holders[name]
+
+    def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
+        """Those of a split, or of the holders of its parts, of which replica 0 takes part in the one of this name."""
+        split = [] if self.graph.split is None else self.graph.split.sub_communicators
+        of_base_rank = (one for one in [*split, *self.holders.values()] if one.name_at(self.base_rank) == name)
+        return next(of_base_rank, None)
+
+    def place_in(self, communicator: str, rank: int) -> Tuple[str, int]:
+        """Where a rank does what replica 0 does in a communicator: the name of its own one, and its rank in that."""
+        groups = self.sub_communicators(communicator)
+        return (communicator, rank) if groups is None else (groups.name_at(rank), groups.place(rank).rank)
+
+    def _open(self, name: str, owners: Sequence[int]) -> Communicator:
+        if name not in self.communicators:
+            self.communicators[name] = Communicator(
+                name, owners, transport_of(self.plan, name), opened=self.spans_processes
+            )
+            Env.get().communicators.append(self.communicators[name])
+        return self.communicators[name]
+
+    def operation(self, name: str) -> tf.Operation:
+        """The op of that name."""
+        return self.tf_graph.get_operation_by_name(name)
+
+    def gradients(self) -> Set[str]:
+        """Names of the ops of replica 0 that give the gradients of a step."""
+        names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
+        return names.union(*[gate.gradients for gate in self.gates])
+
+    def in_replica(self, tensor: str) -> tf.Tensor:
+        """The value of a tensor in replica 0: merged over its micro batches if it is an output of a pipeline."""
+        merged = self.over_micro_batches.get(tensor)
+        return self.tf_graph.get_tensor_by_name(tensor) if merged is None else merged
+
+    def remember(self, op: tf.Operation) -> tf.Operation:
+        """Keeps how an op of the user was, before a pass changes it; returns the op."""
+        if op.name not in self.user_nodes:
+            self.user_nodes[op.name] = op.node_def
+        return op
+
+    @contextlib.contextmanager
+    def building(self, scope: str, stage: int = 0) -> Iterator[None]:
+        """Ops created inside are the plan's, not in the user's scopes; they are on the device of `stage`."""
+        tf_graph = self.tf_graph
+        taskgraph = tf.AttrValue(i=self.plan.stages[stage].taskgraphs[0]) if len(self.plan.stages) > 1 else None
+        marks = [
+            (name, tf_compat.set_attr_scope(tf_graph, name, mark))
+            for name, mark in ((TASKGRAPH_ATTR, taskgraph), (PHASE_ATTR, None))
+        ]
+        last_id = tf_compat.last_op_id(tf_graph)
+        try:
+            with tf_graph.as_default(), tf_graph.control_dependencies(None), tf.device(None):
+                with tf.device(self.device(stage)), tf.name_scope("{}/{}/".format(PLAN_SCOPE, scope)):
+                    yield
+        finally:
+            self.built.update(op.name for op in tf_compat.ops_since(tf_graph, last_id))
+            for name, mark in marks:
+                tf_compat.set_attr_scope(tf_graph, name, mark)
+
+
+def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
+    """The process that runs a stage, by replica."""
+    return [worker_of(device) for device in plan.stages[stage].devices]
+
+
+def transport_of(plan: Plan, name: str = "") -> str:
+    """How the collectives of a plan, or the communicator of that name, move data.
+
+    What the processes exchange are variables: where these are in host memory, it does not go through a device.
+    """
+    on_host = name == plan.name + PROCESSES and plan.offloaded
+    return "auto" if on_host else transport_between(plan.device_type)
+
+
+def transport_between(device_type: str) -> str:
+    """How collectives on devices of that type move data."""
+    return "nccl" if device_type == "GPU" else "auto"
+
+
+def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
+    """Every communicator that the passes ask for, in the same order in every process."""
+    ranks = [(gate_communicator(plan, group), ranks_of_stage(plan, group.stage)) for group in plan.groups]
+    ranks += [
+        (transfer.communicator, ranks_of_stage(plan, group.stage))
+        for group in plan.groups
+        if not group.of_parts
+        for transfer in group.transfers
+    ]
+    ranks += [
+        (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
+    ]
+    ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
+    specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
+    of_parts = {
+        transfer.communicator: group.stage for group in plan.groups if group.of_parts for transfer in group.transfers
+    }
+    if len(plan.split_groups) > 1:
+        of_parts[plan.name + PARTS] = 0
+    return specs + [spec for name, stage in of_parts.items() for spec in _part_holders(plan, name, stage).specs()]
+
+
+def gate_communicator(plan: Plan, group: GradientGroup) -> str:
+    """The communicator of all replicas of a stage for the gate of a group of gradients; see aggregate_gradients.py."""
+    return group.transfers[0].communicator if group.transfers else "{}/{}".format(plan.name, group.name)
+
+
+def _part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
+    """Of the ranks of a stage that hold the same part, one in each group of a split."""
+    holders = list(zip(*plan.split_groups))
+    across = span_processes(plan.stages, plan.owners)
+    return SubCommunicators(name, holders, ranks_of_stage(plan, stage), transport_of(plan), across)
+
+
+def local_name(device: str) -> str:
+    """The device as a local session knows it: without job and task, and so possibly none."""
+    return re.sub(r"/(?:job|replica|task):[^/]*", "", device)

@@ -1,0 +1,109 @@
+"""A collective of a split waits for those before it that the run needs, and for no others.
+
+    a ──▶ b ──▶ c     =>     a ──▶ (barrier of a) ──▶ b
+                              `──────────┐
+                             (barrier of a, barrier of b) ──▶ c         b is not needed: its barrier is fed
+
+As they are built, the collectives of a lane wait one for the other: whoever needs the last needs all, such as a branch
+that scores other data in the same scope. Behind a barrier (barriers.py) each waits for all before it, and the barriers
+of those that a run does not need are fed. Which these are, the same fetches tell all ranks alike.
+
+What the actions of a pipeline's schedule wait for runs in every step. So there the collectives that no training needs
+come last in their lane. The barriers are built when the micro batches are in the graph (clone_micro_batches.py): the
+first collective of a micro batch comes behind the last one of the micro batch before.
+"""
+
+from typing import List, Sequence, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import first_tensor
+from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.rewriting.barriers import build_barrier
+from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.parallel.sharding.resharding import Lane
+from epl.utils import tf_compat
+
+
+def run(rewrite: Rewrite) -> None:
+    """Puts the collectives of a split in order, in a pipeline for now those of the first micro batch."""
+    if len(rewrite.plan.stages) == 1:
+        skip_unneeded(rewrite)
+    else:
+        _put_trained_first(rewrite)
+
+
+def _put_trained_first(rewrite: Rewrite) -> None:
+    """Puts what some training needs in front of the other collectives of each lane."""
+    lanes = [lane for lane in _lanes(rewrite) if len(lane.collectives) > 1]
+    if not lanes:
+        return
+    for lane in lanes:
+        for op in lane.collectives:
+            _forget(rewrite, op, set(lane.collectives))
+    trained = _trained(rewrite)
+    for lane in lanes:
+        first = [op for op in lane.collectives if op.name in trained]
+        lane.collectives[:] = first + [op for op in lane.collectives if op.name not in trained]
+        for before, op in zip(lane.collectives, lane.collectives[1:]):
+            rewrite.remember(op)._add_control_input(before)
+
+
+def skip_unneeded(rewrite: Rewrite) -> None:
+    """Puts barriers between the collectives of each lane, those of its micro batches included."""
+    for number, lane in enumerate(_lanes(rewrite)):
+        ops = _in_order(rewrite, lane)
+        passed: List[tf.Operation] = []
+        for place, op in enumerate(ops):
+            _forget(rewrite, op, set(ops[:place]))
+            rewrite.remember(op)._add_control_inputs(passed)
+            if op is not ops[-1]:
+                scope = "exchange/lane{}_{}".format(number, place)
+                with rewrite.building(scope, rewrite.stage_of.get(op.name, 0)):
+                    name, barrier = build_barrier([op])
+                rewrite.tf_graph.get_tensor_by_name(name).op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+                barrier._add_control_inputs(passed)
+                passed = [barrier]
+                rewrite.orders.append(Order((name,), frozenset([op.name])))
+
+
+def _lanes(rewrite: Rewrite) -> Sequence[Lane]:
+    """Those of the split; not those in a branch of control flow, out of which no control edge leads."""
+    split = rewrite.graph.split
+    return [
+        lane
+        for lane in (() if split is None else split.exchange.lanes)
+        if not any(tf_compat.control_flow_context_of(op) for op in lane.collectives)
+    ]
+
+
+def _in_order(rewrite: Rewrite, lane: Lane) -> List[tf.Operation]:
+    """The collectives of a lane: micro batch after micro batch, then those of which micro batches have no copies."""
+    names = [op.name for op in lane.collectives]
+    copied = [name for name in names if name in rewrite.micro_batched]
+    ordered = [rewrite.in_micro_batch(name, copy) for copy in range(rewrite.plan.num_micro_batch) for name in copied]
+    return [rewrite.operation(name) for name in dict.fromkeys([*ordered, *names])]
+
+
+def _forget(rewrite: Rewrite, op: tf.Operation, others: Set[tf.Operation]) -> None:
+    """Has an op no longer wait for any of the others by control edges."""
+    controls = list(op.control_inputs)
+    if not others.isdisjoint(controls):
+        rewrite.remember(op)._remove_all_control_inputs()
+        op._add_control_inputs([control for control in controls if control not in others])
+
+
+def _trained(rewrite: Rewrite) -> Set[str]:
+    """Names of the ops that a training step needs: for gradients, for updates by them, for outputs."""
+    view = GraphView(rewrite.tf_graph)
+    gradients = {view.index[first_tensor(of).op.name] for one in rewrite.trainings for _, of in one.boundaries}
+    writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
+    outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs}
+    needed = view.ancestors(gradients | (writes & view.descendants(gradients)) | outputs)
+    return {view.nodes[node].name for node in needed}
+
+
+PASS = Pass("order_exchange", run, frozenset(), frozenset(["exchange order"]), bitwise=True)

@@ -1,0 +1,249 @@
+"""The initial value of a shard: the part of the unsplit value, or one of its own that follows the same distribution.
+
+    full = mean + stddev * TruncatedNormal([F, C])
+        small      part = full[:, offset : offset + size]                  the numbers of the single-device program
+        large      part = mean + stddev * TruncatedNormal([F, size])       seeds by rank; mean and stddev as above
+
+The second form is read off the graph: fan-in and fan-out of the whole shape are in the scalars already.
+"""
+
+import logging
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.rewriting.random_seeds import own_seed
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.rules.emission import copy_op
+
+logger = logging.getLogger("epl")
+
+# Bytes of a whole initial value. Up to here every rank computes all of it and keeps its part, so that a model starts
+# with the numbers of one device; a larger one is not worth the time and the memory of n times the work.
+LARGEST_CUT = 256 << 20
+
+_DRAWS = frozenset(["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"])
+_ELEMENTWISE = frozenset(["Add", "AddV2", "Cast", "Div", "Identity", "Mul", "Neg", "RealDiv", "Sub"])
+_CONST_VALUES = ("bool_val", "double_val", "float_val", "half_val", "int64_val", "int_val")
+_MOST_SEED = 0x7FFFFFFF
+
+
+def local_shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:
+    """The shapes of the parts, by rank."""
+    assert layout.sizes is not None
+    before, behind = tuple(full_shape[: layout.dim]), tuple(full_shape[layout.dim + 1 :])
+    return tuple(before + (size,) + behind for size in layout.sizes)
+
+
+def built_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Where what is built for a rank begins, in every dimension, and its shape: its part, or a row if it has none."""
+    begin, shape = [0] * len(full_shape), list(full_shape)
+    begin[layout.dim], shape[layout.dim] = layout.built(rank)
+    return tuple(begin), tuple(shape)
+
+
+def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
+    """How TensorFlow's checkpoint ops, which know of no empty slice, write down what is built for a rank.
+
+    "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8].
+    """
+    return spec_of(full_shape, *built_slice(full_shape, layout, rank))
+
+
+def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
+    """How they write down any part of a tensor."""
+    return "{} {}".format(" ".join(map(str, full_shape)), ":".join("{},{}".format(*part) for part in zip(begin, size)))
+
+
+def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
+    begin = exchange.own([built_slice(full_shape, layout, rank)[0] for rank in range(exchange.ranks)], tf.int32)
+    size = exchange.own(local_shapes(full_shape, layout), tf.int32)
+    part = tf.slice(full, begin, size)
+    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
+    return part
+
+
+def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """This rank's part of a value that is the same on every rank; of a checkpoint's no more than that is read."""
+    part = restored_part(full, full_shape, layout, exchange)
+    return cut(full, full_shape, layout, exchange) if part is None else part
+
+
+def written_part(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """As `part_of`; of a checkpoint's, what is built for this rank: `savers.py` sees to ranks without rows."""
+    part = _restored(full, full_shape, layout, exchange)
+    return cut(full, full_shape, layout, exchange) if part is None else part
+
+
+def restored_part(
+    full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
+) -> Optional[tf.Tensor]:
+    """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
+    part = _restored(full, full_shape, layout, exchange)
+    if part is None or not layout.leaves_out_ranks:
+        return part
+    own = tf.slice(part, [0] * len(full_shape), exchange.own(local_shapes(full_shape, layout), tf.int32))
+    own.set_shape(part.shape)
+    return own
+
+
+def _restored(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> Optional[tf.Tensor]:
+    """The slice that is built for this rank, if `full` is read from a checkpoint."""
+    full = source_of(full)
+    op = full.op
+    if op.type != "RestoreV2":
+        return None
+    names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
+    if names is None or specs is None or specs[full.value_index]:
+        return None
+    own = exchange.own([[slice_spec(full_shape, layout, rank)] for rank in range(exchange.ranks)], tf.string)
+    with tf.device(op.device):
+        name = tf.constant([names[full.value_index]])
+        (part,) = tf.raw_ops.RestoreV2(
+            prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
+        )
+    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
+    return part
+
+
+def source_of(value: tf.Tensor) -> tf.Tensor:
+    """What is handed on as a value."""
+    while value.op.type in ("Identity", "Reshape"):
+        value = value.op.inputs[0]
+    return value
+
+
+def initial_part(
+    full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange, variable: str
+) -> Tuple[tf.Tensor, Dict[str, Tuple[int, ...]]]:
+    """This rank's part of an initial value.
+
+    Args:
+      full: the initial value of the whole variable.
+      full_shape: its shape.
+      layout: the shard.
+      exchange: of this rank.
+      variable: its name, for messages.
+
+    Returns:
+      The part, of static shape, and the random ops that were made for it: name -> second seed by rank.
+    """
+    restored = restored_part(full, full_shape, layout, exchange)
+    if restored is not None:
+        return restored, {}
+    size = tf.TensorShape(full_shape).num_elements() * full.dtype.size
+    if size > LARGEST_CUT:
+        redraw = Redraw(full_shape, local_shapes(full_shape, layout), exchange)
+        part = redraw.build(full, built_slice(full_shape, layout, exchange.rank)[1])
+        if part is not None:
+            return part, redraw.seeds
+        logger.info(
+            "The initial value of %s, of %d MiB, is computed whole on every rank and cut: what makes it (%s) is not "
+            "known to EPL, so that a shard cannot be drawn by itself.",
+            variable,
+            size >> 20,
+            redraw.unknown,
+        )
+    return cut(full, full_shape, layout, exchange), {}
+
+
+class Redraw(object):
+    """Builds an initial value once more in another shape.
+
+    Attributes:
+      seeds: of the random ops that were built: name -> second seed by rank.
+      unknown: what could not be built, for a message.
+    """
+
+    def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], exchange: Exchange) -> None:
+        """Builds nothing yet.
+
+        Args:
+          shape: of the initial values that `build` takes.
+          shapes: what to make of it, by rank.
+          exchange: of this rank.
+        """
+        self._shape = tuple(shape)
+        self._shapes = shapes
+        self._exchange = exchange
+        self.seeds: Dict[str, Tuple[int, ...]] = {}
+        self.unknown = ""
+
+    def build(self, tensor: tf.Tensor, shape: Sequence[int]) -> Optional[tf.Tensor]:
+        """What stands for `tensor`, of static shape; None if some op is not known. Builds nothing then."""
+        self.unknown = self._find_unknown(tensor)
+        if self.unknown:
+            return None
+        part = self._built(tensor, self._exchange.own(self._shapes, tf.int32))
+        part.set_shape(shape)
+        return part
+
+    def _find_unknown(self, tensor: tf.Tensor) -> str:
+        """The op that hinders; "" if none does."""
+        op = tensor.op
+        if tensor.shape.ndims == 0:
+            return ""
+        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == self._shape:
+            if op.type in _ELEMENTWISE:
+                return next(filter(None, map(self._find_unknown, op.inputs)), "")
+            if op.type in _DRAWS or op.type == "Fill" or _constant_element(op) is not None:
+                return ""
+        return "{} {!r}".format(op.type, op.name)
+
+    def _built(self, tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+        op = tensor.op
+        if tensor.shape.ndims == 0:
+            return tensor
+        if op.type in _ELEMENTWISE:
+            return copy_op(op, [self._built(source, shape) for source in op.inputs], {}).outputs[0]
+        if op.type == "Fill":
+            return tf.fill(shape, op.inputs[1])
+        element = _constant_element(op)
+        if element is not None:
+            return tf.fill(shape, element)
+        return self._drawn(op, shape)
+
+    def _drawn(self, op: tf.Operation, shape: tf.Tensor) -> tf.Tensor:
+        attrs: Dict[str, Any] = {"T": tf.int32}  # of the shape
+        seeds = [own_seed(op.node_def, rank) for rank in range(self._exchange.ranks)]
+        if seeds[0] is not None:
+            attrs["seed2"] = seeds[self._exchange.rank]
+        drawn = copy_op(op, [shape] + list(op.inputs[1:]), attrs).outputs[0]
+        if seeds[0] is not None:
+            self.seeds[drawn.op.name] = tuple(seed.i for seed in seeds if seed is not None)
+        return drawn
+
+
+def _constant_element(op: tf.Operation) -> Optional[tf.Tensor]:
+    """The one element of a constant that is the same everywhere, as a scalar."""
+    if op.type != "Const":
+        return None
+    proto = op.get_attr("value")
+    for field in _CONST_VALUES:
+        values = getattr(proto, field)
+        if len(values) == 1 and not proto.tensor_content:
+            return tf.constant(tf.make_ndarray(type(proto)(dtype=proto.dtype, **{field: values})))
+    return None
+
+
+def share_seed(full: tf.Tensor, seed: int) -> None:
+    """Gives the random ops behind an initial value seeds where they have none, so that all processes draw the same.
+
+    Args:
+      full: the initial value.
+      seed: positive; the same in all processes, and another one for another variable.
+    """
+    stack: List[tf.Operation] = [full.op]
+    seen = set()
+    while stack:
+        op = stack.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        stack.extend(source.op for source in op.inputs)
+        attrs = op.node_def.attr
+        if "seed2" in attrs and not attrs["seed"].i and not attrs["seed2"].i:
+            op._set_attr("seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
+            op._set_attr("seed2", tf.AttrValue(i=len(seen)))

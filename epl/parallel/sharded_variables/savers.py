@@ -1,0 +1,238 @@
+"""Checkpoints of a split model are those of the unsplit one: what Savers write and read of variables that are shards.
+
+A tf.train.Saver knows the variables of rank 0 of this process. Its ops are completed here, whenever it was made:
+
+    SaveV2      "fc/kernel": v                            "fc/kernel" 10 8 0,10:0,4 : v
+                                                    =>    "fc/kernel" 10 8 0,10:4,4 : EPL_REPLICA_1/v
+    RestoreV2   "fc/kernel" -> assign v                   the same slices -> assign v, assign EPL_REPLICA_1/v
+
+So a checkpoint holds full tensors in several pieces, as TensorFlow itself writes those of a partitioned variable, and
+any program reads from it what it needs: all of a tensor, or other slices. Ranks in other processes:
+`checkpoint_parts.py`.
+"""
+
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
+from epl.parallel.sharded_variables.initial_values import slice_spec
+from epl.parallel.sharded_variables.variables import SCOPE, wait_instead
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.resharding import hidden
+from epl.utils import tf_compat
+
+_HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
+
+Held = NamedTuple("Held", [("full_name", str), ("full_shape", Tuple[int, ...]), ("layout", Layout)])
+Held.__doc__ = """What a variable op is a part of.
+
+Attributes:
+  full_name: its name in checkpoints.
+  full_shape: of the full variable.
+  layout: how it is cut.
+"""
+
+Slice = NamedTuple("Slice", [("variable", str), ("full_name", str), ("spec", str)])
+Slice.__doc__ = """A variable op of this graph that holds a part of a full variable.
+
+Attributes:
+  variable: name of the op.
+  full_name: name of the full variable in checkpoints.
+  spec: which part, in TensorFlow's words; "" if it has no rows.
+"""
+
+
+def slices_of(
+    held: Mapping[str, Held], ranks: Sequence[Tuple[str, int]], before: Mapping[str, str]
+) -> Dict[str, List[Slice]]:
+    """The slices that this process holds.
+
+    Args:
+      held: name of a variable op of the first rank in this process -> what it is a part of.
+      ranks: (prefix of the copy, rank) of the ranks in this process; the prefix of the first is "".
+      before: op of a full variable, which Savers of before the split know -> op of its shard.
+
+    Returns:
+      Name of a variable op -> its slices, those of the first rank first.
+    """
+    found = {
+        name: [Slice(prefix + name, part.full_name, _spec(part, rank)) for prefix, rank in ranks]
+        for name, part in held.items()
+    }
+    found.update({full: found[name] for full, name in before.items()})
+    return found
+
+
+def _spec(part: Held, rank: int) -> str:
+    assert part.layout.sizes is not None
+    return slice_spec(part.full_shape, part.layout, rank) if part.layout.sizes[rank] else ""
+
+
+def complete_savers(
+    tf_graph: tf.Graph, slices: Mapping[str, Sequence[Slice]], after: int = 0, parts: Optional[CheckpointParts] = None
+) -> Dict[tf.Operation, tf.Operation]:
+    """Makes the ops of Savers write and restore all slices of a variable.
+
+    To be called before a session has seen the ops of the Saver: it would not see what is changed.
+
+    Args:
+      tf_graph: the graph; new ops go to the default name scope.
+      slices: as `slices_of` gives them.
+      after: ops up to this number are done already (`tf_compat.last_op_id` of then).
+      parts: where further slices lie in other processes, which worker 0 asks for them.
+
+    Returns:
+      Ops that write checkpoints -> what has replaced them.
+    """
+    new = tf_compat.ops_since(tf_graph, after)
+    replaced = {}
+    with tf_graph.as_default(), tf.name_scope(SCOPE + "/save/"), tf.control_dependencies(None):
+        for op in [op for op in new if op.type == "SaveV2"]:
+            completed = _completed_save(op, slices, parts)
+            if completed is not None:
+                wait_instead(op, completed)
+                replaced[op] = completed
+        _complete_restores([op for op in new if op.type in op_types.PLAIN_ASSIGNS], slices)
+    return replaced
+
+
+def _completed_save(
+    op: tf.Operation, slices: Mapping[str, Sequence[Slice]], others: Optional[CheckpointParts]
+) -> Optional[tf.Operation]:
+    """The op with an entry for each slice; None if it saves no part of anything."""
+    names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
+    if names is None or specs is None:
+        return None
+    entries: List[Tuple[bytes, bytes, tf.Tensor]] = []
+    wanted: List[Tuple[str, str]] = []
+    for name, spec, tensor in zip(names, specs, op.inputs[3:]):
+        variable = _source(tensor, op_types.VARIABLES)
+        parts = slices.get(variable.name, ()) if variable is not None else ()
+        if not parts:
+            entries.append((_key(name), spec, tensor))
+            continue
+        key = _key(name)
+        wanted.append((key.decode(), parts[0].full_name))
+        once: Dict[str, Slice] = {}  # of ranks that hold the same part, the first
+        for part in parts:
+            if part.spec:
+                once.setdefault(part.spec, part)
+        entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
+    if not wanted:
+        return None
+    with tf.device(op.device), tf.control_dependencies(op.control_inputs):
+        filename = op.inputs[0]
+        if others is None:
+            return _save(filename, entries) if entries else tf.no_op()  # a worker that writes nothing, and has no rows
+        own = others.own_prefix(filename)
+        return others.merged(filename, own, _save(own, entries) if entries else None, wanted)
+
+
+def _save(prefix: tf.Tensor, entries: Sequence[Tuple[bytes, bytes, tf.Tensor]]) -> tf.Operation:
+    return tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=_strings(name for name, _, _ in entries),
+        shape_and_slices=_strings(spec for _, spec, _ in entries),
+        tensors=[tensor for _, _, tensor in entries],
+    )
+
+
+def _complete_restores(assigns: Iterable[tf.Operation], slices: Mapping[str, Sequence[Slice]]) -> None:
+    found: Dict[tf.Operation, List[Tuple[int, tf.Operation, Sequence[Slice]]]] = {}
+    for op in assigns:
+        parts = slices.get(op.inputs[0].op.name, ())
+        restore = _source(op.inputs[1], op_types.CHECKPOINT_READS) if parts else None
+        if restore is not None and restore.type == "RestoreV2":
+            found.setdefault(restore, []).append((_output_index(op.inputs[1]), op, parts))
+    for restore, entries in found.items():
+        _complete_restore(restore, entries)
+
+
+def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Operation, Sequence[Slice]]]) -> None:
+    """The entries read their own slice; a further op reads the slices of the other ranks."""
+    names, specs = (tf.get_static_value(tensor) for tensor in restore.inputs[1:3])
+    own_names = list(names)
+    own_specs = None if specs is None else list(specs)
+    further: List[Tuple[bytes, Slice, tf.Operation]] = []
+    for index, assign, parts in entries:
+        own_names[index] = _key(names[index])
+        if parts[0].spec and own_specs is not None:  # what is not known is the slice of this rank already
+            own_specs[index] = parts[0].spec.encode()
+        further += [(own_names[index], part, assign) for part in parts[1:] if part.spec]
+        for part in [part for part in parts if not part.spec]:
+            variable = restore.graph.get_operation_by_name(part.variable)
+            if part is parts[0]:
+                assign._update_input(1, _without_rows(variable))
+            else:
+                _write_beside(assign, variable, _without_rows(variable))
+    with tf.device(restore.device):
+        restore._update_input(1, _strings(own_names))
+        if own_specs is not None:
+            restore._update_input(2, _strings(own_specs))
+        if not further:
+            return
+        dtypes = [restore.outputs[0].graph.get_operation_by_name(part.variable).get_attr("dtype")
+                  for _, part, _ in further]  # fmt: skip
+        values = tf.raw_ops.RestoreV2(
+            prefix=restore.inputs[0],
+            tensor_names=_strings(name for name, _, _ in further),
+            shape_and_slices=_strings(part.spec.encode() for _, part, _ in further),
+            dtypes=dtypes,
+        )
+    for value, (_, part, assign) in zip(values, further):
+        _write_beside(assign, restore.graph.get_operation_by_name(part.variable), value)
+
+
+def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:
+    """The op of one of `types` whose output reaches `tensor` as it is."""
+    while tensor.op.type in _HAND_ON:
+        tensor = tensor.op.inputs[0]
+    return tensor.op if tensor.op.type in types else None
+
+
+def _output_index(tensor: tf.Tensor) -> int:
+    """Which output of its source it is."""
+    while tensor.op.type in _HAND_ON:
+        tensor = tensor.op.inputs[0]
+    return tensor.value_index
+
+
+def _key(name: bytes) -> bytes:
+    """The key in the single-device program's checkpoint: TensorFlow makes keys of the names of ops."""
+    return name.replace(SCOPE.encode() + b"/", b"", 1)
+
+
+def value_of(tf_graph: tf.Graph, name: str) -> tf.Tensor:
+    """The value of a variable, given by the name of its op."""
+    op = tf_graph.get_operation_by_name(name)
+    if op.type in op_types.REF_VARIABLES:
+        return op.outputs[0]
+    with tf.device(op.device):
+        return tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
+
+
+def _without_rows(variable: tf.Operation) -> tf.Tensor:
+    """What a variable without rows is restored with: so far as TensorFlow knows, it has a value then."""
+    shape = tf.TensorShape(variable.get_attr("shape")).as_list()
+    return hidden(tf.zeros(shape, variable.get_attr("dtype")), shape.index(0))  # what was built had a row
+
+
+def _write_beside(assign: tf.Operation, variable: tf.Operation, value: tf.Tensor) -> None:
+    """Whoever waits for an assignment waits for one of another rank, too."""
+    written = _assign(variable, value)
+    for waiting in assign._control_outputs:
+        waiting._add_control_inputs([written])
+
+
+def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
+    with tf.device(variable.device):
+        if variable.type in op_types.REF_VARIABLES:
+            return tf.raw_ops.Assign(ref=variable.outputs[0], value=value, use_locking=True).op
+        return tf.raw_ops.AssignVariableOp(resource=variable.outputs[0], value=tf.identity(value))
+
+
+def _strings(values: Iterable[bytes]) -> tf.Tensor:
+    return tf.constant(np.asarray(list(values), object), tf.string)

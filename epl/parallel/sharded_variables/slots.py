@@ -1,0 +1,214 @@
+"""Slots of shards: what an optimizer keeps per element of a variable is a shard of the same kind.
+
+What an optimizer makes while it applies gradients is watched: a variable for a part gets the name that it would have
+for the whole, and is a part itself if it has the shape of one. What else is a part shows in what is written into it.
+Where the sizes of parts differ, the shape of a slot is another on each rank, and so is its initial value.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.sharded_variables.initial_values import Redraw, built_slice, local_shapes, restored_part
+from epl.parallel.sharded_variables.savers import Held
+from epl.parallel.sharded_variables.variables import (
+    SCOPE,
+    Shard,
+    beside,
+    initializer_of,
+    is_shard,
+    mark_shard,
+    note_slice,
+    objects_of,
+)
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.resharding import Exchange, is_uneven
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
+
+Slots = NamedTuple(
+    "Slots",
+    [
+        ("held", Dict[str, Held]),
+        ("shapes", Dict[str, Tuple[Tuple[int, ...], ...]]),
+        ("seeds", Dict[str, Tuple[int, ...]]),
+    ],
+)
+Slots.__doc__ = """The variables that are parts, by the names of their ops.
+
+Attributes:
+  held: what they are parts of; shards are among them.
+  shapes, seeds: what differs between ranks, as in `Shard`; shards are not among them.
+"""
+
+Made = NamedTuple("Made", [("variable", Any), ("name", str)])
+Made.__doc__ = """A variable that was made while gradients were applied.
+
+Attributes:
+  variable: the object.
+  name: begins with the name of the whole variable, if it was made for a part.
+"""
+
+SlotLayouts = NamedTuple("SlotLayouts", [("parts", Dict[str, Layout]), ("of_rows", Dict[str, Layout])])
+SlotLayouts.__doc__ = """How variables are cut that were made for parts, by the names of their ops.
+
+Attributes:
+  parts: of those that have the shape of the part.
+  of_rows: of others, if rows of a sparse gradient are written into them.
+"""
+
+
+@contextlib.contextmanager
+def watched_slots() -> Iterator[List[Made]]:
+    """Gives variables that are made inside the names that they have on one device; gives a list of them."""
+    made: List[Made] = []
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        asked = kwargs.get("name") or ""
+        outer, scope, name = asked.rpartition(SCOPE + "/")
+        variable = next_creator(**dict(kwargs, name=outer + name if scope else kwargs.get("name")))
+        made.append(Made(variable, name if scope else variable.op.name))
+        return variable
+
+    with _stored_as_asked(), tf.variable_creator_scope(create):
+        yield made
+
+
+@contextlib.contextmanager
+def _stored_as_asked() -> Iterator[None]:
+    """Lets `tf.get_variable` know slots of parts by the names that it is asked for inside, and outside by their own.
+
+    tf.train.init_from_checkpoint looks for names there; an optimizer in a scope that is entered again shares its slots.
+    """
+    stored = tf_compat.stored_variables()
+    for name, variable in list(stored.items()):
+        if hasattr(variable, _ASKED):
+            stored[getattr(variable, _ASKED)] = stored.pop(name)
+    try:
+        yield
+    finally:
+        for asked in [name for name in stored if SCOPE + "/" in name]:
+            outer, _, name = asked.rpartition(SCOPE + "/")
+            variable = stored[outer + name] = stored.pop(asked)
+            setattr(variable, _ASKED, asked)
+            if is_shard(variable):
+                note_slice(variable)  # found again, it has got another from TensorFlow
+
+
+def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:
+    """Tells slots of parts; those of another shape lose what TensorFlow's slot creator took over from the part."""
+    found = SlotLayouts({}, {})
+    for variable, name in made:
+        primary = _primary(name, shards)
+        if primary is None:
+            continue
+        shape, part = variable.shape.as_list(), primary.variable.shape.as_list()
+        if shape == part:
+            found.parts[variable.op.name] = primary.layout
+            continue
+        variable._set_save_slice_info(None)
+        if shape and primary.layout.dim == 0 and shape[0] == part[0]:
+            found.of_rows[variable.op.name] = primary.layout
+    return found
+
+
+def _primary(name: str, shards: Sequence[Shard]) -> Optional[Shard]:
+    """The part that a variable of this name was made for."""
+    of_name = [one for one in shards if name.startswith(one.name + "/")]
+    return max(of_name, key=lambda one: len(one.name)) if of_name else None
+
+
+def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
+    """Makes the variables that updates of shards write known as parts.
+
+    Their objects get the names of the single-device program and SaveSliceInfo, so that a Saver that is made from now on
+    knows them. To be called once behind each `apply_gradients`.
+
+    Args:
+      written: op name of a variable -> layout (`Updates.variables` of epl/parallel/sharding/updates.py).
+      exchange: of this rank.
+
+    Returns:
+      What they are parts of, and what differs between ranks.
+
+    Raises:
+      PlanError: the initial value of a slot has the size of this rank's part, and EPL cannot make it in others.
+    """
+    slots = Slots({}, {}, {})
+    graph = tf.get_default_graph()
+    for name, layout in sorted(written.items()):
+        op = graph.get_operation_by_name(name)
+        shape = [dim.size for dim in op.get_attr("shape").dim]
+        assert shape[layout.dim] in (layout.built(exchange.rank)[1], -1), (name, shape, layout)
+        full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
+        objects = objects_of(op)
+        if not objects:  # a sum of gradients, which no checkpoint has
+            if is_uneven(layout):
+                slots.shapes[name] = local_shapes(full_shape, layout)
+            continue
+        held = slots.held[name] = Held(name.replace(SCOPE + "/", "", 1), full_shape, layout)
+        if any(is_shard(variable) for variable in objects):
+            continue
+        for variable in objects:
+            mark_shard(variable, *held, exchange=exchange)
+        if is_uneven(layout):
+            _resize(op, held, exchange, written, slots)
+    return slots
+
+
+def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
+    """Lets the initial value follow the size of the part."""
+    shapes = local_shapes(held.full_shape, held.layout)
+    slots.shapes[op.name] = shapes
+    built = built_slice(held.full_shape, held.layout, exchange.rank)[1]
+    for assign in _initializers(op):
+        value = assign.inputs[1]
+        redraw = Redraw(built, shapes, exchange)
+        with beside(op), tf.name_scope("Initializer"):
+            part = redraw.build(value, built)
+        if part is not None:
+            assign._update_input(1, part)
+            slots.seeds.update(redraw.seeds)
+        elif not _depends_on_parts(value, written):
+            raise PlanError(
+                "The initial value of {!r} has the size of a part of a variable that is split in parts of different "
+                "sizes, {}, and comes from {}, which EPL cannot make in other sizes. Begin with zeros, a number, or "
+                "what is computed from the variable; or choose a size that {} divides.".format(
+                    held.full_name, held.layout, redraw.unknown, exchange.ranks
+                )
+            )
+
+
+def follow_initial_values() -> None:
+    """Lets what a part was given as its initial value (tf.train.init_from_checkpoint) be read from there in part."""
+    graph = tf.get_default_graph()
+    members = [member for key in graph.get_all_collection_keys() for member in graph.get_collection_ref(key)]
+    for variable in filter(is_shard, members):
+        initializer = initializer_of(variable)
+        with beside(variable.op):
+            part = restored_part(initializer.inputs[1], *variable._epl_full[1:])
+        if part is not None:
+            initializer._update_input(1, part)
+
+
+def _initializers(op: tf.Operation) -> List[tf.Operation]:
+    """The assignments that the variable objects name as their initializers."""
+    found: List[Any] = [variable.initializer for variable in objects_of(op)]
+    return list({getattr(one, "op", one) for one in found})
+
+
+def _depends_on_parts(value: tf.Tensor, written: Mapping[str, Layout]) -> bool:
+    """Whether a value is computed from a variable that is a part, so that it has the right size on every rank."""
+    stack, seen = [value.op], set()
+    while stack:
+        op = stack.pop()
+        if op not in seen:
+            seen.add(op)
+            if op.type in op_types.VARIABLES and op.name in written:
+                return True
+            stack.extend(tensor.op for tensor in op.inputs)
+    return False

@@ -1,0 +1,433 @@
+"""Variables of a split: the user's variable object becomes the shard that this rank holds.
+
+    before   v: "fc/kernel" [10, 8]                  every op and list of the user holds v
+    after    v: "EPL_SPLIT/fc/kernel" [10, 4]        the same object, `v.name` is still "fc/kernel:0"
+
+A graph cannot forget an op nor rename one, so the shard is an op of another name, and what TensorFlow reads off the
+op's name (a slot's scope, a key of a checkpoint) is put right by `SaveSliceInfo`: whatever is saved is saved as a slice
+of the full variable, under its own name.
+
+Here: the new variable, the object, and the ops that used the old one. Where the initial value comes from is in
+`initial_values.py`, slots are in `slots.py`, checkpoints in `savers.py`. The lowering reads the shard, and
+gives a meaning to what is listed in `Shard.reads` and `Shard.users`.
+"""
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.colocation import in_taskgraph, taskgraph_index
+from epl.parallel.sharded_variables import initial_values as shard_initial
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.resharding import Exchange
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+SCOPE = "EPL_SPLIT"  # where shards stand in the graph; for people
+
+_INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
+_SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
+    ["AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"]
+)
+
+Shard = NamedTuple(
+    "Shard",
+    [
+        ("name", str),
+        ("variable", Any),
+        ("layout", Layout),
+        ("full_shape", Tuple[int, ...]),
+        ("old", tf.Tensor),
+        ("reads", Tuple[Tuple[tf.Tensor, tf.Tensor], ...]),
+        ("users", Tuple[tf.Operation, ...]),
+        ("replaced", Dict[tf.Operation, tf.Operation]),
+        ("shapes", Dict[str, Tuple[Tuple[int, ...], ...]]),
+        ("seeds", Dict[str, Tuple[int, ...]]),
+    ],
+)
+Shard.__doc__ = """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
+
+Attributes:
+  name: of the full variable's op, which is its name in checkpoints.
+  variable: the user's object, which is the shard now.
+  layout: the shard, with sizes.
+  full_shape: of the full variable.
+  old: the reference or handle of the full variable. Nothing may read it any more.
+  reads: (value of the full variable, value of the shard) for each op that read it.
+  users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
+  replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
+  shapes: name of a variable op -> its attribute `shape` by rank.
+  seeds: name of a random op -> its second seed by rank.
+"""
+
+
+class _ShardObject(object):
+    """What a variable object of the user can do besides when it has become a shard."""
+
+    _epl_full: Tuple[str, Tuple[int, ...], Layout, Exchange]
+
+    @property
+    def name(self) -> str:
+        """The name of the full variable."""
+        return self._epl_full[0] + ":0"
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign_add(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before; of a value of the full shape this rank's part."""
+        return super(_ShardObject, self).assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Refused: it would write the shard of one rank alone."""
+        refuse_load(self._epl_full[0], self._epl_full[3].ranks, self._epl_full[1])
+
+    def _part(self, value: Any) -> tf.Tensor:
+        _, full_shape, layout, exchange = self._epl_full
+        tensor = tf.convert_to_tensor(value, self.dtype.base_dtype)  # type: ignore[attr-defined]
+        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == full_shape:
+            return shard_initial.cut(tensor, full_shape, layout, exchange)
+        return tensor
+
+
+def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+    """Makes `variable` the shard of this rank.
+
+    Args:
+      variable: a tf.Variable of the default graph, of either kind; the object keeps its identity.
+      layout: a shard with sizes.
+      exchange: of this rank; it keeps what differs between ranks.
+      seed: where the ranks of the group lie in several processes, a number that all of them have: an initial value
+        that is drawn without a seed would differ between them.
+
+    Returns:
+      What has changed, and what is left to the caller.
+
+    Raises:
+      PlanError: the variable, or something that was built from it, cannot do with a part.
+    """
+    made = make_part(variable, layout, exchange, seed)
+    old, new = made.old, made.variable
+    initializer = initializer_of(variable)
+    read = variable.value() if old.dtype._is_ref_dtype else None
+    users = Users(old, new, made.full_shape, layout, exchange)
+    if read is not None:
+        users.reads.append((read, new.value()))
+    users.replace(initializer, new.initializer)
+    users.redirect({initializer} | ({read.op} if read is not None else set()))
+    for same in [variable] + objects_of(variable.op):
+        _rebind(same, new)
+    return made._replace(
+        variable=variable, reads=tuple(users.reads), users=tuple(users.others), replaced=users.replaced
+    )
+
+
+def initializer_of(variable: Any) -> tf.Operation:
+    """The op that gives a variable its initial value."""
+    initializer = variable.initializer
+    return initializer.op if isinstance(initializer, tf.Tensor) else initializer
+
+
+def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+    """A new variable that is this rank's part; `variable`, and who uses it, stay as they are.
+
+    Args, Raises: see `shard_variable`.
+
+    Returns:
+      The part, of which nothing is read or replaced yet.
+    """
+    full_shape = _checked_shape(variable, layout)
+    old, name = variable.op.outputs[0], variable.op.name
+    if seed is not None:
+        shard_initial.share_seed(variable.initial_value, seed)
+    with beside(variable.op):
+        new, seeds = _shard(variable, full_shape, layout, exchange)
+    mark_shard(new, name, full_shape, layout, exchange)
+    shapes = shard_initial.local_shapes(full_shape, layout)
+    return Shard(name, new, layout, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
+
+
+def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
+    """The shape of the full variable; refuses what cannot be split."""
+    if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
+        raise PlanError(
+            "{!r} is a {}, which EPL cannot split. Make it with tf.get_variable or tf.Variable.".format(
+                variable.name, type(variable).__name__
+            )
+        )
+    if is_shard(variable):
+        raise PlanError("{!r} is split already: one tf.gradients call has lowered it.".format(variable.name))
+    if variable._get_save_slice_info() is not None:
+        raise PlanError(
+            "{!r} is a part of a variable that a partitioner has cut, and epl.split would cut it again. Remove the "
+            "partitioner from its variable scope.".format(variable.name)
+        )
+    if variable.constraint is not None:
+        raise PlanError(
+            "{!r} has a constraint, a function of the whole variable, and the variable is split. Remove the "
+            "constraint, or keep the layer out of epl.split.".format(variable.name)
+        )
+    if not variable.shape.is_fully_defined():
+        raise PlanError(
+            "{!r} has the shape {}: only a variable of known shape can be split.".format(variable.name, variable.shape)
+        )
+    shape = tuple(variable.shape.as_list())
+    assert layout.is_shard and layout.size == shape[layout.dim], (layout, shape)
+    return shape
+
+
+@contextlib.contextmanager
+def beside(op: tf.Operation) -> Iterator[None]:
+    """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
+    with in_taskgraph(op.graph, taskgraph_index(op)), tf.control_dependencies(None):
+        with tf.name_scope("{}/{}/".format(SCOPE, op.name)):
+            yield
+
+
+def _shard(
+    variable: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+    """A variable of the shape of the part; and the seeds of what draws its initial value."""
+    name = variable.op.name
+    with tf.name_scope("Initializer"):
+        part, seeds = shard_initial.initial_part(variable.initial_value, full_shape, layout, exchange, name)
+    with tf.name_scope(None):
+        new = type(variable)(
+            initial_value=part,
+            trainable=False,  # or it would be put into a collection; the user's object stands where it was put
+            collections=[],
+            caching_device=getattr(variable, "_caching_device", None),
+            name=SCOPE + "/" + name,
+            dtype=variable.dtype.base_dtype,
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+        )
+    new._trainable = variable.trainable
+    return new, seeds
+
+
+def objects_of(op: tf.Operation) -> List[Any]:
+    """The Python objects of a variable in the collections: the user's own, and others, as an imported graph has."""
+    found: List[Any] = []
+    for key in op.graph.get_all_collection_keys():
+        for member in op.graph.get_collection_ref(key):
+            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is op:
+                if not any(member is other for other in found):
+                    found.append(member)
+    return found
+
+
+def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange) -> None:
+    """Lets a variable object know what it is a part of: its name, its place in checkpoints, what it does with values.
+
+    Args:
+      variable: of the shape of this rank's part.
+      name: of the full variable, without ":0".
+      full_shape: its shape.
+      layout: how it is cut.
+      exchange: of this rank.
+    """
+    own: Any = type(variable)
+    metaclass: Any = type(own)
+    variable.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
+    variable._epl_full = (name, full_shape, layout, exchange)
+    note_slice(variable)
+
+
+def note_slice(variable: Any) -> None:
+    """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
+    name, full_shape, layout, exchange = variable._epl_full
+    offset, shape = shard_initial.built_slice(full_shape, layout, exchange.rank)
+    variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
+
+
+def refuse_load(name: str, ranks: int, full_shape: Tuple[int, ...]) -> NoReturn:
+    """Raises PlanError for `load` of a variable whose parts lie on several ranks."""
+    raise PlanError(
+        "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
+        "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
+        "it with the full value.".format(name, ranks, list(full_shape))
+    )
+
+
+def refuse_reuse(variable: Any, shape: Any) -> None:
+    """Raises PlanError if `variable`, a shard, is asked for in the shape of the full variable, to be shared."""
+    if not is_shard(variable) or shape is None or callable(shape):
+        return
+    name, full_shape, _, exchange = variable._epl_full
+    asked = tf.TensorShape(shape)
+    if asked.is_compatible_with(tf.TensorShape(full_shape)) and not asked.is_compatible_with(variable.shape):
+        raise PlanError(
+            "The variable {!r} is asked for again (reuse) behind tf.gradients, in the shape {}, and each of {} devices "
+            "has a part of it by then. Build all that shares the variables of epl.split before the first tf.gradients "
+            "or minimize, or in another tf.Graph that restores a checkpoint.".format(
+                name, list(full_shape), exchange.ranks
+            )
+        )
+
+
+def is_shard(variable: Any) -> bool:
+    """Whether a variable object is a shard."""
+    return isinstance(variable, _ShardObject)
+
+
+def _rebind(same: Any, new: Any) -> None:
+    """The object `same` becomes the variable `new`; what others have noted on it stays."""
+    same.__class__ = new.__class__
+    same.__dict__.update(new.__dict__)
+
+
+class Users(object):
+    """Gives the ops that take the old variable the new one.
+
+    Attributes:
+      reads: (value of the old variable, value of the new one) for each op that read it.
+      others: ops that are left to the caller.
+      replaced: ops that were replaced for all who wait for them or use them.
+    """
+
+    def __init__(
+        self, old: tf.Tensor, new: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+    ) -> None:
+        self._old = old
+        self._new = new
+        self._target = new.op.outputs[0]
+        self._cut = (full_shape, layout, exchange)
+        self.reads: List[Tuple[tf.Tensor, tf.Tensor]] = []
+        self.others: List[tf.Operation] = []
+        self.replaced: Dict[tf.Operation, tf.Operation] = {}
+
+    def redirect(self, done: Any) -> None:
+        """Goes through the users but for those that are done already; writes first, as reads may wait for them."""
+        users = [op for op in self._old.consumers() if op not in done]
+        reads = [op for op in users if op.type in op_types.READS]
+        in_branches = any(op.type in op_types.SWITCHES for op in users)
+        for op in users:
+            if op.type in _INITIALIZED:
+                if not (in_branches and _chooses(op.outputs[0])):
+                    self.use(op, self._copied(op, []))
+            elif op.type in op_types.WRITES:
+                self._write(op)
+            elif op.type == "VariableShape":
+                self.use(op, tf.constant(self._cut[0], op.outputs[0].dtype).op)
+            elif op not in reads and op.type != "SaveV2":
+                self.others.append(op)
+        for op in reads:
+            if not _is_saved(op.outputs[0]):
+                self._read(op)
+
+    def _read(self, op: tf.Operation) -> None:
+        self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
+
+    def replace(self, before: tf.Operation, after: tf.Operation) -> None:
+        """Whoever waits for `before` waits for `after`."""
+        self.replaced[before] = after
+        wait_instead(before, after)
+
+    def use(self, before: tf.Operation, after: tf.Operation) -> None:
+        """Replaces an op whose output has the same shape."""
+        for consumer in before.outputs[0].consumers():
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is before.outputs[0]:
+                    consumer._update_input(index, after.outputs[0])
+        self.replace(before, after)
+
+    def _write(self, op: tf.Operation) -> None:
+        if op.type not in _SIMPLE_WRITES:
+            self._refuse_write(op)
+        value = op.inputs[1]
+        with beside(op):
+            after = self._copied(op, [shard_initial.written_part(value, *self._cut)])
+        self.replace(op, after)
+        if op.outputs and op.outputs[0].consumers():
+            self.reads.append((op.outputs[0], after.outputs[0]))
+
+    def _refuse_write(self, op: tf.Operation) -> NoReturn:
+        raise PlanError(
+            "{!r} ({}) was built before tf.gradients and writes into {!r}, which is split over {} devices. Build "
+            "it after tf.gradients or minimize, or keep the variable out of epl.split.".format(
+                op.name, op.type, self._old.op.name, self._cut[2].ranks
+            )
+        )
+
+    def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
+        """The op on the new variable, and on other inputs; it waits for what the old one waited for."""
+        attrs = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
+        with beside(op), tf.device(op.device):
+            with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
+                return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
+
+
+def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
+    """Whoever waits for `before` waits for `after`."""
+    for waiting in before._control_outputs:
+        controls = waiting.control_inputs
+        waiting._remove_all_control_inputs()
+        waiting._add_control_inputs([after if op is before else op for op in controls])
+
+
+def _chooses(flag: tf.Tensor) -> bool:
+    """Whether a flag chooses between a variable and its initial value: `initialized_value` of before the split.
+
+    It goes on asking for the full variable, which never has a value, so that the initial value is taken, unless the
+    session says otherwise: see `choices_of`.
+    """
+    return any(
+        op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
+    )
+
+
+def choices_of(old: tf.Tensor) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+    """What `initialized_value` has built for a variable before that became a part.
+
+    Args:
+      old: the reference or handle of the full variable.
+
+    Returns:
+      The flags that choose; and what stands for the value of the variable where that is chosen.
+    """
+    flags = [op.outputs[0] for op in old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
+    taken = [op.outputs[1] for op in old.consumers() if is_choice(op)]
+    reads = [op.outputs[0] for value in taken for op in value.consumers() if op.type in op_types.READS]
+    return flags, reads
+
+
+def is_choice(op: tf.Operation) -> bool:
+    """Whether an op is a part of `initialized_value`: it leads a variable to where its value is read, if it has one."""
+    if op.type != ("Switch" if op.inputs[0].dtype == tf.resource else "RefSwitch"):
+        return False
+    question = _question(op.inputs[1])
+    if question.type not in _INITIALIZED or question.inputs[0] is not op.inputs[0]:
+        return False
+    return all(taker.type in op_types.READS for taker in op.outputs[1].consumers())
+
+
+def asks_whether_initialized(flag: tf.Tensor) -> bool:
+    """Whether a flag tells if a variable has a value."""
+    return _question(flag).type in _INITIALIZED
+
+
+def _question(flag: tf.Tensor) -> tf.Operation:
+    """The op whose answer a flag is."""
+    op = flag.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return op
+
+
+def _is_saved(value: tf.Tensor) -> bool:
+    """Whether a value goes into checkpoints and nowhere else; `savers.py` sees to these."""
+    consumers = value.consumers()
+    return bool(consumers) and all(map(only_saves, consumers))
+
+
+def only_saves(op: tf.Operation) -> bool:
+    """Whether an op writes checkpoints, or hands a value to such and nowhere else."""
+    return op.type == "SaveV2" or (op.type == "Identity" and _is_saved(op.outputs[0]))

@@ -1,0 +1,122 @@
+"""Several tensors that are cut into parts go in one collective: gradients are reduce-scattered, weights all-gathered.
+
+    a [4, 2]   b [2, 3]                 bundle [2 ranks, 4 + 3]
+    a0 a1  |   b0 b1 b2      <=>        a0..a3  b0 b1 b2        of rank 0
+    ...    |   b3 b4 b5                 a4..a7  b3 b4 b5        of rank 1
+
+A part that is smaller than the largest one is filled up with zeros.
+"""
+
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import Layout, shard
+from epl.parallel.sharding.resharding import Exchange, from_front, is_uneven, to_front
+
+Member = NamedTuple("Member", [("shape", Tuple[int, ...]), ("layout", Layout)])
+Member.__doc__ = """A tensor of a bundle.
+
+Attributes:
+  shape: of the whole.
+  layout: how it is cut; with sizes.
+"""
+
+
+def reduce_scatter(
+    tensors: Sequence[tf.Tensor],
+    members: Sequence[Member],
+    exchange: Exchange,
+    scatter: Callable[[tf.Tensor], tf.Tensor],
+) -> List[tf.Tensor]:
+    """This rank's parts of tensors of one dtype.
+
+    Args:
+      tensors: whole.
+      members: what they are.
+      exchange: knows what differs between ranks.
+      scatter: reduces [ranks, n] over the ranks, and gives the row of this one, [1, n].
+    """
+    lines = [_lines(tensor, member) for tensor, member in zip(tensors, members)]
+    own = tf.reshape(scatter(tf.concat(lines, axis=1)), [-1])
+    parts = []
+    for member, flat in zip(members, tf.split(own, [_length(member) for member in members])):
+        front = tf.reshape(flat, [max(_sizes(member))] + _others(member))
+        if is_uneven(member.layout):
+            front = front[: exchange.own(_sizes(member), tf.int32)]
+        parts.append(from_front(front, member.layout.dim))
+    return parts
+
+
+def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], exchange: Exchange) -> List[tf.Tensor]:
+    """The wholes of tensors of one dtype; no gradient.
+
+    Args:
+      parts: of this rank.
+      members: what the wholes are.
+      exchange: of this rank; the collective is behind those that it has.
+    """
+    lengths = [_length(member) for member in members]
+    own = tf.concat([tf.reshape(_filled(*one, exchange=exchange), [-1]) for one in zip(parts, members)], axis=0)
+    own.set_shape([sum(lengths)])
+    every = exchange.gather(own, shard(0, [sum(lengths)] * exchange.ranks))
+    lines = tf.split(tf.reshape(every, [exchange.ranks, sum(lengths)]), lengths, axis=1)
+    return [_whole(line, member) for line, member in zip(lines, members)]
+
+
+def _filled(part: tf.Tensor, member: Member, exchange: Exchange) -> tf.Tensor:
+    """A part with its rows in front, as many as the largest part has."""
+    front = to_front(part, member.layout.dim)
+    if not is_uneven(member.layout):
+        return front
+    others = [[0, 0]] * len(_others(member))
+    missing = [[[0, max(_sizes(member)) - size]] + others for size in _sizes(member)]
+    return tf.pad(front, exchange.own(missing, tf.int32))
+
+
+def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
+    """The tensor of which the parts of all ranks are given."""
+    most = max(_sizes(member))
+    front = tf.reshape(line, [len(_sizes(member)) * most] + _others(member))
+    kept = _kept(member)
+    whole = from_front(front if kept is None else tf.gather(front, kept), member.layout.dim)
+    whole.set_shape(member.shape)
+    return whole
+
+
+def _kept(member: Member) -> Optional[List[int]]:
+    """The rows that are no filling, of those of all ranks; None: all."""
+    if not is_uneven(member.layout):
+        return None
+    most = max(_sizes(member))
+    return [rank * most + row for rank, size in enumerate(_sizes(member)) for row in range(size)]
+
+
+def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
+    """[ranks, length]: what each rank gets of a whole tensor."""
+    front = to_front(tensor, member.layout.dim)
+    if not is_uneven(member.layout):
+        return tf.reshape(front, [len(_sizes(member)), _length(member)])
+    padding = [[0, 0]] * len(_others(member))
+    pieces = [
+        tf.pad(piece, [[0, max(_sizes(member)) - size]] + padding)
+        for piece, size in zip(tf.split(front, _sizes(member)), _sizes(member))
+    ]
+    return tf.stack([tf.reshape(piece, [_length(member)]) for piece in pieces])
+
+
+def _length(member: Member) -> int:
+    length = max(_sizes(member))
+    for size in _others(member):
+        length *= size
+    return length
+
+
+def _others(member: Member) -> List[int]:
+    """The sizes of the dimensions that are not cut."""
+    return [size for dim, size in enumerate(member.shape) if dim != member.layout.dim]
+
+
+def _sizes(member: Member) -> Sequence[int]:
+    assert member.layout.sizes is not None
+    return member.layout.sizes

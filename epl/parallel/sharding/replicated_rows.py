@@ -1,0 +1,102 @@
+"""Rows that several ranks have alike: where nothing is trained, each rank of a process has all that the process is fed.
+
+    rows on each of three ranks      a b c | a b c | a b c
+    cut along the batch              as they are: each rank computes on all of them
+    whole, or cut otherwise          a b c: those of the first rank of each process, its lead
+
+So a sum over rows that are cut has addends of the leads alone, and what is computed on the whole batch is what one
+device computes. In a training step each rank is its own lead; a run that trains nothing feeds who the leads are.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.taskgraph import DEFAULT_ATTR, TASKGRAPH_ATTR
+from epl.parallel.sharding.slices import slice_along
+from epl.utils import tf_compat
+
+_Leads = NamedTuple("_Leads", [("leads", tf.Tensor), ("is_lead", tf.Tensor)])
+
+
+def leads_of(owners: Sequence[int]) -> Tuple[int, ...]:
+    """By rank of a group, the first rank of the same process, given the process of each."""
+    return tuple(owners.index(owner) for owner in owners)
+
+
+class CopiedRows(object):
+    """Who has which rows in a run, for the ops of one rank.
+
+    Attributes:
+      in_one_process: whether one process has all ranks, in each group.
+      switches: the tensors that are fed the leads, by rank of the group.
+    """
+
+    def __init__(self, ranks: int, in_one_process: bool) -> None:
+        """Builds nothing yet.
+
+        Args:
+          ranks: of a group.
+          in_one_process: whether one process has all of them, in each group.
+        """
+        self._ranks = ranks
+        self.in_one_process = in_one_process
+        self._of_taskgraphs: Dict[Optional[int], _Leads] = {}
+        self.switches: List[tf.Tensor] = []
+
+    def kept(self, rows: tf.Tensor) -> tf.Tensor:
+        """By rank, how many of its rows are in the whole, given how many it has; int64."""
+        return rows * self._get().is_lead
+
+    def begin(self, rows: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+        """Where in the whole the rows of a rank begin; int64."""
+        return tf.cumsum(self.kept(rows), exclusive=True)[self._get().leads[rank]]
+
+    def of_lead(self, tensor: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+        """An addend of a sum over cut rows: zeros on a rank that is no lead."""
+        return tf.where_v2(tf.equal(self._get().is_lead[rank], 1), tensor, tf.zeros_like(tensor))
+
+    def drop(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
+        """The rows of all ranks, one after the other in dimension `dim` -> the whole."""
+        kept = self.kept(rows)
+        if self.in_one_process:
+            return slice_along(tensor, dim, 0, tf.reduce_sum(kept))
+        pieces = tf.split(tensor, rows, axis=dim, num=self._ranks)
+        return tf.concat([slice_along(piece, dim, 0, kept[rank]) for rank, piece in enumerate(pieces)], dim)
+
+    def repeat(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
+        """The whole -> the rows of all ranks, one after the other in dimension `dim`."""
+        if not self.in_one_process:
+            pieces = [slice_along(tensor, dim, self.begin(rows, rank), rows[rank]) for rank in range(self._ranks)]
+            return tf.concat(pieces, dim)
+        copies = tf.reduce_sum(rows) // tf.maximum(tf.reduce_sum(self.kept(rows)), 1)
+        multiples: List[Any] = [1] * (tensor.shape.ndims or 0)
+        multiples[dim] = tf.cast(copies, tf.int32)
+        return tf.tile(tensor, tf.stack(multiples))
+
+    def _get(self) -> _Leads:
+        mark = tf_compat.attr_scope(tf.get_default_graph(), TASKGRAPH_ATTR)
+        taskgraph = None if mark is None else mark.i
+        if taskgraph not in self._of_taskgraphs:
+            with tf.control_dependencies(None):
+                ranks = tf.range(self._ranks, dtype=tf.int64)
+                switch = tf.placeholder_with_default(ranks, [self._ranks])
+                switch.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+                self._of_taskgraphs[taskgraph] = self._with(switch)
+            self.switches.append(switch)
+        return self._of_taskgraphs[taskgraph]
+
+    def _with(self, leads: tf.Tensor) -> _Leads:
+        return _Leads(leads, tf.cast(tf.equal(leads, tf.range(self._ranks, dtype=tf.int64)), tf.int64))
+
+
+class GivenCopies(CopiedRows):
+    """The same with leads that are in a tensor."""
+
+    def __init__(self, ranks: int, in_one_process: bool, leads: tf.Tensor) -> None:
+        """Takes the leads, by rank."""
+        super().__init__(ranks, in_one_process)
+        self._given = leads
+
+    def _get(self) -> _Leads:
+        return self._with(self._given)

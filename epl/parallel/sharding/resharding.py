@@ -1,0 +1,442 @@
+"""Conversions of a tensor between layouts, for one rank of a split group, with gradients as placements.py asks for.
+
+| from -> to | forward | backward |
+| --- | --- | --- |
+| shard -> FULL | all-gather | cut |
+| shard -> FULL, entered | all-gather | reduce-scatter |
+| FULL -> FULL, entered | nothing | all-reduce |
+| FULL -> shard | cut | all-gather |
+| PARTIAL -> FULL | all-reduce | nothing |
+| PARTIAL -> FULL, entered | all-reduce | all-reduce |
+| PARTIAL -> shard | reduce-scatter | all-gather |
+| shard(a) -> shard(b) | all-to-all | all-to-all |
+
+"Entered" is a FULL tensor in the hands of an op that computes a part: each rank has an addend of its gradient.
+
+The native collectives move rows (dimension 0); other dimensions are transposed to the front and back. What differs
+between ranks is made by `own` alone, and is invisible to static shapes: a dimension whose size differs between ranks is
+unknown, so that neither TensorFlow nor its gradient functions write one rank's size into a constant.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.ops.communicator import Communicator
+from epl.ops.compression import compress, decompress
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.sharding.placements import Layout, balanced_sizes, offsets, shard
+from epl.parallel.sharding.replicated_rows import CopiedRows
+from epl.parallel.sharding.row_weights import RowWeights
+from epl.parallel.sharding.slices import slice_along
+from epl.utils import tf_compat
+
+_GRADIENT = "EplSplitConversion"
+_FUNCTIONS = ("epl_split_gradients",)  # a collection with a key that is no string is not exported
+
+Gradient = Callable[[Any], Any]
+Factor = Union[float, tf.Tensor]
+
+Owned = NamedTuple("Owned", [("values", Tuple[np.ndarray, ...]), ("dtype", tf.DType)])
+Owned.__doc__ = """A constant that differs between ranks.
+
+Attributes:
+  values: by rank.
+  dtype: of the constant.
+"""
+
+
+class Lane(object):
+    """Collectives that run one after the other, in a communicator of their own.
+
+    Attributes:
+      communicator: of the group.
+      collectives: their ops, in the order in which they run.
+      built: how many were asked for.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.collectives: List[tf.Operation] = []
+        self.built = 0
+
+
+class Exchange(object):
+    """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
+
+    Every rank builds the same in the same order; each collective waits for the one before it in its lane. There is one
+    lane; a subclass may have more.
+
+    Attributes:
+      owned: name of a constant op that differs between ranks -> its values.
+      copied_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
+      row_weights: what the batches of the ranks weigh, if their rows may differ.
+    """
+
+    def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
+        """Starts with no collective.
+
+        Args:
+          communicator: of the group.
+          rank: the local rank that this builds for.
+          key: unique within the communicator; begins the keys of the collectives.
+          fp16_scale: all-to-alls send floats as float16, gradients after multiplication by it; None: as they are.
+        """
+        self._first_lane = Lane(communicator)
+        self.rank = rank
+        self.ranks = communicator.world_size
+        self._key = key
+        self._fp16_scale = fp16_scale if self.ranks > 1 else None
+        self.owned: Dict[str, Owned] = {}
+        self.copied_rows: Optional[CopiedRows] = None
+        self.row_weights: Optional[RowWeights] = None
+
+    @property
+    def lanes(self) -> List[Lane]:
+        """All lanes."""
+        return [self._first_lane]
+
+    @property
+    def collectives(self) -> List[tf.Operation]:
+        """The ops of all collectives so far, lane by lane in the order in which they run."""
+        return [op for lane in self.lanes for op in lane.collectives]
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """What is built inside is done once per step, and not for each micro batch of a pipeline: as all is here."""
+        yield
+
+    def _lane(self) -> Lane:
+        """Where the next collective is built."""
+        return self._first_lane
+
+    # ---- What differs between ranks.
+
+    def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
+        """A constant that differs between ranks: `values` by rank; its value does not show in static shapes."""
+        arrays = tuple(np.asarray(value, dtype.as_numpy_dtype) for value in values)
+        constant = tf.constant(arrays[self.rank], dtype, name="own")
+        if all(array.shape == arrays[0].shape and (array == arrays[0]).all() for array in arrays):
+            return constant
+        self.owned[constant.op.name] = Owned(arrays, dtype)
+        shape = tf.TensorShape(arrays[0].shape)
+        for array in arrays:
+            shape = shape.most_specific_compatible_shape(tf.TensorShape(array.shape))
+        return _placeholder(constant, shape)
+
+    def hide_size(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
+        if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
+            return tensor
+        return with_gradient(tensor, hidden(tensor, layout.dim), lambda grad: grad, keeps_sparse=True)
+
+    # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
+
+    def enter(self, tensor: tf.Tensor) -> tf.Tensor:
+        """FULL, for use by an op that computes a part."""
+        return with_gradient(tensor, tensor, self.sum_partial)
+
+    def sum_partial(self, tensor: Any) -> Any:
+        """PARTIAL -> FULL; IndexedSlices stay so."""
+        if isinstance(tensor, tf.IndexedSlices):
+            summed, own = self.all_reduce(tensor, "sum"), tensor.values
+            rows = with_gradient(own, summed.values, lambda grad: self.cut(grad, shard(0), self.row_counts(own, 0)))
+            return tf.IndexedSlices(rows, summed.indices, summed.dense_shape)
+        return with_gradient(tensor, self.all_reduce(tensor, "sum"), self.enter)
+
+    def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A shard -> FULL."""
+        full, rows = self._gather(tensor, layout, "gather")
+        return with_gradient(tensor, full, lambda grad: self.cut(grad, layout, rows))
+
+    def gather_entered(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A shard -> FULL, for use by an op that computes a part."""
+        full, rows = self._gather(tensor, layout, "gather")
+        return with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, layout, rows))
+
+    def cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """FULL -> this rank's part.
+
+        Args:
+          tensor: FULL.
+          layout: what to make.
+          rows: int64, how much of the dimension each rank gets; needed if the layout has no sizes.
+        """
+        return with_gradient(tensor, self._cut(tensor, layout, rows), lambda grad: self.gather(grad, layout))
+
+    def reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """PARTIAL -> shard; arguments as those of `cut`."""
+        part = self._reduce_scatter(tensor, layout, rows)
+        return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
+
+    def move(
+        self,
+        tensor: tf.Tensor,
+        source: Layout,
+        target: Layout,
+        rows: Optional[tf.Tensor] = None,
+        scale: float = 1.0,
+    ) -> tf.Tensor:
+        """shard(a) -> shard(b).
+
+        Args:
+          tensor: the local part in the layout `source`.
+          source: where it comes from.
+          target: where it goes; along another dimension.
+          rows: int64, how much of its dimension each rank has; needed if one of the layouts has no sizes.
+          scale: of what is sent as float16.
+        """
+        if self._fp16_scale is None:
+            moved = self._move(tensor, source, target, rows)
+        else:
+            moved = decompress(self._move(compress(tensor, scale), source, target, rows), tensor.dtype, scale)
+        backward = self._fp16_scale or 1.0
+        return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows, backward))
+
+    def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The largest of all ranks, element by element; no gradient."""
+        return tf.stop_gradient(self.all_reduce(tensor, "max", "max"))
+
+    def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The smallest of all ranks, element by element; no gradient."""
+        return tf.stop_gradient(self.all_reduce(tensor, "min", "min"))
+
+    def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
+        own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
+        return self._run(lambda to, key: to.all_gather(own, self.rank, key, equal_rows=True), "rows")
+
+    def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
+        counts, whole = tf.cast(rows, size.dtype), tf.cast(self.whole_rows(rows), size.dtype)
+        return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(whole, 1)
+
+    def share(self, dtype: tf.DType) -> Factor:
+        """What the batch of this rank weighs in the mean over the ranks."""
+        return 1.0 / self.ranks if self.row_weights is None else self.row_weights.share(dtype)
+
+    def inverse_share(self, dtype: tf.DType) -> Factor:
+        """1 / `share`."""
+        return float(self.ranks) if self.row_weights is None else self.row_weights.inverse_share(dtype)
+
+    def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """How many rows the whole batch has, given how many each rank has (int64, by rank)."""
+        return tf.reduce_sum(rows if self.copied_rows is None else self.copied_rows.kept(rows))
+
+    def addend(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What this rank adds to a sum over rows that are cut along the batch, given that of the rows that it has."""
+        if self.copied_rows is None:
+            return tensor
+        own = self.copied_rows.of_lead(tensor, self.own(range(self.ranks), tf.int32))
+        return with_gradient(tensor, own, lambda grad: grad)
+
+    def broadcast(self, tensors: Any) -> Any:
+        """What rank 0 has, on every rank: of a tensor, or of each of a list; no gradient."""
+        made = self._run(lambda to, own: to.broadcast(tensors, self.rank, own), "first")
+        return tf.nest.map_structure(tf.stop_gradient, made)
+
+    # ---- The collectives themselves, without gradients.
+
+    def all_reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
+        """The sum, or what `reduce_op` says, over all ranks, of a tensor or of each of several; no gradient."""
+        return self._run(lambda to, own: to.all_reduce(value, self.rank, own, reduce_op), key)
+
+    def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
+        """The whole tensor, and how many rows came from each rank."""
+        front = to_front(tensor, layout.dim)
+        equal = not is_uneven(layout)
+        full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
+        if layout.sizes is None and self.copied_rows is not None:
+            full = self.copied_rows.drop(full, 0, rows)
+        full.set_shape(_with_size(front.shape, 0, layout.size))
+        return from_front(full, layout.dim), rows
+
+    def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        begin, size = self.own_range(layout, rows)
+        part = slice_along(tensor, layout.dim, begin, size)
+        part.set_shape(_with_size(tensor.shape, layout.dim, _equal_size(layout)))
+        return part
+
+    def own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Where this rank's part begins, and its size; `rows` as that of `cut`."""
+        if layout.sizes is not None:
+            begin = self.own(offsets(layout.sizes), tf.int32)
+            return begin, self.own(layout.sizes, tf.int32)
+        counts = tf.cast(_required(rows), tf.int32)
+        own = self.own(range(self.ranks), tf.int32)
+        if self.copied_rows is not None:
+            return tf.cast(self.copied_rows.begin(_required(rows), own), tf.int32), counts[own]
+        return tf.cumsum(counts, exclusive=True)[own], counts[own]
+
+    def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        front = to_front(tensor, layout.dim)
+        if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
+            part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
+            part = hidden(part, 0) if is_uneven(layout) else part
+        else:
+            if layout.sizes is None and self.copied_rows is not None:
+                front = self.copied_rows.repeat(front, 0, _required(rows))
+            # Every rank sends as many rows as this rank keeps.
+            parts = self._send(front, _splits(layout, rows), "scatter")
+            own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
+            part = tf.reduce_sum(tf.reshape(parts, own), axis=0)
+        part.set_shape(_with_size(front.shape, 0, _equal_size(layout)))
+        return from_front(part, layout.dim)
+
+    def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
+        """Part r of the rows goes to rank r; the rows that come."""
+        if splits is None:
+            return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own), key)
+        return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own, splits), key)[0]
+
+    def _move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
+        a, b = source.dim, target.dim
+        shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
+        if target.sizes is None and self.copied_rows is not None:
+            tensor = self.copied_rows.repeat(tensor, b, _required(rows))
+        order = [a, b] + [dim for dim in range(tensor.shape.ndims) if dim not in (a, b)]
+        outer = _transposed(tensor, order)
+        if not is_uneven(target):
+            moved = self._move_equal_target(outer, source)
+        elif not is_uneven(source):
+            moved = self._move_equal_source(outer, target, rows)
+        else:
+            moved = self._move_pieces(outer, source, target, rows)
+        moved = _transposed(moved, [order.index(dim) for dim in range(len(order))])
+        if source.sizes is None and self.copied_rows is not None:
+            moved = self.copied_rows.drop(moved, a, _required(rows))
+        moved.set_shape(_with_size(shape, b, _equal_size(target)))
+        return moved
+
+    def _move_equal_target(self, tensor: tf.Tensor, source: Layout) -> tf.Tensor:
+        """[a/n, b, ...] -> [a, b/n, ...]: the parts of b stand in rows [n, a/n], each of b/n and the rest."""
+        shape = tf.shape(tensor)
+        part = shape[1] // self.ranks
+        cut = tf.reshape(tensor, tf.concat([shape[:1], [self.ranks, part], shape[2:]], axis=0))
+        swapped = tf.transpose(cut, [1, 0] + list(range(2, tensor.shape.ndims + 1)))
+        lines = tf.reshape(swapped, tf.concat([[-1, part], shape[2:]], axis=0))
+        splits = tf.fill([self.ranks], tf.cast(shape[0], tf.int64)) if is_uneven(source) else None
+        return self._send(lines, splits, "move")
+
+    def _move_equal_source(self, tensor: tf.Tensor, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """[a/n, b, ...] -> [a, b/n, ...]: rows of b, each of a/n and the rest; from each rank the same rows of b."""
+        swapped = tf.transpose(tensor, [1, 0] + list(range(2, tensor.shape.ndims)))
+        received = self._send(swapped, _splits(target, rows), "move")
+        shape = tf.shape(tensor)
+        parts = tf.reshape(received, tf.concat([[self.ranks, -1, shape[0]], shape[2:]], axis=0))
+        parts = tf.transpose(parts, [0, 2, 1] + list(range(3, tensor.shape.ndims + 1)))
+        part = tf.shape(parts)[2]
+        return tf.reshape(parts, tf.concat([[self.ranks * shape[0], part], shape[2:]], axis=0))
+
+    def _move_pieces(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        """[a_r, b, ...] -> [a, b_r, ...] with parts of different sizes on both sides: element by element."""
+        sizes = _splits(target, rows)
+        shape = tf.shape(tensor)
+        pieces = tf.split(tensor, sizes, axis=1, num=self.ranks)
+        flat = tf.concat([tf.reshape(piece, [-1]) for piece in pieces], axis=0)
+        rest = tf.reduce_prod(tf.cast(shape[2:], tf.int64))
+        received = self._send(flat, sizes * tf.cast(shape[0], tf.int64) * rest, "move")
+        _, part = self.own_range(target, rows)
+        full = -1 if source.sizes is None else sum(source.sizes)
+        return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
+
+    def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:
+        """Builds a collective under a key of its own, after the one before."""
+        lane = self._lane()
+        own = "{}/{}/{}".format(self._key, lane.built, key)
+        lane.built += 1
+        graph = tf.get_default_graph()
+        last = tf_compat.last_op_id(graph)
+        with tf.control_dependencies(lane.collectives[-1:]):
+            result = build(lane.communicator, own)
+        lane.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
+        return result
+
+
+def is_uneven(layout: Layout) -> bool:
+    """Whether the sizes of the parts differ between ranks, or may."""
+    return layout.is_shard and (layout.sizes is None or len(set(layout.sizes)) > 1)
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _conversion_grad(op: tf.Operation, *grads: Any) -> List[Any]:
+    function, keeps_sparse = op.graph.get_collection_ref(_FUNCTIONS)[0][op.name]
+    grad = grads[0]
+    if not isinstance(grad, tf.IndexedSlices) or not keeps_sparse:
+        grad = tf.convert_to_tensor(grad)
+        grad.set_shape(op.outputs[0].shape)
+    with tf.device(op.device):
+        return [None] * (len(op.inputs) - 1) + [function(grad)]
+
+
+def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient, keeps_sparse: bool = False) -> tf.Tensor:
+    """`result`, as a function of `tensor` with the given gradient.
+
+    Args:
+      tensor: what is differentiated by.
+      result: the value; it may be `tensor`.
+      gradient: of `tensor`, given that of the result.
+      keeps_sparse: whether `gradient` takes IndexedSlices as they are; it does if nothing is converted.
+    """
+    if not tensor.dtype.is_floating and not tensor.dtype.is_complex:
+        return result
+    graph = tf.get_default_graph()
+    tensors = [tensor] if result is tensor else [result, tensor]
+    with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+        output = tf.identity_n(tensors)[0]
+    functions = graph.get_collection_ref(_FUNCTIONS)
+    if not functions:
+        functions.append({})
+    functions[0][output.op.name] = (gradient, keeps_sparse or result is tensor)
+    return output
+
+
+def hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """The tensor, with the static size of a dimension unknown."""
+    return _placeholder(tensor, _with_size(tensor.shape, dim, None))
+
+
+def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """The tensor, of which nothing but the shape is known."""
+    hidden = tf.placeholder_with_default(default, shape)
+    hidden.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+    return hidden
+
+
+def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """The tensor with dimension `dim` first."""
+    return _transposed(tensor, [dim] + [other for other in range(tensor.shape.ndims) if other != dim])
+
+
+def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """What `to_front` was given."""
+    return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, tensor.shape.ndims)))
+
+
+def _transposed(tensor: tf.Tensor, order: List[int]) -> tf.Tensor:
+    return tensor if order == sorted(order) else tf.transpose(tensor, order)
+
+
+def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.TensorShape:
+    sizes = shape.as_list()
+    sizes[dim] = size
+    return tf.TensorShape(sizes)
+
+
+def _equal_size(layout: Layout) -> Optional[int]:
+    """The size of each part; None if they differ."""
+    return None if layout.sizes is None or is_uneven(layout) else layout.sizes[0]
+
+
+def _splits(layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    return tf.constant(layout.sizes, tf.int64) if layout.sizes is not None else _required(rows)
+
+
+def _required(rows: Optional[tf.Tensor]) -> tf.Tensor:
+    if rows is None:
+        raise ValueError("A batch is cut by how many rows each rank has, which is not given.")
+    return rows

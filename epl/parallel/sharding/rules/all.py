@@ -1,0 +1,2 @@
+"""Importing this fills the registry of rules."""
+

@@ -1,0 +1,219 @@
+"""What rules are written with: ops as labelled dimensions, and pieces of what they emit.
+
+Most ops are told by which dimensions of their tensors run together, as einsum tells a product: dimensions with one
+label are cut alike, a tensor without the label is FULL. A label that is summed over leaves addends.
+
+    MatMul    [m, k] [k, n] -> [m, n]     m: shard(0), FULL -> shard(0)
+                                          n: FULL, shard(1) -> shard(1)
+                                          k: shard(1), shard(0) -> PARTIAL
+"""
+
+from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, offsets, shard
+from epl.parallel.sharding.resharding import with_gradient
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, shard_choices
+
+Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is never cut
+Emitter = Callable[[Tuple[Layout, ...]], Emit]  # from the layouts of the outputs
+
+ASSUMED_SIZE = 32  # what an unknown dimension counts as in costs
+
+
+def labelled(
+    op: OpInfo,
+    inputs: Sequence[Labels],
+    outputs: Sequence[Labels],
+    summed: Collection[Hashable] = (),
+    emitter: Optional[Emitter] = None,
+    created: bool = False,
+) -> Iterator[Choice]:
+    """The choices of an op whose dimensions are labelled: one for each label and way to cut it.
+
+    Args:
+      op: the op.
+      inputs, outputs: the labels of each of its tensors.
+      summed: labels that the op sums over; all outputs are PARTIAL then.
+      emitter: makes what builds the op; not given: the same op on the local tensors.
+      created: whether the emitter can cut dimensions that no input has.
+    """
+    tensors = list(zip(list(inputs) + list(outputs), op.inputs + op.outputs))
+    if not _fit(tensors[: len(op.inputs)]):
+        return
+    seen: List[Hashable] = []
+    for labels, _ in tensors:
+        seen += [label for label in labels if label is not None and label not in seen]
+    for label in seen:
+        is_summed = label in summed
+        if any(list(labels).count(label) > 1 for labels, _ in tensors):
+            continue
+        if not is_summed and not all(label in labels for labels in outputs):
+            continue
+        if not created and not any(label in labels for labels in inputs):
+            continue
+        for sizes in _cuts(op, label, tensors):
+            into = tuple(_layout(labels, label, sizes) for labels in inputs)
+            out = tuple(PARTIAL if is_summed else _layout(labels, label, sizes) for labels in outputs)
+            yield Choice(into, out, None if emitter is None else emitter(out))
+
+
+def _fit(inputs: Sequence[Tuple[Labels, TensorInfo]]) -> bool:
+    """Whether dimensions with one label have one size; where they do not, one is that of a single rank's batch."""
+    sizes: Dict[Hashable, int] = {}
+    for labels, info in inputs:
+        for dim, label in enumerate(labels):
+            size = _size(info, dim)
+            if label is not None and size is not None and sizes.setdefault(label, size) != size:
+                return False
+    return True
+
+
+def _cuts(op: OpInfo, label: Hashable, tensors: Sequence[Tuple[Labels, TensorInfo]]) -> List[Any]:
+    """Sizes of parts for the dimensions with a label; [None] where they hold the batch.
+
+    An input of unknown size that does not hold the batch may have size 1 and be broadcast, so it is not cut.
+    """
+    found = [(info, list(labels).index(label)) for labels, info in tensors if label in labels]
+    inputs = [(info, list(labels).index(label)) for labels, info in tensors[: len(op.inputs)] if label in labels]
+    if any(_size(info, dim) is None and info.batch != dim for info, dim in inputs):
+        return []
+    if any(info.batch == dim for info, dim in found):
+        return [None]
+    sizes = {_size(info, dim) for info, dim in found} - {None}
+    return shard_choices(op, sizes.pop() or 0) if len(sizes) == 1 else []
+
+
+def _size(info: TensorInfo, dim: int) -> Optional[int]:
+    return None if info.shape is None else info.shape[dim]
+
+
+def _layout(labels: Labels, label: Hashable, sizes: Optional[Sequence[int]]) -> Layout:
+    return shard(list(labels).index(label), sizes) if label in labels else FULL
+
+
+def linear(op: OpInfo, *data: int) -> Iterator[Choice]:
+    """PARTIAL in these inputs, FULL in the others -> PARTIAL, for an op that is linear in them together."""
+    if all(is_number(tensor.dtype) for tensor in op.outputs):
+        into = tuple(PARTIAL if index in data else FULL for index in range(len(op.inputs)))
+        yield Choice(into, (PARTIAL,) * len(op.outputs))
+
+
+def is_number(dtype: tf.DType) -> bool:
+    """Whether tensors of the dtype can be added up."""
+    return dtype.is_floating or dtype.is_complex or dtype.is_integer
+
+
+def broadcast_labels(info: TensorInfo, rank: int) -> List[Optional[Hashable]]:
+    """Labels of an input that is broadcast to `rank` dimensions, which are labelled 0, 1, ...
+
+    A dimension of size 1 has none: all parts of the result take it.
+    """
+    shape = info.shape or ()
+    return [None if size == 1 else rank - len(shape) + dim for dim, size in enumerate(shape)]
+
+
+# ---- What is known of an op when the graph is built.
+
+
+def rank_of(info: TensorInfo) -> Optional[int]:
+    """The number of dimensions, None if it is not known."""
+    return None if info.shape is None else len(info.shape)
+
+
+def dimensions(info: TensorInfo) -> List[int]:
+    """Labels 0, 1, ... of the dimensions of a tensor."""
+    return list(range(len(info.shape or ())))
+
+
+def known_ranks(op: OpInfo) -> bool:
+    """Whether the number of dimensions of every tensor is known."""
+    return all(tensor.shape is not None for tensor in op.inputs + op.outputs)
+
+
+def constant_ints(info: TensorInfo) -> Optional[List[int]]:
+    """The elements of an integer constant, None if it is not known."""
+    return None if info.constant is None else [int(value) for value in np.reshape(info.constant, [-1])]
+
+
+def constant_axes(info: TensorInfo, rank: int) -> Optional[List[int]]:
+    """Axes that a constant names, counted from 0; None if it is not known."""
+    found = constant_ints(info)
+    return None if found is None else [axis % rank if rank else axis for axis in found]
+
+
+def without(labels: Labels, dims: Collection[int]) -> List[Optional[Hashable]]:
+    """The labels, None at some dimensions."""
+    return [None if dim in dims else label for dim, label in enumerate(labels)]
+
+
+def text_attr(op: OpInfo, name: str) -> str:
+    """A string attribute; "" if the op has none of that name."""
+    value = op.attrs.get(name, b"")
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def all_reduced(op: OpInfo, shape: Optional[Sequence[Optional[int]]], itemsize: int, times: float) -> float:
+    """Bytes that a rank sends when a tensor is all-reduced a number of times."""
+    elements = 1
+    for size in shape or ():
+        elements *= ASSUMED_SIZE if size is None else size
+    return times * 2.0 * (op.ranks - 1) / op.ranks * elements * itemsize
+
+
+def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]]:
+    """The shape of a tensor, less some dimensions."""
+    return [size for dim, size in enumerate(info.shape or ()) if dim not in dims]
+
+
+# ---- Pieces of what rules emit.
+
+
+def own_size(emission: Emission, layout: Layout, full: tf.Tensor) -> tf.Tensor:
+    """The size of this rank's part of a dimension that is `full` in all."""
+    if layout.sizes is None:
+        return emission.own_rows(full)
+    return emission.own(layout.sizes, full.dtype.base_dtype)
+
+
+def own_offset(emission: Emission, layout: Layout, dtype: tf.DType) -> tf.Tensor:
+    """Where this rank's part of a dimension begins; the layout has sizes."""
+    return emission.own(offsets(layout.sizes or ()), dtype)
+
+
+def replaced(vector: tf.Tensor, index: int, value: Any) -> tf.Tensor:
+    """The vector with another value at one place."""
+    value = tf.reshape(tf.cast(value, vector.dtype), [1])
+    return tf.concat([vector[:index], value, vector[index + 1 :]], axis=0)
+
+
+def full_shape(info: TensorInfo, given: tf.Tensor) -> tf.Tensor:
+    """The shape of the tensor in the unsplit program: static if known, else by the input that says it.
+
+    A constant input may have the size of one rank's batch written into it; the static shape has that of all.
+    """
+    if info.shape is None or None in info.shape:
+        return given
+    return tf.constant(info.shape, given.dtype.base_dtype)
+
+
+def own_shape(emission: Emission, info: TensorInfo, given: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """`full_shape`, with this rank's part of the dimension that is cut."""
+    shape = full_shape(info, given)
+    return replaced(shape, layout.dim, own_size(emission, layout, shape[layout.dim])) if layout.is_shard else shape
+
+
+def weighted(emission: Emission, value: tf.Tensor, tensor: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """`value`, with the gradient `weights` (of the shape of `tensor`) with respect to `tensor`.
+
+    Args:
+      emission: of the op.
+      value: FULL, of the rank of `tensor`; dimensions of one element stand for all.
+      tensor: the part that `value` is a function of, by a way that gradients do not take.
+      weights: d value / d tensor, element by element.
+    """
+    if not tensor.dtype.is_floating:
+        return value
+    return value + with_gradient(tensor, tf.zeros_like(value), lambda grad: emission.enter(grad) * weights)

@@ -1,0 +1,100 @@
+"""Rules of convolutions and pooling: over images, input channels (which leaves addends) and output channels."""
+
+from typing import Iterator, List, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import Layout, shard
+from epl.parallel.sharding.rules.common import FULL, Labels, labelled, own_shape, replaced, text_attr
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
+
+
+def _image(op: OpInfo, channels: str, positions: int = 2) -> Labels:
+    """Labels of a batch of images."""
+    if text_attr(op, "data_format").startswith("NC"):
+        return ["n", channels] + [None] * positions
+    return ["n"] + [None] * positions + [channels]
+
+
+@rule("Conv2D", "Conv3D")
+def _convolution(op: OpInfo) -> Iterator[Choice]:
+    positions = 3 if op.type == "Conv3D" else 2
+    kernel = [None] * positions + ["in", "out"]
+    image, result = _image(op, "in", positions), _image(op, "out", positions)
+    return labelled(op, [image, kernel], [result], summed=["in"])
+
+
+@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def _transposed_convolution(op: OpInfo) -> Iterator[Choice]:
+    """Inputs: the shape of the result, the kernel [..., result channels, image channels], images."""
+    positions = 3 if op.type == "Conv3DBackpropInputV2" else 2
+    kernel: Labels = [None] * positions + ["out", "in"]
+
+    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+        layout = outputs[0]
+
+        def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+            if layout.is_shard and layout.dim == 0:
+                shape = replaced(inputs[0], 0, tf.shape(inputs[2])[0])
+            else:
+                shape = own_shape(emission, op.outputs[0], inputs[0], layout)
+            return emission.same([shape] + inputs[1:])
+
+        return emit
+
+    return labelled(
+        op, [[], kernel, _image(op, "in", positions)], [_image(op, "out", positions)], summed=["in"], emitter=emitter
+    )
+
+
+@rule("DepthwiseConv2dNative")
+def _depthwise(op: OpInfo) -> Iterator[Choice]:
+    """Every channel makes `multiplier` channels of the result, which stand side by side."""
+    yield from labelled(op, [_image(op, ""), [None] * 4], [_image(op, "")])
+    kernel = op.inputs[1].shape
+    if kernel is None or kernel[2] is None or kernel[3] is None:
+        return
+    channels = _image(op, "c").index("c")
+    for sizes in shard_choices(op, kernel[2]):
+        result = [size * kernel[3] for size in sizes]
+        yield Choice((shard(channels, sizes), shard(2, sizes)), (shard(channels, result),))
+
+
+@rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D")
+def _pool(op: OpInfo) -> Iterator[Choice]:
+    image = _image(op, "c", 3 if op.type.endswith("3D") else 2)
+    window = list(op.attrs["ksize"])
+    labels = [label if size == 1 else None for label, size in zip(image, window)]
+    yield from labelled(op, [labels], [labels])
+    # Of an average over channels, the channels of the result have no part of their own.
+
+
+@rule("MaxPoolV2")
+def _pool_v2(op: OpInfo) -> Iterator[Choice]:
+    """The window is an input; TensorFlow pools over positions alone."""
+    image = _image(op, "c")
+    return labelled(op, [image, [], []], [image])
+
+
+@rule("LRN")
+def _local_response(op: OpInfo) -> Iterator[Choice]:
+    """Channels are normalised by their neighbours; images stay apart."""
+    return labelled(op, [["n", None, None, None]], [["n", None, None, None]])
+
+
+# ---- Batch norm
+
+
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _batch_norm(op: OpInfo) -> Iterator[Choice]:
+    """Over channels; over images only where it computes no statistics of them."""
+    image = _image(op, "c")
+    vectors: List[Labels] = [["c"] if tensor.shape != (0,) else [] for tensor in op.inputs[1:]]
+    for choice in labelled(op, [image] + vectors, [image]):
+        layout = choice.inputs[0]
+        if layout.dim:
+            # What is reserved for the gradient is used by the gradient of the part.
+            reserved = (FULL,) * (len(op.outputs) - 5)
+            yield choice._replace(outputs=(layout,) + (shard(0, layout.sizes),) * 4 + reserved)
+        elif not op.attrs.get("is_training", True):
+            yield choice._replace(outputs=(layout,) + (FULL,) * (len(op.outputs) - 1))

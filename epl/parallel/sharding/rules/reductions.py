@@ -1,0 +1,245 @@
+"""Rules of reductions along dimensions, of searches along one, and of running sums.
+
+Along the dimension that is cut: a sum leaves addends; the others exchange what each rank found in its part.
+"""
+
+from typing import Iterator, List, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.rules.common import (
+    all_reduced,
+    constant_axes,
+    constant_ints,
+    dimensions,
+    labelled,
+    linear,
+    own_offset,
+    rank_of,
+    shape_without,
+    weighted,
+    without,
+)
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, rule
+
+
+class _Reduction(object):
+    """A reduction whose axes are known: `axes`, and the labels of its output."""
+
+    def __init__(self, op: OpInfo, axes: Sequence[int]) -> None:
+        self.op = op
+        self.axes = sorted(set(axes))
+        self.data = dimensions(op.inputs[0])
+        if op.attrs.get("keep_dims"):
+            self.output = without(self.data, self.axes)
+        else:
+            self.output = [label for label in self.data if label not in self.axes]
+
+    def rows(self) -> Iterator[Choice]:
+        """Choices that cut a dimension that stays."""
+        return labelled(self.op, [without(self.data, self.axes), []], [self.output])
+
+    def over(self, emit: Emit, collectives: float) -> Iterator[Choice]:
+        """Choices that cut a dimension that is reduced, with a FULL result."""
+        kept = without(self.data, [axis for axis in self.data if axis not in self.axes])
+        result = self.op.outputs[0]
+        moved = all_reduced(self.op, result.shape, result.dtype.size, collectives)
+        for choice in labelled(self.op, [kept, []], [[]], summed=self.axes):
+            yield Choice(choice.inputs, (FULL,), emit, moved)
+
+
+def _reduction(op: OpInfo) -> Optional[_Reduction]:
+    rank = rank_of(op.inputs[0])
+    axes = None if rank is None else constant_axes(op.inputs[1], rank)
+    return None if axes is None else _Reduction(op, axes)
+
+
+def _exchanged(op: OpInfo, emit: Emit, collectives: float) -> Iterator[Choice]:
+    """The choices of a reduction for which the ranks exchange what each of them found in its part."""
+    found = _reduction(op)
+    if found is not None:
+        yield from found.rows()
+        yield from found.over(emit, collectives)
+
+
+@rule("Sum")
+def _sum(op: OpInfo) -> Iterator[Choice]:
+    found = _reduction(op)
+    if found is not None:
+        yield from labelled(op, [found.data, []], [found.output], summed=found.axes)
+    yield from linear(op, 0)
+
+
+@rule("Mean")
+def _mean(op: OpInfo) -> Iterator[Choice]:
+    found = _reduction(op)
+    dtype = op.outputs[0].dtype
+    if found is not None:
+        yield from found.rows()
+    if dtype.is_integer:
+        return
+    if found is not None:
+        for choice in labelled(op, [found.data, []], [found.output], summed=found.axes):
+            if choice.inputs[0].dim in found.axes:
+                moved = all_reduced(op, (), 8, 1) if _open_batch(op.inputs[0], choice.inputs[0]) else 0.0
+                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=moved)
+    yield from linear(op, 0)
+
+
+def _open_batch(info: TensorInfo, layout: Layout) -> bool:
+    return layout.sizes is None and (info.shape is None or info.shape[layout.dim] is None)
+
+
+def _emit_mean(found: _Reduction, layout: Layout) -> Emit:
+    """The sum of the part, divided by how many elements all parts have."""
+
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        part, axes = inputs
+        count = tf.constant(1, tf.int64)
+        for axis in found.axes:
+            size = (op.inputs[0].shape or ())[axis]
+            own = tf.shape(part, out_type=tf.int64)[axis]
+            if size is not None:
+                count *= size
+            else:
+                count *= emission.sum_partial(own) if axis == layout.dim else own
+        total = tf.reduce_sum(part, axes, keepdims=bool(op.attrs.get("keep_dims")))
+        return [total / tf.cast(count, total.dtype)]
+
+    return emit
+
+
+@rule("Max", "Min")
+def _extremum(op: OpInfo) -> Iterator[Choice]:
+    found = _reduction(op)
+    if found is not None:
+        yield from found.rows()
+        if op.outputs[0].dtype != tf.bool:
+            yield from found.over(_emit_extremum, 2)
+
+
+def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    """Elements that are equally large share the gradient evenly, as in TensorFlow."""
+    part, axes = inputs
+    largest = op.type == "Max"
+    own = (tf.reduce_max if largest else tf.reduce_min)(part, axes, keepdims=True)
+    best = tf.stop_gradient(emission.all_max(own) if largest else emission.all_min(own))
+    if part.dtype.is_floating:
+        ties = tf.cast(tf.equal(part, best), part.dtype)
+        count = emission.sum_partial(tf.stop_gradient(tf.reduce_sum(ties, axes, keepdims=True)))
+        best = weighted(emission, best, part, tf.stop_gradient(ties / count))
+    return [best if op.attrs.get("keep_dims") else tf.squeeze(best, _static_axes(op))]
+
+
+def _static_axes(op: OpInfo) -> List[int]:
+    return sorted(set(constant_axes(op.inputs[1], len(op.inputs[0].shape or ())) or ()))
+
+
+@rule("Prod", "EuclideanNorm")
+def _gathered(op: OpInfo) -> Iterator[Choice]:
+    """The results of the parts are gathered, and reduced again by all ranks."""
+    found = _exchanged(op, _emit_gathered, op.ranks / 2)  # what n - 1 others have, of each
+    # Several ranks may have the same rows.
+    return (choice for choice in found if choice.emit is None or choice.inputs[0].sizes is not None)
+
+
+def _emit_gathered(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    own = tf.expand_dims(emission.same(inputs)[0], 0)
+    results = emission.gather(own, shard(0, (1,) * emission.ranks))
+    return emission.same([results, tf.constant([0], inputs[1].dtype)], keep_dims=False)
+
+
+@rule("All", "Any")
+def _logical(op: OpInfo) -> Iterator[Choice]:
+    return _exchanged(op, _emit_logical, 4)
+
+
+def _emit_logical(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    own = tf.cast(emission.same(inputs)[0], tf.int32)
+    return [tf.cast(emission.all_min(own) if op.type == "All" else emission.all_max(own), tf.bool)]
+
+
+@rule("L2Loss")
+def _l2_loss(op: OpInfo) -> Iterator[Choice]:
+    data = dimensions(op.inputs[0])
+    return labelled(op, [data], [[]], summed=data)
+
+
+@rule("ArgMax", "ArgMin")
+def _arg(op: OpInfo) -> Iterator[Choice]:
+    rank = rank_of(op.inputs[0])
+    axes = None if rank is None else constant_axes(op.inputs[1], rank)
+    if not axes:
+        return
+    data = dimensions(op.inputs[0])
+    yield from labelled(op, [without(data, axes), []], [[label for label in data if label not in axes]])
+    rows = shape_without(op.inputs[0], axes)
+    moved = all_reduced(op, rows, op.inputs[0].dtype.size, 1) + all_reduced(op, rows, op.outputs[0].dtype.size, 1)
+    for choice in labelled(op, [data, []], [[]], summed=axes):
+        if choice.inputs[0].sizes is not None:
+            yield Choice(choice.inputs, (FULL,), _emit_arg(choice.inputs[0]), moved)
+
+
+def _emit_arg(layout: Layout) -> Emit:
+    """Of the ranks that have the largest (smallest) element, the first position counts."""
+
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        part, _ = inputs
+        largest = op.type == "ArgMax"
+        own = (tf.reduce_max if largest else tf.reduce_min)(part, layout.dim)
+        best = emission.all_max(own) if largest else emission.all_min(own)
+        position = emission.same(inputs)[0]
+        position += own_offset(emission, layout, position.dtype)
+        last = tf.constant(sum(layout.sizes or ()) - 1, position.dtype)
+        return [emission.all_min(tf.where_v2(tf.equal(own, best), position, last))]
+
+    return emit
+
+
+@rule("TopKV2")
+def _top_k(op: OpInfo) -> Iterator[Choice]:
+    if op.inputs[0].shape is None:
+        return
+    data = dimensions(op.inputs[0])
+    rows = without(data, data[-1:])
+    yield from labelled(op, [rows, []], [rows, rows])
+    count = constant_ints(op.inputs[1])
+    if count is None:
+        return
+    elements = op.inputs[0].dtype.size + 4  # values there and gradients back, positions there
+    moved = all_reduced(op, shape_without(op.inputs[0], data[-1:]), elements, 1) * count[0] * op.ranks / 2
+    for choice in labelled(op, [without(data, data[:-1]), []], [[], []], summed=data[-1:]):
+        if choice.inputs[0].sizes is not None:
+            yield Choice(choice.inputs, (FULL, FULL), _emit_top_k(choice.inputs[0], count[0]), moved)
+
+
+def _emit_top_k(layout: Layout, count: int) -> Emit:
+    """The best of the best of each rank. Equal ones stay in their order, by rank and position."""
+
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        part, number = inputs
+        found = tuple(min(count, size) for size in layout.sizes or ())
+        values, positions = emission.same([part, emission.own(found, number.dtype)], sorted=True)
+        candidates = shard(layout.dim, found)
+        values = emission.gather(values, candidates)
+        positions = emission.gather(positions + own_offset(emission, layout, positions.dtype), candidates)
+        best, places = emission.same([values, number])
+        return [best, tf.gather(positions, places, axis=layout.dim, batch_dims=layout.dim)]
+
+    return emit
+
+
+@rule("Cumsum")
+def _cumsum(op: OpInfo) -> Iterator[Choice]:
+    yield from _along_one_axis(op)
+    yield from linear(op, 0)
+
+
+@rule("Cumprod", "CumulativeLogsumexp")
+def _along_one_axis(op: OpInfo) -> Iterator[Choice]:
+    rank = rank_of(op.inputs[0])
+    axes = None if rank is None else constant_axes(op.inputs[1], rank)
+    if axes is not None:
+        data = without(dimensions(op.inputs[0]), axes)
+        yield from labelled(op, [data, []], [data])

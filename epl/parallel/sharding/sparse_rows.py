@@ -1,0 +1,93 @@
+"""What update rules do with the rows that a rank has for itself: values and indices of a sparse gradient of a part.
+
+    indices, values  --> Gather(slot, indices)                        rows of the slot, of this rank as well
+                     --> UnsortedSegmentSum(.., .., shape[0])         a part: the gradient made dense
+                     --> ScatterUpdate(slot, indices, values)         writes a slot that is cut by rows
+
+The indices count from the beginning of the part, and mean nothing to other ranks: what no rule here knows is refused.
+"""
+
+from typing import Collection, Mapping, NamedTuple, NoReturn, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.parallel.sharding.placements import Layout, shard
+from epl.utils.errors import PlanError
+
+OwnRows = NamedTuple("OwnRows", [("shapes", Mapping[tf.Tensor, Layout]), ("slots", Mapping[str, Layout])])
+OwnRows.__doc__ = """What is known of sparse gradients besides their rows.
+
+Attributes:
+  shapes: the `dense_shape` of one -> how the part is cut that it belongs to.
+  slots: op name of a variable that was made for a part -> its layout, if rows of the gradient are written into it.
+"""
+NO_ROWS = OwnRows({}, {})
+OWN_ROWS = shard(0)  # the layout of values and indices
+
+_LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
+_DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that says how many rows
+_KEEPS_SIZE = (
+    op_types.READS
+    | op_types.SWITCHES
+    | op_types.ENTERS
+    | frozenset(["Cast", "ConcatV2", "Pack", "Reshape", "StridedSlice"])
+)
+
+
+def layout_of_rows(
+    op: tf.Operation, layouts: Sequence[Layout], shapes: Mapping[tf.Tensor, Layout], known: Collection[Layout]
+) -> Optional[Layout]:
+    """What an op gives that takes own rows.
+
+    Args:
+      op: takes own rows among its inputs.
+      layouts: of its inputs.
+      shapes: as in `OwnRows`.
+      known: of the parts.
+
+    Returns:
+      shard(0, None) for rows, a layout with sizes for a part; None if it is neither.
+    """
+    if op.type in _DENSE:
+        return _layout_of_size(op.inputs[_DENSE[op.type]], shapes, known)
+    if layouts[0].sizes is not None:
+        if op.type.startswith("TensorScatter"):
+            return layouts[0]
+        if op.type in _LOOKUPS and (op.type != "GatherV2" or tf.get_static_value(op.inputs[2]) == 0):
+            return OWN_ROWS
+    return None
+
+
+def _layout_of_size(size: tf.Tensor, shapes: Mapping[tf.Tensor, Layout], known: Collection[Layout]) -> Optional[Layout]:
+    """The parts of which a shape, or a number of rows, is the size."""
+    source = size
+    while source not in shapes and source.op.type in _KEEPS_SIZE:
+        source = source.op.inputs[0]
+    if source in shapes:
+        return shapes[source]
+    value = tf.get_static_value(size)
+    if value is None or not value.size:
+        return None
+    rows = int(value.reshape([-1])[0])
+    found = {one for one in known if one.dim == 0 and set(one.sizes or ()) == {rows}}
+    return found.pop() if len(found) == 1 else None
+
+
+def refuse_rows(op: tf.Operation, what: str) -> NoReturn:
+    """Raises PlanError for an op that takes own rows and something else in a way that has no meaning."""
+    raise PlanError(
+        "{!r} ({}) computes with rows of a sparse gradient, of which each device has those of its own part, and with "
+        "{}: EPL cannot tell where they belong. Let the update rule make gradients dense by tf.convert_to_tensor, and "
+        "keep rows in slots of the variable; or set communication.sparse_as_dense.".format(op.name, op.type, what)
+    )
+
+
+def refuse_rows_of_whole(op: tf.Operation, variable: str) -> NoReturn:
+    """Raises PlanError for a write of the script into some rows of a variable of which each device has a part."""
+    raise PlanError(
+        "{!r} ({}) writes rows or slices of {!r}, of which each device has a part: EPL cannot tell which of them are "
+        "its own. Compute the whole value and build `v.assign(value)` before the first Session.run.".format(
+            op.name, op.type, variable
+        )
+    )

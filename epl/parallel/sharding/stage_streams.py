@@ -1,0 +1,85 @@
+"""The exchange of a split in the stages of a pipeline: each pass of each stage has collectives of its own.
+
+    stage 0   forward     a/0 ─▶ b/0 ─▶ a/1 ─▶ b/1 ─▶ ...       collective/micro batch
+    stage 1   forward     c/0 ─▶ c/1 ─▶ ...
+              backward    d/0 ─▶ d/1 ─▶ ...
+
+A pass is a lane: a communicator in which the collectives of one micro batch follow those of the one before, whatever
+other passes do meanwhile. So all ranks of a group run those of a communicator in the same order, under any schedule.
+What is done once per step (norms of gradients) has a lane in each stage, too. Between the micro batches order is made
+by the pass that clones them.
+"""
+
+import contextlib
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
+
+from epl.ops.communicator import Communicator
+from epl.parallel.sharding.resharding import Exchange, Lane
+
+StagePass = NamedTuple("StagePass", [("stage", int), ("backward", bool), ("call", int)])
+StagePass.__doc__ = """What is built at a time.
+
+Attributes:
+  stage: of the pipeline.
+  backward: whether gradients are computed.
+  call: how many calls of tf.gradients were complete before.
+"""
+
+
+class StageExchange(Exchange):
+    """Moves tensors between the ranks of a split group, in a lane for each pass of each stage.
+
+    Attributes:
+      of_passes: the lanes of the passes that have collectives.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        rank: int,
+        key: str,
+        fp16_scale: Optional[int],
+        open_lane: Callable[[int, str], Communicator],
+        current: Callable[[], StagePass],
+    ) -> None:
+        """Starts with no collective.
+
+        Args:
+          communicator, rank, key, fp16_scale: as those of Exchange; the communicator is for what stage 0 does once a
+            step.
+          open_lane: gives the communicator of a stage for what is named.
+          current: the pass whose ops are being built.
+        """
+        super().__init__(communicator, rank, key, fp16_scale)
+        self._open_lane = open_lane
+        self._current = current
+        self._once = False
+        self._once_a_step: Dict[int, Lane] = {}  # by stage
+        self.of_passes: Dict[StagePass, Lane] = {}
+
+    @property
+    def lanes(self) -> List[Lane]:
+        """All lanes."""
+        return [*super().lanes, *self._once_a_step.values(), *self.of_passes.values()]
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """What is built inside is done once per step, and not for each micro batch."""
+        before, self._once = self._once, True
+        try:
+            yield
+        finally:
+            self._once = before
+
+    def _lane(self) -> Lane:
+        current = self._current()
+        if not self._once:
+            if current not in self.of_passes:
+                kind = "backward" if current.backward else "forward"
+                self.of_passes[current] = Lane(self._open_lane(current.stage, kind + str(current.call)))
+            return self.of_passes[current]
+        if current.stage == 0:
+            return super()._lane()
+        if current.stage not in self._once_a_step:
+            self._once_a_step[current.stage] = Lane(self._open_lane(current.stage, "once"))
+        return self._once_a_step[current.stage]

@@ -1,0 +1,507 @@
+"""What is computed from the gradients of shards: norms and clipping, and the variables that updates write.
+
+Between tf.gradients and apply_gradients a user computes with gradients as if they were whole. Most of it works on parts
+as it stands. What sums over a part has an addend only, and becomes whole by an all-reduce:
+
+    shard --> L2Loss --> [addend] --> all-reduce --+
+                                                   +--> Pack --> Sum --> Sqrt        tf.global_norm
+    FULL  --> L2Loss ------------------------------+
+
+The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew, what no
+rule knows is computed whole. A tensor that is whole and meets parts of its shape is cut as they are. Nothing is
+differentiated behind this. All addends that do not need each other go in one collective.
+"""
+
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.colocation import phase_of
+from epl.ir.taskgraph import Phase
+from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
+from epl.parallel.sharding.resharding import Exchange, hidden
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules.emission import RankEmission, copy_op
+from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
+from epl.parallel.sharding.slices import slice_along
+from epl.parallel.sharding.sparse_rows import (
+    NO_ROWS,
+    OWN_ROWS,
+    OwnRows,
+    layout_of_rows,
+    refuse_rows,
+    refuse_rows_of_whole,
+)
+from epl.utils import tf_compat
+from epl.utils.errors import PlanError
+
+_HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
+_PASSES = op_types.READS | _HAND_ON
+# What these do with a variable or its value is seen to elsewhere.
+_STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | frozenset(
+    ["IsVariableInitialized", "TensorListPushBack", "VarIsInitializedOp", "VariableShape"]
+)
+_SHAPES = frozenset(["Shape", "ShapeN", "Size"])
+_OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"])
+_REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
+
+Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
+
+Anew = NamedTuple("Anew", [("op", tf.Operation), ("choice", Optional[Choice]), ("layouts", Tuple[Layout, ...])])
+Anew.__doc__ = """An op that is built anew.
+
+Attributes:
+  op: of the user.
+  choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
+  layouts: of its inputs.
+"""
+
+Round = NamedTuple("Round", [("ops", List[Anew]), ("addends", List[tf.Tensor])])
+Round.__doc__ = """What must be done before the next sums can be computed.
+
+Attributes:
+  ops: that are built anew, in their order.
+  addends: tensors that are summed over the ranks then.
+"""
+
+Updates = NamedTuple(
+    "Updates",
+    [
+        ("layouts", Dict[tf.Tensor, Layout]),
+        ("variables", Dict[str, Layout]),
+        ("rounds", List[Round]),
+        ("cuts", Dict[Tuple[tf.Operation, int], Layout]),
+    ],
+)
+Updates.__doc__ = """How the parts of gradients flow on.
+
+Attributes:
+  layouts: of the tensors that are parts.
+  variables: op name -> layout, of the variables that parts are written into.
+  rounds: what has to be built.
+  cuts: (op, which input) that is whole where the op takes a part -> layout of the part.
+"""
+
+
+def trace_updates(
+    tf_graph: tf.Graph,
+    parts: Mapping[tf.Tensor, Layout],
+    variables: Mapping[str, Layout],
+    ranks: int,
+    after: int,
+    built: Collection[tf.Operation] = (),
+    branches: Sequence[Any] = (),
+    own_rows: OwnRows = NO_ROWS,
+) -> Updates:
+    """Follows parts through the ops of the user behind the backward pass. Changes nothing.
+
+    Args:
+      tf_graph: the graph.
+      parts: tensors that differ between ranks: the gradients of shards. Rows that each rank has for itself (values of a
+        sparse gradient of a table that is cut by rows) are shard(0, None).
+      variables: op name -> layout, of the shards.
+      ranks: devices of the group.
+      after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
+        looked at.
+      built: what it built later.
+      branches: control-flow contexts in which parts may meet: all ranks take them together, or none does.
+      own_rows: what is known of sparse gradients besides `parts`.
+
+    Raises:
+      PlanError: parts meet in another branch, or in a loop; or rows of a rank are written, or computed with, in a way
+        that EPL has no rule for.
+    """
+    known = dict(variables)
+    new = tf_compat.ops_since(tf_graph, after)
+    ordered = _ordered([op for op in new if op not in built and phase_of(op) != Phase.BACKWARD])
+    while True:
+        tracer = _Tracer(parts, known, ranks, branches, own_rows)
+        for op in ordered:
+            tracer.visit(op)
+        if tracer.written.keys() <= known.keys():
+            return tracer.result()
+        known.update(tracer.written)
+
+
+def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Producers before consumers. (TensorFlow makes the ops at the doors of a branch after those inside.)"""
+    waiting = dict.fromkeys(ops, False)  # whether its producers are in work already
+    ordered: Dict[tf.Operation, None] = {}
+    stack = list(reversed(ops))
+    while stack:
+        op = stack[-1]
+        if op in ordered or waiting[op]:
+            ordered[stack.pop()] = None
+            continue
+        waiting[op] = True
+        stack.extend(t.op for t in op.inputs if not waiting.get(t.op, True))
+    return list(ordered)
+
+
+class _Tracer(object):
+    """One pass over the ops, in the order of their creation."""
+
+    def __init__(
+        self,
+        parts: Mapping[tf.Tensor, Layout],
+        variables: Mapping[str, Layout],
+        ranks: int,
+        branches: Sequence[Any],
+        own_rows: OwnRows,
+    ) -> None:
+        self._layouts = dict(parts)
+        self._own_rows = own_rows
+        self._astray: List[Tuple[tf.Operation, str]] = []  # writes of own rows into a variable that is no part
+        self._branches = branches
+        self._variables = variables
+        self._ranks = ranks
+        self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
+        self._rounds: List[Round] = []
+        self._whole: Set[tf.Tensor] = set()  # which have the size of what is whole, and not of a part
+        self._cuts: Dict[Tuple[tf.Operation, int], Layout] = {}
+        self.written: Dict[str, Layout] = dict(variables)
+
+    def result(self) -> Updates:
+        for op, variable in self._astray:
+            refuse_rows(op, "the variable {!r}, which is no part".format(variable))
+        return Updates(self._layouts, self.written, self._rounds, self._cuts)
+
+    def visit(self, op: tf.Operation) -> None:
+        layouts = [self._layout(tensor) for tensor in op.inputs]
+        waits = max([self._waits.get(tensor, 0) for tensor in op.inputs] or [0])
+        if all(layout == FULL for layout in layouts):
+            outputs = [FULL] * len(op.outputs)
+        elif op.type in op_types.WRITES:
+            outputs = self._write(op, layouts)
+        elif op.type in _PASSES:
+            found = next(layout for layout in layouts if layout != FULL)
+            outputs = [FULL if _is_flag(op, tensor) else found for tensor in op.outputs]
+        elif op.type in _STAY:
+            outputs = [FULL] * len(op.outputs)
+        else:
+            outputs = self._compute(op, layouts, waits)
+        if op.type in _SHAPES and any(layout.is_shard for layout in layouts) or self._has_whole_size(op):
+            self._whole.update(tensor for tensor, layout in zip(op.outputs, outputs) if layout == FULL)
+        for tensor, layout in zip(op.outputs, outputs):
+            self._waits[tensor] = waits
+            if layout == PARTIAL:
+                _refuse_branch(op, self._branches)
+                self._waits[tensor] = waits + 1
+                self._round(waits).addends.append(tensor)
+            elif layout != FULL:
+                self._layouts[tensor] = layout
+
+    def _round(self, number: int) -> Round:
+        self._rounds += [Round([], []) for _ in range(number + 1 - len(self._rounds))]
+        return self._rounds[number]
+
+    def _layout(self, tensor: tf.Tensor) -> Layout:
+        found = self._layouts.get(tensor)
+        if found is not None:
+            return found
+        if tensor.op.type in op_types.READS:  # of before
+            tensor = tensor.op.inputs[0]
+        return self._variables.get(tensor.op.name, FULL)
+
+    def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
+        """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
+        found = next((layout for layout in layouts if layout.sizes is not None), None)
+        if found is None:
+            return self._write_rows(op)
+        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and OWN_ROWS not in layouts
+        if layouts[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
+            refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
+        shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
+        outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
+        for tensor in op.inputs:
+            variable = _variable_of(tensor)
+            if variable is not None and any(
+                _variable_shape(variable)[outer:].is_compatible_with(shape[outer:]) for shape in shapes
+            ):
+                self._note(variable, found)
+            elif self._layout(tensor) == FULL:
+                self._look_back(tensor, shapes[0], found)
+        for index, tensor in enumerate(op.inputs):
+            if any(tensor.shape[outer:].is_compatible_with(shape[outer:]) for shape in shapes):
+                self._cut(op, index, found)
+        return [found] * len(op.outputs)
+
+    def _has_whole_size(self, op: tf.Operation) -> bool:
+        """Whether an op gives what has the size of something whole: it takes such, or nothing else has a size."""
+        found = [tensor for tensor in op.inputs if tensor in self._whole]
+        return bool(found) and (
+            any(tensor.shape.ndims != 0 for tensor in found) or all(tensor.shape.ndims == 0 for tensor in op.inputs)
+        )
+
+    def _cut(self, op: tf.Operation, index: int, layout: Layout) -> None:
+        """Notes an input that is whole, and stands for a part."""
+        tensor = op.inputs[index]
+        if layout.sizes is not None and tensor in self._whole and (tensor.shape.ndims or 0) > layout.dim:
+            self._cuts[op, index] = layout
+
+    def _write_rows(self, op: tf.Operation) -> List[Layout]:
+        """Rows of a rank go into a variable that is not known yet."""
+        for variable in [variable for variable in map(_variable_of, op.inputs) if variable is not None]:
+            layout = self._own_rows.slots.get(variable.name)
+            if layout is None:
+                self._astray.append((op, variable.name))
+            else:
+                self._note(variable, layout)
+        return [FULL] * len(op.outputs)
+
+    def _note(self, variable: tf.Operation, layout: Layout) -> None:
+        self.written.setdefault(variable.name, layout)
+
+    def _look_back(self, value: tf.Tensor, shape: tf.TensorShape, layout: Layout) -> None:
+        """Notes the variables that a part is computed from, element by element: a sparse update writes rows of them."""
+        stack, seen = [value], set()
+        while stack:
+            tensor = stack.pop()
+            op = tensor.op
+            if tensor in seen or not tensor.shape.ndims or not tensor.shape.is_compatible_with(shape):
+                continue
+            seen.add(tensor)
+            variable = _variable_of(op.inputs[0] if op.type in op_types.WRITES | op_types.READS else tensor)
+            if variable is not None:
+                self._note(variable, layout)
+            elif all(not other.shape.ndims or other.shape.is_compatible_with(shape) for other in op.inputs):
+                stack.extend(op.inputs)
+
+    def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
+        if OWN_ROWS in layouts:
+            of_rows = layout_of_rows(op, layouts, self._own_rows.shapes, self._variables.values())
+            if of_rows is not None:
+                return [of_rows] * len(op.outputs)
+        choice = self._choice(op, layouts)
+        if OWN_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
+            refuse_rows(op, "a part of another size")
+        rows = next((layout for layout in layouts if layout.is_shard), FULL)
+        if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
+            # Rows that a rank has for itself, and what says where they go, mean nothing to others.
+            return [rows if tensor.shape.ndims != 0 else FULL for tensor in op.outputs]
+        if choice is None:
+            _refuse_handles(op, layouts)
+        if choice is None or choice.emit is not None:
+            _refuse_branch(op, self._branches)
+            self._round(waits).ops.append(Anew(op, choice, tuple(layouts)))
+        if choice is None:
+            self._whole.update(op.outputs)
+        return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
+
+    def _choice(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
+        """What the rules say of parts in just these layouts.
+
+        If nothing, an input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot
+        that no part was written into yet): whole, it would be larger.
+        """
+        parts = [(tensor.shape, layout) for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
+        # By its shape, which is still that of a part, a whole would be repeated along the rows if the part has one.
+        is_whole = parts[0][1].sizes is not None and any(t in self._whole and t.shape.ndims for t in op.inputs)
+        found = None if is_whole else self._choice_of(op, layouts)
+        if found is None and all(
+            tensor.shape.ndims == 0 or tensor.shape.is_compatible_with(parts[0][0])
+            for tensor in list(op.inputs) + list(op.outputs)
+        ):
+            slots = [parts[0][1] if tensor.shape.ndims else FULL for tensor in op.inputs]
+            found = self._choice_of(op, [slot if own == FULL else own for slot, own in zip(slots, layouts)])
+            for index, slot in enumerate(slots):
+                if found is not None and slot != FULL:
+                    self._cut(op, index, slot)
+        return self._choice_of(op, layouts) if is_whole and found is None else found
+
+    def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
+        info = op_info(op, layouts, self._ranks)
+        return next((choice for choice in choices_of(info) if choice.inputs == tuple(layouts)), None)
+
+
+def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
+    """What rules are told of an op on parts: the shapes that its inputs have when they are whole."""
+    return OpInfo(
+        type=op.type,
+        name=op.name,
+        attrs={name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")},
+        inputs=tuple(_whole(tensor, layout) for tensor, layout in zip(op.inputs, layouts)),
+        outputs=tuple(
+            TensorInfo(None if t.shape.ndims is None else (None,) * t.shape.ndims, t.dtype.base_dtype)
+            for t in op.outputs
+        ),
+        ranks=ranks,
+        granularities={},
+        ratios=next((layout.sizes for layout in layouts if layout.sizes is not None), ()),
+    )
+
+
+def _whole(tensor: tf.Tensor, layout: Layout) -> TensorInfo:
+    known = _shape_written(tensor)
+    if known.ndims is None:
+        return TensorInfo(None, tensor.dtype.base_dtype)
+    shape = known.as_list()
+    if layout.is_shard:
+        shape[layout.dim] = layout.size
+    constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
+    batch = layout.dim if layout.is_shard and layout.sizes is None else None
+    return TensorInfo(tuple(shape), tensor.dtype.base_dtype, constant, batch)
+
+
+def _variable_of(tensor: tf.Tensor) -> Optional[tf.Operation]:
+    """The variable op behind a reference or handle, through loops and branches."""
+    seen: Set[tf.Operation] = set()
+    while tensor.op.type in _HAND_ON and tensor.op not in seen:
+        seen.add(tensor.op)
+        tensor = tensor.op.inputs[0]
+    return tensor.op if tensor.op.type in op_types.VARIABLES else None
+
+
+def _shape_written(tensor: tf.Tensor) -> tf.TensorShape:
+    """The shape of a tensor, or of the variable that it refers to."""
+    variable = _variable_of(tensor)
+    return tensor.shape if variable is None else _variable_shape(variable)
+
+
+def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
+    return tf.TensorShape(variable.get_attr("shape"))
+
+
+def _refuse_handles(op: tf.Operation, layouts: Sequence[Layout]) -> None:
+    """Raises PlanError for an op that no rule knows, if it takes a part by its handle: a handle cannot be gathered."""
+    for tensor, layout in zip(op.inputs, layouts):
+        if layout != FULL and tensor.dtype == tf.resource:
+            raise PlanError(
+                "{!r} ({}) takes a variable of which each device has a part ({}), and EPL has no rule for what it does "
+                "with it. Let the update rule compute with the value, as `v.read_value()` gives it.".format(
+                    op.name, op.type, layout
+                )
+            )
+
+
+def _refuse_branch(op: tf.Operation, allowed: Sequence[Any]) -> None:
+    context = tf_compat.control_flow_context_of(op)
+    if context is not None and not any(context is other for other in allowed):
+        raise PlanError(
+            "{!r} ({}) is in a loop or branch, and combines parts of a gradient or variable that lie on several "
+            "devices: they cannot meet there. Compute it outside of tf.cond and tf.while_loop.".format(op.name, op.type)
+        )
+
+
+def complete_updates(
+    updates: Updates,
+    exchange: Exchange,
+    between_groups: Optional[Exchange] = None,
+    in_branch: Optional[Callable[[Any], Exchanges]] = None,
+) -> Dict[tf.Tensor, tf.Tensor]:
+    """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
+
+    Args:
+      updates: from `trace_updates`, for the same graph.
+      exchange: of this rank; its collectives so far come first.
+      between_groups: where several groups hold the same parts: moves data between the ranks with the same part. Groups
+        whose ranks lie in processes in different ways round their sums differently, so that all take those of one.
+      in_branch: gives both for what is in a control-flow context: collectives of a branch that is not taken never run,
+        and no others may wait for them.
+
+    Returns:
+      Tensor of the user -> what has replaced it.
+
+    Raises:
+      PlanError: an op that no rule knows gives something whose shape depends on the parts.
+    """
+    graph = tf.get_default_graph()
+    replaced: Dict[tf.Tensor, tf.Tensor] = {}
+    last = tf_compat.last_op_id(graph)
+
+    def exchanges_in(context: Any) -> Exchanges:
+        return (exchange, between_groups) if context is None or in_branch is None else in_branch(context)
+
+    def cut_inputs(op: tf.Operation, own: Exchange) -> None:
+        for index in [index for index in range(len(op.inputs)) if (op, index) in cuts]:
+            op._update_input(index, _as_part(op.inputs[index], cuts.pop((op, index)), own))
+
+    cuts = dict(updates.cuts)
+    for one in updates.rounds:
+        for anew in one.ops:
+            op, context = anew.op, tf_compat.control_flow_context_of(anew.op)
+            own, _ = exchanges_in(context)
+            with tf.device(op.device), tf_compat.control_flow_context(graph, context):
+                cut_inputs(op, own)
+                made = _emitted(op, anew.choice, own) if anew.choice else _on_whole(op, own, anew.layouts)
+            for before, after in zip(op.outputs, made):
+                _replace(before, after, replaced, last)
+        for context, addends in _by_context(one.addends):
+            own, between = exchanges_in(context)
+            with tf.device(addends[0].device), tf_compat.control_flow_context(graph, context):
+                sums = own.all_reduce([replaced.get(tensor, tensor) for tensor in addends], "sums")
+                sums = sums if between is None else between.broadcast(sums)
+            for before, after in zip(addends, sums):
+                _replace(before, after, replaced, last)
+    for op in dict.fromkeys(op for op, _ in cuts):
+        context = tf_compat.control_flow_context_of(op)
+        with tf.device(op.device), tf_compat.control_flow_context(graph, context):
+            cut_inputs(op, exchanges_in(context)[0])
+    return replaced
+
+
+def _by_context(tensors: Sequence[tf.Tensor]) -> List[Tuple[Any, List[tf.Tensor]]]:
+    """The tensors of each control-flow context."""
+    found: Dict[int, Tuple[Any, List[tf.Tensor]]] = {}
+    for tensor in tensors:
+        context = tf_compat.control_flow_context_of(tensor.op)
+        found.setdefault(id(context), (context, []))[1].append(tensor)
+    return list(found.values())
+
+
+def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Tensor]:
+    assert choice.emit is not None
+    return choice.emit(RankEmission(op, exchange), op_info(op, choice.inputs, exchange.ranks), list(op.inputs))
+
+
+def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -> List[tf.Tensor]:
+    """The op on gathered tensors."""
+    # What an assign gives may be a reference.
+    inputs = [t if layout == FULL else exchange.gather(tf.identity(t), layout) for t, layout in zip(op.inputs, layouts)]
+    made = list(copy_op(op, inputs, {}).outputs)
+    if op.type in _OTHER_SHAPE_WHOLE:  # what is made is cut where it meets parts
+        return [_of_both_sizes(before, after) for before, after in zip(op.outputs, made)]
+    cut = [str(layout) for layout in layouts]
+    for before, after in zip(op.outputs, made):
+        if before.consumers() and not before.shape.is_compatible_with(after.shape):
+            raise PlanError(
+                "{!r} ({}) computes with a part of a gradient or variable that is split. EPL has no rule for ops of "
+                "its type on what is cut so ({}), and what it gives has another shape on whole tensors, {}, than on "
+                "parts, {}. Compute it before tf.gradients, or keep the variable out of epl.split.".format(
+                    op.name, op.type, ", ".join(cut), after.shape, before.shape
+                )
+            )
+    return made
+
+
+def _as_part(tensor: tf.Tensor, layout: Layout, exchange: Exchange) -> tf.Tensor:
+    """This rank's part of a tensor that is whole; one that has the size of the part is one already."""
+    begin, size = exchange.own_range(layout, None)
+    tensor = hidden(tensor, layout.dim)  # its static size may be that of the part
+    is_whole = tf.equal(tf.shape(tensor)[layout.dim], layout.size)
+    return slice_along(tensor, layout.dim, tf.where_v2(is_whole, begin, 0), size)
+
+
+def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """`after`, with unknown sizes where it has others than `before`."""
+    for dim in range(after.shape.ndims or 0):
+        if before.shape.ndims == after.shape.ndims and not before.shape[dim].is_compatible_with(after.shape[dim]):
+            after = hidden(after, dim)
+    return after
+
+
+def _replace(before: tf.Tensor, after: tf.Tensor, replaced: Dict[tf.Tensor, tf.Tensor], last: int) -> None:
+    """Those of the user's ops that take `before` take `after`; `last` is the number of the newest of them."""
+    source = replaced.get(before, before)
+    for consumer in source.consumers():
+        if tf_compat.op_id(consumer) <= last:
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is source:
+                    consumer._update_input(index, after)
+    replaced[before] = after
+
+
+def _is_flag(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether an output tells which branch was taken."""
+    return op.type in op_types.MERGES and tensor is op.outputs[1]

@@ -1,0 +1,519 @@
+"""The split TaskGraphs of a model, lowered when it is differentiated first: one rank's program takes their place.
+
+    user's graph    features ──▶ [ epl.split: dense ──▶ loss ] ──▶ tf.gradients
+    this rank       features ──▶ bridge ──▶ all-gather ──▶ ... ──▶ loss ──▶ tf.gradients      the user's ops do not run
+
+Replicate code around a split is trained on the mean of what the ranks compute, each on its own batch; the split itself
+on the batch of all, once. So gradients are divided by the rank's share in the mean on their way from the split into
+replicate code, and multiplied by it on their way back: the *bridges* (epl/parallel/split/bridges.py).
+
+Here: when it is done, and what the user's program sees of it. The program itself is made by epl/parallel/split;
+variables, slots and checkpoints are the `shard_*` modules'.
+"""
+
+import contextlib
+import logging
+from typing import Any, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir import op_types
+from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
+from epl.ir.gradient_boundary import times
+from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
+from epl.ir.view import GraphView
+from epl.ops.communicator import Communicator
+from epl.ops.communicator_groups import SubCommunicators
+from epl.parallel.plan.agreement import meet, refuse_missing_workers
+from epl.parallel.plan.gradient_groups import is_complete
+from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
+from epl.parallel.rewriting.context import transport_between
+from epl.parallel.sharded_variables.state import Shards, Shown, variable_of
+from epl.parallel.sharded_variables.variables import SCOPE, objects_of, shard_variable
+from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.replicated_rows import CopiedRows, GivenCopies, leads_of
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
+from epl.parallel.sharding.row_weights import RowWeights
+from epl.parallel.sharding.stage_streams import StageExchange, StagePass
+from epl.parallel.split import report
+from epl.parallel.split.batch_dims import batch_layout
+from epl.parallel.split.bridges import (
+    common_into_split,
+    into_split,
+    mean_into_split,
+    objective_of_split,
+)
+from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
+from epl.parallel.split.late_variables import refuse_late_variables
+from epl.parallel.split.lowering import Lowering
+from epl.parallel.split.outer_reads import give_whole
+from epl.parallel.split.program import ENTRY, Program
+from epl.parallel.split.readers import with_readers
+from epl.parallel.split.region import Dependence, batch_dimension, find_region
+from epl.parallel.split.region_outputs import Exits
+from epl.parallel.split.replicated_results import first_changed
+from epl.parallel.split.resharding_paths import LINKS
+from epl.parallel.split.search import Decision, search
+from epl.parallel.split.second_gradients import refuse_gradients_of_parts
+from epl.utils import tf_compat
+from epl.utils.errors import FeedError, NotAvailableError, PlanError
+
+logger = logging.getLogger("epl")
+
+_NO_COMPUTATION = op_types.WRITES | frozenset(
+    ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
+)
+_FETCH_TOGETHER = "Fetch its gradients in a run of the train op."
+_OPEN = (
+    "Leave the batch dimension of what is fed open (None), or build the model again in a tf.Graph that does not train "
+    "it and restore a checkpoint there, as an Estimator does."
+)
+
+
+def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
+    """Lowers the split TaskGraphs of a model, once; returns what is to be differentiated in place of `ys` by `xs`.
+
+    Args:
+      graph: the annotated model.
+      ys, xs: as given to tf.gradients.
+
+    Raises:
+      NotAvailableError: the model or the cluster asks for what cannot be done yet.
+      PlanError: the model cannot be split as annotated.
+    """
+    with graph.tf_graph.as_default(), tf.control_dependencies(None):  # the call may wait for results of the split
+        if graph.split is None:
+            with graph.changing():
+                plan = plan_split(graph)
+                if plan is None:
+                    return ys, xs
+                if graph.zero is not None:
+                    raise NotAvailableError(
+                        "epl.split that is differentiated behind apply_gradients with zero.level",
+                        "Call tf.gradients or compute_gradients for the losses of the split before the first "
+                        "apply_gradients.",
+                    )
+                graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
+        refuse_gradients_of_parts(graph, ys, graph.split.held, graph.split.ranks)
+        graph.split.redirect()
+        return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
+
+
+@contextlib.contextmanager
+def building(graph: Graph) -> Iterator[None]:
+    """Ops that are made inside are not the user's: they stand for his, or for those of a split."""
+    if graph.split is None:
+        yield
+    else:
+        with graph.split.building():
+            yield
+
+
+class SplitModel(Shards):
+    """The lowered split of one graph.
+
+    Attributes:
+      ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+      whole: names of variables that every rank holds, of whose gradient it computes all.
+      moved_bytes: that a rank sends in a step.
+      complete: names of the ops of noted gradients that the ranks of a group need not make a mean of.
+    """
+
+    setting = "epl.split"
+
+    def __init__(self, graph: Graph, plan: SplitPlan, objective: Sequence[Any]) -> None:
+        """Finds the split, decides how it is computed, and builds the program of this process's first rank."""
+        env = Env.get()
+        cluster = env.cluster
+        assert cluster is not None
+        meet()
+        name = env.new_parts_name() + "/split"
+        refuse_missing_workers(name, plan.owners)
+        fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
+        transport = transport_between(cluster.device_type)
+        across = span_processes(plan.stages, plan.owners)
+        communicators = SubCommunicators(name, plan.groups, plan.owners, transport, across)
+        super().__init__(graph, communicators, plan.stages, cluster.worker_index, fp16_scale)
+        self.ratios = plan.ratios
+        if len(plan.stages) > 1:
+            own = communicators.place(self._rank).rank
+            self.exchange = StageExchange(
+                communicators.at(self._rank), own, "split", fp16_scale, self._open_lane, self._current_pass
+            )
+        self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
+        self._region = find_region(with_readers(_marked(graph)))
+        self._inside = frozenset(self._region.ops)
+        device_type = cluster.device_type.lower()
+        self._whole = _whole_inputs(graph, objective)
+        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios, self._whole)
+        inside = [y for y in objective if y in self._program.number]
+        # What is differentiated outside of the split needs what leaves it.
+        self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
+        decision = search(self._program, LINKS[device_type])
+        report.refuse_full_variables(self._program, decision)
+        logger.info("%s", report.table(self._program, decision))
+        self.moved_bytes = sum(report.moved_bytes(self._program, decision))
+        self.whole: Set[str] = set()
+        self.complete: Set[str] = set()
+        self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
+        self._of_groups: Set[tf.Tensor] = set()
+        self._objective = list(objective)
+        self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
+        if self._has_copies() and all(self._open_batches()):
+            self.exchange.copied_rows = CopiedRows(self.ranks, all(set(leads) == {0} for leads in self._leads))
+        if any(self._open_batches()):
+            self.exchange.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
+        self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
+        self._lowering = self._build(decision)
+        if len(plan.groups) > 1 and self.exchange.row_weights is not None:  # gradients of parts are weighed by them
+            for stage in plan.stages:
+                first = min(self._indices.intersection(stage.taskgraphs), default=None)
+                if first is not None:
+                    with in_taskgraph(graph.tf_graph, first):
+                        self.exchange.row_weights.of_group()
+        self._exits = Exits(
+            self._region, self._program, self._lowering, self.exchange, self._indices, self.building, self._own
+        )
+        with self.exchange.once():
+            for made in self._shards:
+                give_whole(made, self.exchange, self._inside)
+        self._traced_after = self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
+
+    @property
+    def lowered_ops(self) -> FrozenSet[tf.Operation]:
+        """The ops of the user inside of the split; others run in their place."""
+        return self._inside
+
+    # ---- Stages of a pipeline.
+
+    def _open_lane(self, stage: int, what: str) -> Communicator:
+        """May block until every process does."""
+        opened = self._communicators_of("{}/stage{}/{}".format(self._name, stage, what), stage)
+        self._make_ready(opened)
+        self.sub_communicators.append(opened)
+        return opened.at(self._rank)
+
+    def _current_pass(self) -> StagePass:
+        """The pass that the marks of new ops say."""
+        taskgraph, phase = [tf_compat.attr_scope(self._graph.tf_graph, name) for name in (TASKGRAPH_ATTR, PHASE_ATTR)]
+        stage = 0 if taskgraph is None else stage_of_taskgraph(self._stages).get(taskgraph.i, 0)
+        backward = phase is not None and phase.s.decode() == Phase.BACKWARD
+        return StagePass(stage, backward, len(self._graph.gradient_calls))
+
+    def _build(self, decision: Decision) -> Lowering:
+        entries: Dict[tf.Tensor, tf.Tensor] = {}
+        depends_on_data = Dependence(beside=self._whole)
+
+        def entry(tensor: tf.Tensor) -> tf.Tensor:
+            if tensor not in entries:
+                entries[tensor] = self._entered(tensor, depends_on_data)
+            return entries[tensor]
+
+        return Lowering(
+            self._program,
+            decision,
+            self.exchange,
+            self._variable,
+            SCOPE + "/",
+            entry=entry,
+            stage_of=lambda op: stage_of_op(op, self._stages),
+        )
+
+    def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
+        """A tensor of replicate code as the split takes it."""
+        if self._program.values[self._program.number[tensor]].info.batch is not None:
+            return into_split(tensor, self.exchange)
+        number = self._program.number[tensor]
+        if not tensor.dtype.is_floating or number in self._program.fixed:
+            return tensor
+        if tensor.op.type in op_types.WRITES and tf_compat.control_flow_context_of(tensor.op) is not None:
+            return tensor  # what a branch of the split has written, alike on all ranks; not all branches are taken
+        if tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
+            return mean_into_split(tensor, self.exchange)
+        return common_into_split(tensor, self.exchange)
+
+    def _variable(self, op: tf.Operation, layout: Layout) -> tf.Tensor:
+        """The value of this rank's part of a variable."""
+        objects = objects_of(op)
+        if not objects:
+            raise PlanError(
+                "{!r} is a variable that is in no collection, and epl.split cannot find its tf.Variable object. Create "
+                "it with tf.get_variable, or with the collection tf.GraphKeys.GLOBAL_VARIABLES.".format(op.name)
+            )
+        if layout == FULL:
+            if not self._is_read_outside(op):
+                self.whole.add(op.name)
+            return objects[0].value()
+        made = shard_variable(objects[0], layout, self.exchange, self.next_seed())
+        self.add_shard(made)
+        return made.variable.value()
+
+    def _is_read_outside(self, variable: tf.Operation) -> bool:
+        """Whether ops that are not in the split compute with a variable."""
+        tensors = [tensor for tensor, of in self._region.variables.items() if of is variable]
+        reads = {tensor.op for tensor in tensors}
+        return any(
+            consumer not in self._inside and consumer not in reads and consumer.type not in _NO_COMPUTATION
+            for tensor in tensors
+            for consumer in tensor.consumers()
+        )
+
+    # ---- What the user's program sees.
+
+    def objective(self, y: Any) -> Any:
+        """What is differentiated in place of `y`."""
+        if y not in self._program.number:
+            return y
+        value = self._program.values[self._program.number[y]]
+        if value.info.batch is None:
+            if y not in self._new:
+                self._new[y] = self._exits.whole(y)
+            return self._new[y]
+        if y not in self._rows:
+            with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
+                self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.exchange)
+        return self._rows[y]
+
+    def source(self, x: Any) -> Any:
+        """By what is differentiated in place of `x`.
+
+        Raises:
+          PlanError: `x` is computed inside of the split.
+        """
+        if not isinstance(x, tf.Tensor):
+            return x
+        if self._program.result(x) is not None:
+            raise PlanError(
+                "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
+                "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
+            )
+        return self._new.get(x, x)
+
+    def by_tensor(self, ys: Any, x: Any, gradient: Gradient) -> Gradient:
+        """What is given back as the gradient of `ys` by `x`, which is no variable.
+
+        Of the split, all ranks differentiate the same, and so what a rank has for the rows of its own loss is too much.
+
+        Raises:
+          PlanError: some of `ys` are of the split, and others are not.
+        """
+        inside = [self._program.result(y) is not None for y in tf.nest.flatten(ys)]
+        if not any(inside) or batch_dimension(x, Dependence(beside=self._whole)) is None:
+            return gradient
+        if not all(inside):
+            raise PlanError(
+                "tf.gradients was asked for the gradient by {!r} of tensors of which some are computed inside of "
+                "epl.split, from the rows of all {} devices, and others outside, from those of one device. Call it for "
+                "each of them by itself.".format(x.name, self.ranks)
+            )
+        return times(gradient, self.exchange.share(first_tensor(gradient).dtype))
+
+    # ---- Runs that train nothing, in which several ranks have the same rows.
+
+    def _has_copies(self) -> bool:
+        """Whether one process has several ranks of a group."""
+        return any(len(set(leads)) < self.ranks for leads in self._leads)
+
+    def _open_batches(self) -> List[bool]:
+        """Of each tensor with a batch that enters the split, whether its size is not written into the model."""
+        infos = [value.info for value in self._program.values if value.kind == ENTRY]
+        return [(info.shape or ())[info.batch] is None for info in infos if info.batch is not None]
+
+    def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""
+        with self.building(), self.exchange.once():
+            return self.exchange.all_reduce(tensor, "rows_of_group")
+
+    def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
+        """As that of Shards."""
+        copied = self.exchange.copied_rows
+        if copied is not None and copied.switches:
+            leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
+            exchange.copied_rows = GivenCopies(self.ranks, copied.in_one_process, leads)
+
+    def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
+        """As that of Shards."""
+        copied = self.exchange.copied_rows
+        by_rank = tuple(self._leads[self.place(rank).group] for rank in range(len(self._communicators.owners)))
+        return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
+
+    def refuse_copied_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
+        """As that of Shards."""
+        if not self._has_copies() or self.exchange.copied_rows is not None and not differentiates:
+            return
+        number = self._program.number
+        numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
+        for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits.standing):
+            numbers.update((self._graph.shown(one), number[tensor]) for tensor, one in standing.items())
+        results = [tensor for tensor in self._shown if self._program.result(tensor) is not None]
+        numbers.update((self._shown[tensor].tensor, number[tensor]) for tensor in results)
+        objective = self._objective if differentiates else []
+        inside = [y for y in objective if self._program.result(y) is not None]  # gradients are of the rows of all ranks
+        found = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
+        if found is not None:
+            raise FeedError(
+                "{!r} is computed inside of epl.split from the rows of the batch, in a run that trains nothing: each "
+                "of the {} devices has all rows that are fed, and what is not of one row, or a mean over them, would "
+                "be of as many copies. {}".format(found.name, self.ranks, _FETCH_TOGETHER if differentiates else _OPEN)
+            )
+
+    # ---- Fetches.
+
+    def _found(self, tensor: tf.Tensor) -> Shown:
+        if tensor in self._outputs:
+            return Shown(self._graph.shown(self._outputs[tensor]), ())
+        value = self._program.result(tensor)
+        if value is None or tensor.op in self._region.kept:
+            return super()._found(tensor)
+        local, layout = self._lowering.tensors[tensor]
+        local = self._graph.shown(local)
+        if layout == batch_layout(value.info):
+            return Shown(local, ())
+        graph = self._graph.tf_graph
+
+        def own_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+            """The rows of the batch of a rank."""
+            assert value is not None and value.info.batch is not None
+            entry = self._program.values[value.rows_of]
+            whole.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
+            rows = exchange.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
+            size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
+            rows *= size // tf.maximum(exchange.whole_rows(rows), 1)
+            return exchange.cut(whole, shard(value.info.batch), rows)
+
+        return self._gathered(
+            tensor,
+            lambda prefix: graph.get_tensor_by_name(prefix + local.name),
+            layout,
+            None if value.info.batch is None else own_rows,
+            self._stage_of(local.op.name),
+        )
+
+    def local(self, item: Any) -> Any:
+        """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
+        tensor = item.outputs[0] if isinstance(item, tf.Operation) and item.outputs else item
+        if tensor not in self._program.number or self._program.result(tensor) is None:
+            return item
+        return self._lowering.tensors[tensor][0]
+
+    def refuse_feed(self, tensor: tf.Tensor) -> None:
+        """Raises FeedError for a tensor that nothing takes as it is: also for what is computed inside of the split."""
+        if self._program.result(tensor) is not None:
+            raise FeedError(
+                "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
+                "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
+            )
+        super().refuse_feed(tensor)
+
+    def redirect(self) -> None:
+        """Gives the ops that were made since then what stands for the tensors of the split."""
+        self._exits.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
+        self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
+
+    def stand_ins(self) -> Dict[str, str]:
+        """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
+        made = {tensor: local for tensor, (local, _) in self._lowering.tensors.items()}
+        found: Dict[str, str] = {}
+        for standing in (made, self._exits.standing, self._rows, self._new):
+            results = [tensor for tensor in standing if self._program.result(tensor) is not None]
+            found.update((self._graph.shown(standing[tensor]).name, tensor.name) for tensor in results)
+        return found
+
+    def results(self) -> Set[str]:
+        """Names of the ops that compute what the user may ask for."""
+        tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
+        found = {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
+        return found | super().results()
+
+    # ---- Gradients.
+
+    def reduced(self, variable: str, gradient: Gradient) -> Gradient:
+        """The gradient that tf.gradients has computed, as the reduction method wants it where no all-reduce does it."""
+        is_sum = Env.get().config.communication.gradients_reduce_method == "sum"
+        if not is_sum or not is_complete(self, (variable, gradient)):
+            return gradient
+        computed = first_tensor(gradient).op
+        with in_taskgraph(computed.graph, taskgraph_index(computed)):
+            return times(gradient, float(self.ranks))
+
+    def note_gradient(self, variable: str, gradient: Gradient) -> None:
+        """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
+        if is_complete(self, (variable, gradient)):
+            self.complete.add(first_tensor(gradient).op.name)
+        held = self.held.get(variable)
+        if held is None:
+            return
+        if isinstance(gradient, tf.IndexedSlices):
+            self._note_rows(gradient, held.layout)
+        else:
+            self._parts[gradient] = held.layout
+
+    def finish(self) -> None:
+        """What can be done only when the whole graph is built: before it is rewritten.
+
+        Raises:
+          PlanError: scopes that were opened since then have changed what devices the stages have, or have variables.
+        """
+        cluster = Env.get().cluster
+        assert cluster is not None
+        refuse_other_stages(self._graph, cluster, self._stages, self.setting)
+        self._take_outputs()
+        self.redirect()
+        first = self._stages[0].taskgraphs[0]
+        with self.exchange.once(), in_taskgraph(self._graph.tf_graph, first if len(self._stages) > 1 else None):
+            super().finish()
+        self._refuse_late_variables()
+
+    def follow_late(self) -> None:
+        """As that of Shards.
+
+        Raises:
+          PlanError: a scope of epl.split that was opened since then has variables.
+        """
+        self._refuse_late_variables()
+
+    def _refuse_late_variables(self) -> None:
+        refuse_late_variables(self._graph, self._lowered_through, self.held, self.ranks)
+
+    def _take_outputs(self) -> None:
+        """What is merged of the split and its variables is what replicate code takes of them."""
+        tensors = [tensor for key in GraphKeys.ALL_COLLECTION_KEYS for tensor in self._graph.get_collection(key)]
+        for tensor in tensors:
+            result, held = self._program.result(tensor), self.held.get(self.part_of(variable_of(tensor).name))
+            if result is not None:
+                output = self._exits.exit(tensor)
+            elif held is not None:
+                with self.building(), self.exchange.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+                    output = self.exchange.gather(self._new.get(tensor, tensor), held.layout)
+            else:
+                continue
+            self._outputs[self._new.get(tensor, tensor)] = output
+            if result is None or result.info.batch is None:
+                self._of_groups.add(output)
+
+    def output(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What is merged in place of a tensor in an output collection."""
+        return self._outputs.get(self._new.get(tensor, tensor), tensor)
+
+    def is_of_group(self, output: str) -> bool:
+        """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
+        return any(self._graph.shown(tensor).name == output for tensor in self._of_groups)
+
+
+def _whole_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
+    """What comes into the model and holds no rows of a batch. What the graph shows of that is said for feeds, too."""
+    view = GraphView(graph.tf_graph)
+    names = [y.name for y in objective if isinstance(y, tf.Tensor)]
+    found = find_dimensions(graph.tf_graph, view, names) if view.user_placeholders() else None
+    if found is not None:
+        graph.keep_whole([graph.tf_graph.get_tensor_by_name(name) for name in without_rows(found)])
+    return set(graph.whole_inputs)
+
+
+def _marked(graph: Graph) -> List[tf.Operation]:
+    """The ops of the split TaskGraphs, of the forward phase."""
+    indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
+    return [op for op in graph.tf_graph.get_operations() if taskgraph_index(op) in indices and not phase_of(op)]

@@ -1,0 +1,41 @@
+"""Who reads a variable outside of its split: a moving average, a layer with tied weights, a summary.
+
+They get the whole value, gathered from all ranks. What they are differentiated by goes back: each rank has gradients by
+its own batch, whose mean is the gradient of the variable, as everywhere outside of a split.
+"""
+
+from typing import Collection, Dict
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharded_variables.variables import Shard, beside
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.split.bridges import out_of_split
+
+
+def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
+    """Gives the readers outside of the split the whole variable in place of the one that is no more.
+
+    Args:
+      made: a variable that has become a shard.
+      exchange: of this rank; its collectives so far come first.
+      inside: the ops of the split, which read the shard.
+
+    Returns:
+      Value that was read -> what its readers take now.
+    """
+    given = {}
+    for old, new in made.reads:
+        consumers = [op for op in old.consumers() if op not in inside]
+        if not consumers:
+            continue
+        with beside(old.op), tf.device(new.device):
+            part = exchange.hide_size(new, made.layout)
+            whole = exchange.gather_entered(part, made.layout)
+            whole = out_of_split(whole, exchange)
+        for consumer in consumers:
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is old:
+                    consumer._update_input(index, whole)
+        given[old] = whole
+    return given

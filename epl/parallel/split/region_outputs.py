@@ -1,0 +1,113 @@
+"""Who takes tensors of a split from outside takes what a rank computes in their place.
+
+of each row of a batch     the rows of this rank's own batch
+without a batch            whole, the same on all ranks
+for a gradient function    the rows of all ranks: of loops, of branches and of tf.custom_gradient, which compute whole
+"""
+
+from typing import Callable, Container, ContextManager, Dict, Sequence, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
+from epl.ir.taskgraph import Phase
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.split.bridges import out_of_split
+from epl.parallel.split.lowering import Lowering
+from epl.parallel.split.program import Program
+from epl.parallel.split.region import Region
+from epl.utils import tf_compat
+
+
+class Exits(object):
+    """The tensors of one rank's program of a split, as ops outside of it take them.
+
+    Attributes:
+      standing: tensor of the user -> what replicate code takes in its place.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        program: Program,
+        lowering: Lowering,
+        exchange: Exchange,
+        taskgraphs: Container[int],
+        building: Callable[[], ContextManager[None]],
+        own: Set[tf.Operation],
+    ) -> None:
+        """Gives what stands for them to those that take what leaves the region.
+
+        Args:
+          region: of the split.
+          program: its values.
+          lowering: of this rank.
+          exchange: of this rank.
+          taskgraphs: indices of those that are split.
+          building: ops that are made inside are not the user's.
+          own: all such ops.
+        """
+        self._region = region
+        self._inside = frozenset(region.ops)
+        self._program = program
+        self._lowering = lowering
+        self._exchange = exchange
+        self._taskgraphs = taskgraphs
+        self._building = building
+        self._own = own
+        self.standing: Dict[tf.Tensor, tf.Tensor] = {}
+        for tensor in region.exits:
+            self._give(tensor, tensor.consumers())
+
+    def redirect(self, new: Sequence[tf.Operation]) -> None:
+        """Sees to ops that were made since then; `new` may have some that are not the user's."""
+        for op in new:
+            for tensor in set(op.inputs):
+                if self._program.result(tensor) is not None:
+                    self._give(tensor, [op], whole=self._differentiates(op, tensor))
+        self._redirect_controls()
+
+    def exit(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor as replicate code takes it: with the rows of this rank's batch, or whole."""
+        if tensor not in self.standing:
+            value = self._program.values[self._program.number[tensor]]
+            with self._building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+                own = self._lowering.own_rows(tensor)
+                if value.info.batch is None:
+                    own = self._exchange.enter(own)
+                self.standing[tensor] = out_of_split(own, self._exchange)
+        return self.standing[tensor]
+
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor with the rows of all ranks."""
+        with self._building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+            return self._lowering.whole(tensor)
+
+    def _differentiates(self, op: tf.Operation, tensor: tf.Tensor) -> bool:
+        """Whether an op is of a gradient inside of the split that takes a tensor of the user, and not a rank's part.
+
+        That of a loop or branch does, and that of a user's own (tf.custom_gradient): all of them compute whole.
+        """
+        inside = tensor.op in self._region.kept or taskgraph_index(op) in self._taskgraphs
+        return inside and phase_of(op) == Phase.BACKWARD
+
+    def _redirect_controls(self) -> None:
+        """Whoever waits for an op of the split waits for what computes in its place."""
+        for op in self._inside - self._region.kept:
+            instead = {self._lowering.tensors[t][0].op for t in op.outputs if t in self._lowering.tensors}
+            for waiting in tf_compat.control_outputs(op):
+                if waiting not in self._inside and waiting not in self._own:
+                    controls = [one for one in waiting.control_inputs if one is not op]
+                    waiting._remove_all_control_inputs()
+                    waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
+
+    def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation], whole: bool = False) -> None:
+        if tensor.dtype._is_ref_dtype:
+            return  # to a variable, which a branch writes
+        for consumer in consumers:
+            if consumer in self._inside or consumer in self._own:
+                continue
+            instead = self.whole(tensor) if whole else self.exit(tensor)
+            for position, taken in enumerate(consumer.inputs):
+                if taken is tensor and taken is not instead:
+                    consumer._update_input(position, instead)

@@ -1,0 +1,157 @@
+"""From the forms in which a tensor is there to the form in which an op takes it: which conversions, and their cost.
+
+Search and lowering both ask here, so that what was decided is what is built.
+"""
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, shares
+from epl.parallel.split.program import Value, num_bytes
+
+Form = NamedTuple("Form", [("layout", Layout), ("entered", bool)])
+Form.__doc__ = """How a rank has a tensor.
+
+Attributes:
+  layout: how it lies on the ranks.
+  entered: FULL, in the hands of an op that computes a part.
+"""
+
+Conversion = NamedTuple(
+    "Conversion", [("kind", str), ("source", Form), ("target", Form), ("forward", float), ("backward", float)]
+)
+Conversion.__doc__ = """A conversion of a tensor.
+
+Attributes:
+  kind: a key of _COLLECTIVES.
+  source, target: from which form to which.
+  forward, backward: bytes that a rank sends; where parts differ, the rank that sends most.
+"""
+
+Link = NamedTuple("Link", [("latency", float), ("bandwidth", float)])
+Link.__doc__ = """What connects the devices of a group.
+
+Attributes:
+  latency: seconds of a collective of nothing.
+  bandwidth: bytes per second that a rank sends.
+"""
+
+# By device type. CPU: ranks of one machine; GPU: PCIe 3.0 x16. Assumed, not measured.
+LINKS = {"cpu": Link(50e-6, 2e9), "gpu": Link(20e-6, 10e9)}
+
+# Kind -> collective forward, collective backward; "" for none.
+_COLLECTIVES: Dict[str, Tuple[str, str]] = {
+    "gather": ("all-gather", ""),
+    "gather entered": ("all-gather", "reduce-scatter"),
+    "enter": ("", "all-reduce"),
+    "cut": ("", "all-gather"),
+    "sum": ("all-reduce", ""),
+    "scatter": ("reduce-scatter", "all-gather"),
+    "move": ("all-to-all", "all-to-all"),
+}
+
+_Step = Callable[[str, Form, Form], Conversion]
+
+PLAIN = Form(FULL, False)
+
+
+def collectives(kind: str, trained: bool) -> Tuple[str, str]:
+    """Names of the collectives of a conversion, forward and backward; "" for none."""
+    forward, backward = _COLLECTIVES[kind]
+    return forward, backward if trained else ""
+
+
+def wanted_form(value: Value, layout: Layout, of_part: bool) -> Form:
+    """The form in which an op takes an input; `of_part`: it computes a part of what the unsplit op does."""
+    return Form(layout, of_part and layout == FULL and value.differentiable)
+
+
+def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Conversion]]:
+    """The cheapest conversions that make `wanted`, each from one of `forms` or from the one before.
+
+    Args:
+      value: the tensor.
+      ranks: devices in the group.
+      forms: those in which it is there, the oldest first.
+      wanted: the form to make.
+
+    Returns:
+      The conversions, none if it is there; None if it cannot be made.
+    """
+    if wanted in forms:
+        return []
+    best: Optional[List[Conversion]] = None
+    for source in forms:
+        for path in _paths(value, ranks, source, wanted):
+            if best is None or total_bytes(path) < total_bytes(best):
+                best = path
+    return best
+
+
+def total_bytes(path: Sequence[Conversion]) -> float:
+    """Bytes that a rank sends in these conversions, forward and backward."""
+    return sum(step.forward + step.backward for step in path)
+
+
+def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
+    """How many collectives the conversions are, forward and backward."""
+    return sum(len([name for name in collectives(step.kind, trained) if name]) for step in path)
+
+
+def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
+    def step(kind: str, before: Form, after: Form) -> Conversion:
+        cut = [form.layout for form in (before, after) if form.layout.is_shard]
+        sent = [_size(name, value) * _sent(name, cut, ranks) for name in collectives(kind, value.trained)]
+        return Conversion(kind, before, after, sent[0], sent[1])
+
+    # From what has entered comes nothing else: its gradient is one rank's addend.
+    if source.entered or wanted.layout == PARTIAL:
+        return []
+    if wanted.layout == FULL:
+        return _paths_to_full(step, source, wanted)
+    if wanted.layout.sizes is None and wanted.layout.dim != value.info.batch:
+        return []
+    if source.layout == FULL:
+        return [[step("cut", source, wanted)]]
+    if source.layout == PARTIAL:
+        return [[step("scatter", source, wanted)]]
+    if source.layout.dim != wanted.layout.dim:
+        return [[step("move", source, wanted)]]
+    return [[step("gather", source, PLAIN), step("cut", PLAIN, wanted)]]
+
+
+def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Conversion]]:
+    if source.layout == FULL:
+        return [[step("enter", source, wanted)]]
+    plain = step("gather" if source.layout.is_shard else "sum", source, PLAIN)
+    if not wanted.entered:
+        return [[plain]]
+    then = [plain, step("enter", PLAIN, wanted)]
+    return [[step("gather entered", source, wanted)], then] if source.layout.is_shard else [then]
+
+
+def is_half(collective: str, value: Value) -> bool:
+    """Whether a collective sends a tensor as float16."""
+    return value.in_half and collective == "all-to-all"
+
+
+def _size(collective: str, value: Value) -> float:
+    """Bytes of the whole tensor as a collective sends it."""
+    return num_bytes(value) * (tf.float16.size / value.info.dtype.size if is_half(collective, value) else 1.0)
+
+
+def _sent(collective: str, cut: Sequence[Layout], ranks: int) -> float:
+    """What a rank sends in a collective, as a part of the whole tensor, by the algorithms with the least.
+
+    Args:
+      collective: its name.
+      cut: the layouts of parts before and behind it.
+      ranks: devices in the group.
+    """
+    if collective == "all-to-all":
+        both = zip(*[shares(layout, ranks) for layout in cut])
+        return max(before * (1 - after) for one in both for before, after in (one, one[::-1]))
+    # In a ring a rank passes on all parts but one.
+    share = 1 - min(shares(cut[0], ranks)) if cut else (ranks - 1) / ranks
+    return {"": 0.0, "all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}[collective]

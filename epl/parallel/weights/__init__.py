@@ -1,0 +1,1 @@
+"""Where and when the weights of a model are used: offload fetches them ahead."""

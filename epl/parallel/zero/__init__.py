@@ -1,0 +1,1 @@
+"""ZeRO: each replica holds and updates its part of optimizer state, gradients and weights."""

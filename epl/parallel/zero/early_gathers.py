@@ -1,0 +1,69 @@
+"""Which weights of ZeRO are gathered together at the beginning of a step: small ones in packs, each in one collective.
+
+    v0, v1      [b0 w1 b1 w2 ...]   w0      [b7 w8 ...]   w5        packs of small ones in the order of their first use
+
+A pack costs one more copy of its weights, and saves the round of each. What different optimizers train is in packs of
+its own: they may be run before the others' variables have values. Alone, and first of all, is what gives the value of
+another variable, which must not wait for that. `v2` gathers block by block: `gather_per_use.py`.
+"""
+
+from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import ancestor_ops
+from epl.parallel.sharded_variables.variables import beside, initializer_of
+from epl.parallel.sharding.packed import Member, all_gather
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.zero.variables import WholeVariable
+
+SMALL = 128 << 10  # bytes of a weight that goes into a pack
+PACK = 4 << 20  # bytes of a full pack
+
+
+def packs(
+    variables: Sequence[WholeVariable],
+    group: Callable[[WholeVariable], Hashable],
+    alone: Collection[WholeVariable] = (),
+) -> List[List[WholeVariable]]:
+    """What is gathered together, in the order of the first of each.
+
+    Args:
+      variables: in their order.
+      group: variables of which it gives different values are in different packs.
+      alone: those that go into no pack; they are the first.
+    """
+    found = [[variable] for variable in variables if variable in alone]
+    open_packs: Dict[Tuple[Hashable, tf.DType, str], List[WholeVariable]] = {}
+    for variable in [one for one in variables if one not in alone]:
+        kind = group(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
+        pack = open_packs.get(kind, [])
+        if size_of(variable) > SMALL:
+            found.append([variable])
+        elif pack and sum(map(size_of, pack)) + size_of(variable) <= PACK:
+            pack.append(variable)
+        else:
+            open_packs[kind] = [variable]
+            found.append(open_packs[kind])
+    return found
+
+
+def size_of(variable: WholeVariable) -> int:
+    """Bytes of the whole."""
+    elements: int = tf.TensorShape(variable.made.full_shape).num_elements()
+    return elements * variable.made.variable.dtype.base_dtype.size
+
+
+def behind_writes(variables: Iterable[WholeVariable]) -> Set[tf.Operation]:
+    """What computes the values that some variables get otherwise than by training: initial and assigned ones."""
+    values = [initializer_of(one.made.variable).inputs[1] for one in variables]
+    values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]
+    return ancestor_ops(tensor.op for tensor in values)
+
+
+def gather_pack(pack: Sequence[WholeVariable], exchange: Exchange) -> List[tf.Tensor]:
+    """The wholes of several variables of one dtype and device, in one collective behind the others of `exchange`."""
+    first = pack[0].made
+    with beside(first.old.op), tf.device(first.variable.device), tf.name_scope("pack"):
+        own = [exchange.hide_size(one.made.variable.read_value(), one.made.layout) for one in pack]
+        return all_gather(own, [Member(one.made.full_shape, one.made.layout) for one in pack], exchange)

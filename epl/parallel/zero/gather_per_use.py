@@ -1,0 +1,135 @@
+"""ZeRO v2: a weight is gathered for each block of its uses, and dropped when they are done.
+
+    part --> [stand-in] --> MatMul --> ... --> MatMulGrad       part --> all-gather --> MatMul --> ...
+                                                          =>        '--> all-gather' ------------> MatMulGrad
+                                                                            ^ waits for a gradient
+
+Until here a stand-in of its shape takes the place of the whole; nothing takes it afterwards. What is gathered when is
+decided in `epl.parallel.zero.gather_schedule`. All-gathers are ops with state, so that TensorFlow merges none with
+another.
+
+It works behind recomputation, whose copies take a weight as the rest of the backward pass does.
+"""
+
+import logging
+from typing import Any, Dict, List
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.clone import SAME, clone_nodes
+from epl.ir.view import GraphView
+from epl.parallel.pipeline.micro_batches import boundary_nodes
+from epl.parallel.rewriting.context import Regathered, Rewrite
+from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
+from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
+
+logger = logging.getLogger("epl")
+
+SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
+
+
+def run(rewrite: Rewrite) -> None:
+    """Gathers what stand-ins stand for."""
+    zero = rewrite.graph.zero
+    if zero is None or not zero.stand_ins:
+        return
+    with rewrite.tf_graph.as_default():
+        _Regathering(rewrite, zero).run()
+
+
+class _Regathering(object):
+    """The gathers of one graph."""
+
+    def __init__(self, rewrite: Rewrite, zero: Any) -> None:
+        self._rewrite = rewrite
+        self._zero = zero
+        self._view = GraphView(rewrite.tf_graph)
+        self._stand_ins = {self._view.index[one.tensor.op.name]: one for one in zero.stand_ins}
+        self._plan = self._planned()
+
+    def _planned(self) -> Gathers:
+        graph, view = self._rewrite.graph, self._view
+        variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._stand_ins.items()}
+        gradients = boundary_nodes(view, graph.gradient_calls)
+        replaced = {view.index[twin.original.op.name] for twin in graph.twins.values()}
+        merged = {view.index[output.tensor.partition(":")[0]] for output in self._rewrite.plan.outputs}
+        return plan_gathers(graph.tf_graph, view, variables, gradients, replaced, merged)
+
+    def run(self) -> None:
+        """Adds them."""
+        for number, fetches in enumerate(self._plan.lanes):
+            exchange = self._zero.new_lane()
+            lane: List[Regathered] = []
+            for place, fetch in enumerate(fetches):
+                self._fetch(fetch, exchange, "{}/lane{}_{}/".format(SCOPE, number, place))
+                lane.append(Regathered(exchange.collectives[-1].name, fetch.block))
+            self._rewrite.regather_lanes.append(lane)
+        for whole in self._plan.early:
+            self._give_rest(whole, self._zero.exchange, self._stand_ins[whole].variable.updates())
+        if self._plan.idle:
+            exchange = self._zero.new_lane()
+            for whole in self._plan.idle:
+                self._rewrite.idle_wholes.append(self._give_rest(whole, exchange, ()).name)
+        self._report()
+
+    def _fetch(self, fetch: Fetch, exchange: Any, prefix: str) -> None:
+        """Gathers a whole for the uses of a block."""
+        waits = [self._operation(node) for node in fetch.waits]
+        whole = self._zero.gather(self._stand_ins[fetch.source].variable, exchange, waits)
+        for node in self._plan.updates.get(fetch.source, ()):
+            self._rewrite.remember(self._operation(node))._add_control_input(exchange.collectives[-1])
+        taken = self._copies(fetch, whole, prefix)
+        for use in fetch.uses:
+            node, output = self._plan.values[use.consumer, use.position]
+            tensor = whole if node == fetch.source else taken[node].outputs[output]
+            self._rewrite.remember(self._operation(use.consumer))._update_input(use.position, tensor)
+
+    def _copies(self, fetch: Fetch, whole: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
+        """What the uses of a block take that is computed from the whole alone, computed from the one of the block."""
+        view, weights = self._view, self._plan.region.weights
+        values = {self._plan.values[use.consumer, use.position][0] for use in fetch.uses}
+        chain = view.ancestors(values, lambda node: node not in weights or node == fetch.source)
+        chain = {node for node in chain if node in weights and node != fetch.source}
+        if chain:
+            inputs = {view.nodes[fetch.source].name: whole.op.name}
+            clone_nodes(self._rewrite.tf_graph, view, chain, [prefix], lambda copy, node: SAME, inputs=inputs)
+        for node in chain:
+            name = view.nodes[node].name
+            self._rewrite.regathered.setdefault(name, []).append(prefix + name)
+        return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
+
+    def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> tf.Tensor:
+        """Gathers a whole for all who still take the stand-in, before the `guarded` ops run."""
+        stand_in = self._stand_ins[whole]
+        tensor = self._zero.gather(stand_in.variable, exchange)
+        for op in guarded:
+            op._add_control_input(exchange.collectives[-1])
+        for consumer in set(stand_in.tensor.consumers()):
+            for position, taken in enumerate(consumer.inputs):
+                if taken is stand_in.tensor:
+                    self._rewrite.remember(consumer)._update_input(position, tensor)
+        return tensor
+
+    def _operation(self, node: int) -> tf.Operation:
+        return self._rewrite.operation(self._view.nodes[node].name)
+
+    def _report(self) -> None:
+        fetches = [fetch for lane in self._plan.lanes for fetch in lane]
+        logger.info(
+            "zero.level: %d weights are gathered %d times in a step, of which %.3f MB are there at a time",
+            len({fetch.source for fetch in fetches}), len(fetches), bytes_at_a_time(fetches) / 1e6,
+        )  # fmt: skip
+        sizes = {self._stand_ins[whole].variable.made.name: self._bytes(whole) for whole in self._plan.early}
+        if sizes:
+            logger.info(
+                "zero.level: %d weights (%.3f MB) are gathered at the beginning of a step, for loops, what does not "
+                "train, or ops that know nothing of the data: %s.",
+                len(sizes), sum(sizes.values()) / 1e6, largest_names(sizes),
+            )  # fmt: skip
+
+    def _bytes(self, whole: int) -> int:
+        return weight_bytes(self._rewrite.tf_graph, self._view, whole, 0)
+
+
+PASS = Pass("regather", run, frozenset(), frozenset(["regathered"]), bitwise=True)

@@ -1,0 +1,163 @@
+"""When a weight that is held in parts is gathered (ZeRO v2): for each block of uses anew, while the block before runs.
+
+    forward     gather w1, w2   use w1, drop it, gather w3   use w2, drop it, gather w4   use w3 ...
+    backward    ... use w3, drop it, gather w2   use w2, drop it, gather w1   use w1
+
+Uses are found and cut into blocks as those of weights in host memory are (`prefetch.py`), but a block is only as large
+as the weights around it: with blocks of the bytes of a large table all layers could be there at a time.
+
+The gathers of a lane (a communicator) have an order, so what runs one of them runs those before it, and all that these
+wait for. A gather stands in a lane only where all who take what it gives need all of that anyway: then no run computes
+more than it would, and no edge closes a circle. The updates of its variable are among them: they must not overtake it.
+
+What has no place in a lane takes a whole that is gathered at the beginning of the step: loops, ops that know nothing of
+the data, and what no update needs.
+"""
+
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import GraphView
+from epl.parallel.recompute.segments import data_inputs
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.parallel.weights.prefetch import Fetch, Needed, find_uses, plan_fetches, weight_bytes
+from epl.parallel.weights.regions import WeightRegion
+
+_BLOCKS = 100  # a block of small weights is one of so many in a step
+_MOST_LANES = 4  # communicators; models whose branches end in updates of their own need more than one
+
+Gathers = NamedTuple(
+    "Gathers",
+    [
+        ("region", WeightRegion),
+        ("lanes", List[List[Fetch]]),
+        ("values", Dict[Tuple[int, int], Tuple[int, int]]),
+        ("updates", Dict[int, List[int]]),
+        ("early", List[int]),
+        ("idle", List[int]),
+    ],
+)
+Gathers.__doc__ = """What is gathered when. Wholes and ops are nodes of the graph.
+
+Attributes:
+  region: the wholes, and what is computed from them alone.
+  lanes: the gathers that wait for the step, in their order; their `source` is a whole.
+  values: (op, which input) of a use -> (node, output) that it takes: a whole, or what is computed from one.
+  updates: whole -> the ops that write its variable in a step.
+  early: wholes that are gathered at the beginning of a step, by their first use.
+  idle: wholes of which nothing in a step needs an early gather, but what a user might fetch.
+"""
+
+
+def plan_gathers(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    variables: Mapping[int, int],
+    gradients: Set[int],
+    replaced: Set[int],
+    merged: Set[int],
+) -> Gathers:
+    """Plans the gathers.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      variables: whole -> the variable that holds the part of this rank.
+      gradients: nodes that give gradients.
+      replaced: ops that run no more, as others stand for them.
+      merged: ops that give outputs which each step merges.
+    """
+    region = WeightRegion(tf_graph, view, variables)
+    updates, changing = _writes(tf_graph, view, region, variables, gradients)
+    every = {write for writes in updates.values() for write in writes}
+    needed_by_updates = view.ancestors(every)
+    uses, values = [], {}
+    for use in find_uses(tf_graph, view, region, view.descendants(every) | replaced, changing):
+        sources = sorted(region.weights[use.source])
+        if len(sources) == 1 and use.consumer in needed_by_updates:
+            values[use.consumer, use.position] = (use.source, use.output)
+            size = weight_bytes(tf_graph, view, sources[0], 0)
+            uses.append(use._replace(source=sources[0], output=0, bytes=size))
+    together = dict.fromkeys([use.consumer for use in uses], (0, False))
+    fetches = plan_fetches(view, uses, together, region.order, sum(use.bytes for use in uses) // _BLOCKS)
+    lanes = _lanes(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
+    fetched = {(use.consumer, use.position) for lane in lanes for fetch in lane for use in fetch.uses}
+    values = {place: value for place, value in values.items() if place in fetched}
+    early, idle = _left(view, region, variables, fetched, replaced, merged)
+    return Gathers(region, lanes, values, updates, early, idle)
+
+
+def _writes(
+    tf_graph: tf.Graph, view: GraphView, region: WeightRegion, variables: Mapping[int, int], gradients: Set[int]
+) -> Tuple[Dict[int, List[int]], Set[int]]:
+    """By whole, the ops that update its variable; and the wholes that cannot be gathered twice.
+
+    These are written before the gradients are there, and so may be another value later; or in a loop, where an op
+    cannot wait for a gather.
+    """
+    writes = find_training_writes(tf_graph, view, view.writes(), gradients)
+    behind = view.descendants(gradients)
+    wholes: Dict[int, List[int]] = {}
+    for whole, variable in variables.items():
+        wholes.setdefault(variable, []).append(whole)
+    updates: Dict[int, List[int]] = {}
+    changing: Set[int] = set()
+    for write in sorted(writes):
+        for whole in [w for variable in set(view.variable_inputs(write)) for w in wholes.get(variable, ())]:
+            updates.setdefault(whole, []).append(write)
+            if write not in behind or region.depths[write][0]:
+                changing.add(whole)
+    return updates, changing
+
+
+def _lanes(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Sequence[int]]) -> List[List[Fetch]]:
+    """Gives each gather a place in a lane; those for which there is none are left out."""
+    lanes: List[Tuple[List[Fetch], Set[int]]] = []
+    for fetch in fetches:
+        takers = [use.consumer for use in fetch.uses] + list(updates.get(fetch.source, ()))
+        new: Tuple[List[Fetch], Set[int]] = ([], set())
+        for lane, waits in lanes + [new] * (len(lanes) < _MOST_LANES):
+            together = sorted(waits | set(fetch.waits))
+            if all(needed.by(taker, together) for taker in takers):
+                lane.append(fetch)
+                waits.update(fetch.waits)
+                break
+        if new[0]:
+            lanes.append(new)
+    return [lane for lane, _ in lanes]
+
+
+def _left(
+    view: GraphView,
+    region: WeightRegion,
+    wholes: Iterable[int],
+    fetched: Set[Tuple[int, int]],
+    replaced: Set[int],
+    merged: Set[int],
+) -> Tuple[List[int], List[int]]:
+    """The wholes that something takes beside the gathers of the lanes; and those that only idle ops take.
+
+    Idle is what is computed from wholes alone for uses that are `fetched`, which get a copy of it.
+    """
+    consumers = view.consumers()
+
+    def takers(node: int) -> Set[int]:
+        found = set()
+        for consumer in set(consumers[node]):
+            places = [(consumer, i) for i, (producer, _) in enumerate(data_inputs(view, consumer)) if producer == node]
+            if not places or not fetched.issuperset(places):
+                found.add(consumer)
+        return found
+
+    idle = set(replaced)
+    sources = set(wholes)
+    for node in reversed(region.order):
+        if node in region.weights and node not in sources | merged and takers(node) <= idle:
+            idle.add(node)
+    left = {whole: takers(whole) - replaced for whole in sources}
+    first = sorted((min(found), whole) for whole, found in left.items() if found)
+    return (
+        [whole for _, whole in first if not left[whole] <= idle],
+        [whole for _, whole in first if left[whole] <= idle],
+    )

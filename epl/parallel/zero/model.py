@@ -1,0 +1,524 @@
+"""ZeRO (`zero.level`): data parallelism in which each rank holds 1/N of the weights and of what the optimizer keeps.
+
+    part of w --> all-gather --> forward, backward --> gradient --> reduce --> part of it --> update of the part
+
+| level | gradients | weights |
+| --- | --- | --- |
+| v0 | reduced whole on every rank, then cut: those of data parallelism, bit by bit | gathered once in a step |
+| v1 | each rank gets its part alone (reduce-scatter) | the same |
+| v2 | as v1 | gathered for a block of uses at a time, for forward and backward: `epl.parallel.zero.gather_per_use` |
+
+It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
+follows when the whole graph is built (`variables.py`); slots, checkpoints and norms are those of
+`epl/parallel/sharded_variables/state.py`.
+"""
+
+import logging
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.cluster.cluster import Cluster
+from epl.env import Env
+from epl.ir import op_types
+from epl.ir.colocation import in_taskgraph
+from epl.ir.gradient_boundary import variable_name
+from epl.ir.graph import Gradient, Graph
+from epl.ir.view import ancestor_ops
+from epl.ops.communicator_groups import SubCommunicators
+from epl.parallel.plan.agreement import meet, refuse_missing_workers
+from epl.parallel.plan.dedicated_devices import has_own_devices
+from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
+from epl.parallel.rewriting.context import transport_between
+from epl.parallel.sharded_variables.initial_values import local_shapes
+from epl.parallel.sharded_variables.state import Shards
+from epl.parallel.sharded_variables.states import ShardsTogether
+from epl.parallel.sharded_variables.variables import beside, is_shard
+from epl.parallel.sharding.packed import Member
+from epl.parallel.sharding.placements import Layout, offsets
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.updates import Exchanges, complete_updates
+from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
+from epl.parallel.zero.partition import Candidate, choose_parts
+from epl.parallel.zero.variables import StandIn, Use, WholeVariable, why_whole
+from epl.utils import tf_compat
+from epl.utils.errors import NotAvailableError, PlanError
+
+logger = logging.getLogger("epl")
+
+Pair = Tuple[Optional[Gradient], Any]
+# Optimizers that compute each element of a variable by itself, whatever its shape. What is derived from them may not.
+_BY_ELEMENT = (
+    tf.train.AdadeltaOptimizer,
+    tf.train.AdagradDAOptimizer,
+    tf.train.AdagradOptimizer,
+    tf.train.AdamOptimizer,
+    tf.train.FtrlOptimizer,
+    tf.train.GradientDescentOptimizer,
+    tf.train.MomentumOptimizer,
+    tf.train.ProximalAdagradOptimizer,
+    tf.train.ProximalGradientDescentOptimizer,
+    tf.train.RMSPropOptimizer,
+)
+# Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
+_Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
+# Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
+_Given = Tuple[WholeVariable, Sequence[Use], Sequence[tf.Operation]]
+
+
+def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
+    """With `zero.level`, makes parts of the variables that are about to be trained.
+
+    Args:
+      graph: the annotated model.
+      pairs: what is given to apply_gradients.
+      optimizer: its class.
+
+    Raises:
+      NotAvailableError: the model asks for what ZeRO does not go with yet.
+      PlanError: scopes that were opened since the last call have changed the stages; or another optimizer has had a
+        variable cut in a way that this one may not know what to do with.
+    """
+    env = Env.get()
+    level = env.config.zero.level
+    if not level or graph.plan is not None:
+        return
+    assert env.cluster is not None
+    if graph.zero is not None:
+        graph.zero.refuse_other_stages(env.cluster)
+    stages, owners = plan_stages(graph, env.cluster)
+    if len(owners) == 1:
+        if "zero" not in graph.parallel_information:
+            graph.parallel_information["zero"] = True
+            logger.info("zero.level is %r and has no effect: there is one replica of the model.", level)
+        return
+    _refuse_combinations(graph, level, len(stages))
+    with graph.changing():
+        if graph.zero is None:
+            meet()
+            name = env.new_parts_name() + "/zero"
+            refuse_missing_workers(name, owners)
+            graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
+            if graph.split is not None:
+                graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
+        graph.zero.hold(pairs, optimizer)
+
+
+def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
+    """Raises NotAvailableError for what ZeRO does not go together with."""
+    cluster = Env.get().cluster
+    assert cluster is not None
+    if stages > 1 and graph.split is not None:
+        on_own_devices = has_own_devices(graph.taskgraphs, cluster)
+        raise NotAvailableError(
+            "zero.level",
+            "It is {!r}, which does not go together with epl.split {}.".format(
+                level,
+                "on devices of its own: set cluster.colocate_split_and_replicate to True"
+                if on_own_devices
+                else "in the stages of a pipeline: leave the key out",
+            ),
+        )
+    if level == "v2" and Env.get().config.offload.level:
+        raise NotAvailableError(
+            "zero.level",
+            "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
+            "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
+        )
+    if level == "v2" and graph.split is not None:
+        raise NotAvailableError("zero.level", "It is 'v2', which does not go together with epl.split: set it to 'v1'.")
+    if level == "v2" and stages > 1:
+        raise NotAvailableError(
+            "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(stages)
+        )
+
+
+def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
+    """The pairs that the optimizer gets."""
+    return list(pairs) if graph.zero is None else [graph.zero.part(pair) for pair in pairs]
+
+
+def known_to_optimizers(value: Any) -> Any:
+    """What an optimizer calls what the user calls `value`: the part, if that is a variable of which there are parts."""
+    tf_graph = getattr(value, "graph", None)
+    graph = Graph.of(tf_graph) if isinstance(tf_graph, tf.Graph) else None
+    return value if graph is None or graph.zero is None else graph.zero.known_to_optimizers(value)
+
+
+Cut = NamedTuple("Cut", [("part", tf.Tensor), ("member", Member)])
+Cut.__doc__ = """Where a gradient is cut.
+
+Attributes:
+  part: what the optimizer gets: an identity.
+  member: shape and layout.
+"""
+
+
+class ZeroModel(Shards):
+    """The variables of one graph that ZeRO cuts.
+
+    Attributes:
+      level: "v0", "v1" or "v2".
+      stand_ins: with "v2", for the wholes.
+    """
+
+    setting = "zero.level"
+
+    def __init__(
+        self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
+    ) -> None:
+        """Cuts nothing yet. Opens communicators: may block until every process does.
+
+        Args:
+          graph: the annotated model.
+          level: of ZeRO.
+          name: begins the names of communicators.
+          stages: of the model.
+          owners: the process of each rank, a replica of the model.
+          process: this one. What it builds is of no use if it owns no replica.
+        """
+        cluster = Env.get().cluster
+        assert cluster is not None
+        ranks = tuple(range(len(owners)))
+        of_devices = transport_between(cluster.device_type)
+        # With offload.level weights are gathered in host memory, and copied to the devices from there.
+        of_weights = "auto" if Env.get().config.offload.level else of_devices
+        communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
+        super(ZeroModel, self).__init__(graph, communicators, stages, process)
+        self.level = level
+        self._opened: Dict[str, Exchange] = {}  # by what they are for
+        self._transport, self._of_weights = of_devices, of_weights
+        self._variables: Dict[str, WholeVariable] = {}
+        self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
+        self._candidates: Dict[str, Candidate] = {}
+        self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
+        self._cuts: Dict[tf.Tensor, Cut] = {}
+        self.stand_ins: List[StandIn] = []
+        self._lanes: List[Exchange] = []
+        self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
+
+    def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
+        """Moves data of a stage in an order of its own; opened when it is asked for first."""
+        if what not in self._opened:
+            communicators = self._communicators_of("{}/{}".format(self._name, what), stage, transport)
+            self._opened[what] = self._open(communicators)[0]
+        return self._opened[what]
+
+    @property
+    def _exchanges(self) -> List[Exchanges]:
+        return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
+
+    # ---- apply_gradients.
+
+    def refuse_other_stages(self, cluster: Cluster) -> None:
+        """Raises PlanError if scopes that were opened since the first apply_gradients have changed the stages."""
+        refuse_other_stages(self._graph, cluster, self._stages, self.setting)
+
+    def hold(self, pairs: Sequence[Pair], optimizer: type) -> None:
+        """Makes parts of the variables of the pairs that are worth it."""
+        by_element = optimizer in _BY_ELEMENT
+        number = max(self._calls.values(), default=0) + 1
+        by_stage: Dict[int, List[Candidate]] = {}
+        variables = {}
+        for gradient, variable in pairs:
+            name = variable_name(variable)
+            if gradient is None or name is None or name in variables or is_shard(variable):
+                continue
+            if name in self._variables:
+                if not by_element:
+                    _refuse_few_rows(self._variables[name], self.ranks, optimizer)
+                continue
+            reason = why_whole(variable)
+            if reason:
+                logger.info("zero.level: %s stays whole on every device: it %s.", name, reason)
+                continue
+            variables[name] = variable
+            shape = tuple(variable.shape.as_list())
+            size = variable.shape.num_elements() * variable.dtype.base_dtype.size
+            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices), by_element)
+            by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
+        candidates = [one for of_stage in by_stage.values() for one in of_stage]
+        self._candidates.update({one.name: one for one in candidates})
+        layouts: Dict[str, Layout] = {}
+        for stage, of_stage in by_stage.items():
+            layouts.update(choose_parts(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
+        for one in candidates:
+            if one.name not in layouts:
+                continue
+            with tf.init_scope():
+                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, self.next_seed())
+            self._variables[one.name] = made
+            self._calls[made] = number
+            self.add_shard(made.made)
+
+    def part(self, pair: Pair) -> Pair:
+        """What the optimizer gets of a gradient and its variable."""
+        gradient, variable = pair
+        whole = self._variables.get(variable_name(variable) or "")
+        if gradient is None or whole is None:
+            return pair
+        layout = whole.made.layout
+        with tf.name_scope("epl_part"):
+            if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
+                gradient = tf.convert_to_tensor(gradient)
+            if isinstance(gradient, tf.IndexedSlices):
+                part: Gradient = self._own_rows(gradient, whole)
+                self._note_rows(part, layout)
+            else:
+                part = tf.identity(self.exchange.cut(gradient, layout))
+                self._parts[part] = layout
+                self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
+        return part, whole.made.variable
+
+    def known_to_optimizers(self, value: Any) -> Any:
+        """The part of a variable; what is none of those is given back."""
+        whole = self._variables.get(variable_name(value) or "")
+        return value if whole is None else whole.made.variable
+
+    def scatters(self, gradient: Gradient) -> bool:
+        """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
+        if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user is shown the mean
+            return False
+        return self.cut_of(gradient) is not None
+
+    def cut_of(self, gradient: Gradient) -> Optional[Cut]:
+        """Where a gradient is cut, if nothing else becomes of it."""
+        while gradient not in self._cuts:
+            consumers = gradient.consumers()
+            if len(consumers) != 1 or consumers[0].type != "Identity":
+                return None
+            gradient = consumers[0].outputs[0]
+        return self._cuts[gradient]
+
+    def _own_rows(self, gradient: tf.IndexedSlices, whole: WholeVariable) -> tf.IndexedSlices:
+        """Those rows of a sparse gradient that go into this rank's part."""
+        made = whole.made
+        sizes = made.layout.sizes or ()
+        own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
+        kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
+        shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
+        with tf_compat.silent_deprecations():
+            return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
+
+    def report(self) -> str:
+        """What a rank holds, in words."""
+        whole = sum(one.bytes for one in self._candidates.values())
+        held = max(
+            sum(one.bytes * self._share(name, rank) for name, one in self._candidates.items())
+            for rank in range(self.ranks)
+        )
+        return "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on {}, and as much of each slot".format(
+            self.level,
+            len(self._variables),
+            len(self._candidates),
+            held / 1e6,
+            whole / 1e6,
+            "a rank" if len(self._stages) == 1 else "the {} stages of a replica".format(len(self._stages)),
+        )
+
+    def _share(self, name: str, rank: int) -> float:
+        """How much of a variable a rank holds."""
+        if name not in self._variables:
+            return 1.0
+        layout = self._variables[name].made.layout
+        return (layout.sizes or ())[rank] / (layout.size or 1)
+
+    # ---- When the graph is built.
+
+    def finish(self) -> None:
+        """Lets all who take a variable take its part, or the whole.
+
+        Raises:
+          PlanError: scopes that were opened since the first apply_gradients have changed the stages.
+        """
+        cluster = Env.get().cluster
+        assert cluster is not None
+        self.refuse_other_stages(cluster)
+        with self._graph.tf_graph.as_default():
+            self.adopt_updates()  # a moving average is built behind apply_gradients
+            updates = self._updates()
+            late: List[_Late] = []
+            given: List[_Given] = []
+            uses = [(variable, variable.redirect()) for variable in self._variables.values()]
+            for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
+                writes = variable.writes()
+                early: List[Use] = []
+                lookups: List[tf.Operation] = []
+                for use in of_variable:
+                    if self._is_late(use, writes):
+                        late.append((use.consumer, variable, use))
+                    else:
+                        early.append(use)
+                for op in variable.lookups():
+                    if self._waits(op) or _is_behind(op, writes):
+                        late.append((op, variable, None))
+                    else:
+                        lookups.append(op)
+                if early or lookups:
+                    given.append((variable, early, lookups))
+            self._give(given)
+            if updates.rounds:
+                with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
+                    self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
+            self._give_late(late)
+
+    def follow_late(self) -> None:
+        """Gives Savers and the like the parts; refuses what else takes a variable."""
+        with self._graph.tf_graph.as_default():
+            for variable in self._variables.values():
+                variable.follow_late()
+
+    def _is_late(self, use: Use, writes: Collection[tf.Operation]) -> bool:
+        """Whether a value is taken behind an update, or one of `writes`."""
+        value = use.value.op
+        return self._waits(value) or self._waits(use.consumer) or _is_write(value) or _is_behind(value, writes)
+
+    def _waits(self, op: tf.Operation) -> bool:
+        """Whether an op was built behind apply_gradients, and waits for something."""
+        return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
+
+    def _give(self, given: Sequence[_Given]) -> None:
+        """Lets those who take variables before they are written take the wholes."""
+        if self.level == "v2":
+            self.stand_ins = [StandIn(variable.stand_in(), variable) for variable, _, _ in given]
+            wholes = [one.tensor for one in self.stand_ins]
+        else:
+            wholes = self._gather_once(given)
+        for (variable, uses, lookups), whole in zip(given, wholes):
+            for use in uses:
+                use.consumer._update_input(use.position, whole)
+                use.consumer._add_control_inputs(_controls(use.value.op))  # which the read alone waited for
+            for lookup in lookups:
+                variable.give_rows(lookup, whole)
+
+    def _gather_once(self, given: Sequence[_Given]) -> List[tf.Tensor]:
+        """The wholes, gathered at the beginning of a step."""
+        wholes: Dict[WholeVariable, tf.Tensor] = {}
+        variables = [variable for variable, _, _ in given]
+        takers = behind_writes(self._variables.values())
+        alone = {
+            variable
+            for variable, uses, lookups in given
+            if variable.is_written_by_script or not takers.isdisjoint([*[use.consumer for use in uses], *lookups])
+        }
+        for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
+            stage = self._stage(pack[0])
+            exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
+            gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
+            wholes.update(zip(pack, gathered))
+            for op in [op for variable in pack for op in variable.updates()]:
+                op._add_control_input(exchange.collectives[-1])  # an update does not change what is being gathered
+        return [wholes[variable] for variable in variables]
+
+    def new_lane(self) -> Exchange:
+        """For gathers in an order of their own."""
+        self._lanes.append(self._further("lane{}".format(len(self._lanes)), 0))
+        return self._lanes[-1]
+
+    def _give_late(self, late: Sequence[_Late]) -> None:
+        made: Dict[Tuple[WholeVariable, Tuple[str, ...]], tf.Tensor] = {}
+        lanes: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
+
+        def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
+            stage = self._stage(variable)
+            lane = lanes.setdefault((stage, names), "late{}/{}".format(stage, len(lanes)))
+            return self._further(lane, stage)
+
+        def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
+            """The value once all that `ops` wait for is done."""
+            controls = [before for op in ops for before in _controls(op)]
+            key = variable, tuple(sorted({op.name for op in controls}))
+            if key not in made:
+                made[key] = self.gather(variable, exchange(*key), controls)
+            return made[key]
+
+        def written(variable: WholeVariable, part: tf.Tensor) -> tf.Tensor:
+            """What a write gives."""
+            key = variable, ("of " + part.op.name,)
+            if key not in made:
+                made[key] = self.gather(variable, exchange(*key), part=part)
+            return made[key]
+
+        # In the order of the takers, which is the same in every process.
+        for taker, variable, use in sorted(late, key=lambda one: tf_compat.op_id(one[0])):
+            if len(self._stages) > 1 and tf_compat.op_id(taker) <= self._first_apply:
+                _refuse_writes_in_stages(variable, taker)
+            if use is None:
+                variable.give_rows(taker, whole(variable, taker))
+            elif _is_write(use.value.op):
+                taker._update_input(use.position, written(variable, use.part))
+            else:
+                behind = [taker] if self._waits(taker) else []
+                taker._update_input(use.position, whole(variable, use.value.op, *behind))
+        for variable in self._variables.values():
+            for value, part in variable.reads:
+                if not _is_write(value.op):
+                    self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
+
+    def _stage(self, variable: WholeVariable) -> int:
+        return stage_of_op(variable.made.old.op, self._stages)
+
+    def gather(
+        self,
+        variable: WholeVariable,
+        exchange: Exchange,
+        controls: Sequence[tf.Operation] = (),
+        part: Optional[tf.Tensor] = None,
+    ) -> tf.Tensor:
+        """The whole of a variable, gathered behind the other collectives of `exchange`, and behind `controls`.
+
+        `part`: what has its value; that of the variable itself if there is none.
+        """
+        made = variable.made
+        with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
+            own = made.variable.read_value() if part is None else tf.identity(part)
+            return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
+
+
+def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
+    """Raises PlanError if some ranks have no row of a variable."""
+    made = variable.made
+    if made.layout.leaves_out_ranks:
+        raise PlanError(
+            "{!r}, of the shape {}, has fewer rows than the {} devices, and some have none since another optimizer "
+            "applied its gradient (zero.level). {} applies one now, and may compute over rows. Let it apply its "
+            "gradients first: then the variable is whole for it.".format(
+                made.name, list(made.full_shape), ranks, optimizer.__name__
+            )
+        )
+
+
+def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:
+    """Raises PlanError for a value that a micro batch takes behind a write of its own."""
+    raise PlanError(
+        "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights "
+        "once in a step, before all micro batches. Write into it behind minimize, or set zero.level to ''.".format(
+            taker.name, taker.type, variable.made.name
+        )
+    )
+
+
+def _is_write(op: tf.Operation) -> bool:
+    return op.type in op_types.WRITES
+
+
+def _is_behind(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
+    """Whether an op waits for one of `writes`."""
+    return bool(writes) and not ancestor_ops(_controls(op)).isdisjoint(writes)
+
+
+def _controls(op: tf.Operation) -> List[tf.Operation]:
+    """What an op waits for that is in no loop or branch.
+
+    TensorFlow lets an op that takes a constant of the same tf.control_dependencies wait for that alone.
+    """
+    if tf_compat.control_flow_context_of(op) is not None:
+        return []
+    constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]
+    return [before for waiting in [op] + constants for before in waiting.control_inputs]
+
+
+def _first(uses: Sequence[Use]) -> int:
+    """The number of the op that takes a value first."""
+    return min([tf_compat.op_id(use.consumer) for use in uses] or [0])

@@ -1,0 +1,88 @@
+"""Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
+
+State per rank is to be 1/N of all. Where parts differ by a row, the larger ones go to the ranks that have least so far:
+no rank has more of them than another by more than one row of one. A variable that has fewer than N rows in each
+dimension is dealt out row by row in the same way, if its optimizer computes element by element; else it stays whole. So
+do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves few tensors.
+"""
+
+import heapq
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.parallel.sharding.placements import Layout, balanced_sizes, shard
+
+WHOLE_SHARE = 0.02
+
+Candidate = NamedTuple(
+    "Candidate",
+    [("name", str), ("shape", Tuple[int, ...]), ("bytes", int), ("by_rows", bool), ("by_element", bool)],
+)
+Candidate.__doc__ = """A trained variable.
+
+Attributes:
+  name: of its op.
+  shape: its shape.
+  bytes: its size.
+  by_rows: whether its gradient is sparse: rows of dimension 0.
+  by_element: whether its optimizer computes each element of it by itself.
+"""
+
+
+def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
+    """Name -> how it is cut, of the variables that become parts.
+
+    Args:
+      candidates: the trained variables.
+      surplus: by rank, bytes that larger parts of what was cut before have given it, and dealt rows; those of these
+        are added.
+    """
+    ranks = len(surplus)
+    found = {}
+    for one in candidates:
+        layout = _best_layout(one, ranks)
+        if layout is not None:
+            found[one.name] = layout
+    left = WHOLE_SHARE * sum(one.bytes for one in candidates)
+    left -= sum(one.bytes for one in candidates if one.name not in found)
+    for one in sorted(candidates, key=lambda one: one.bytes):
+        if one.name in found and one.bytes <= left:
+            left -= one.bytes
+            del found[one.name]
+    return _balanced([one for one in candidates if one.name in found], found, surplus)
+
+
+def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: List[float]) -> Dict[str, Layout]:
+    """The layouts, with further rows on the ranks that have least; largest rows first, to be made up for by others."""
+    rows = {one.name: one.bytes / (layouts[one.name].size or 1) for one in cut}
+    ranks = len(surplus)
+    found = dict(layouts)
+    for one in sorted(cut, key=lambda one: -rows[one.name]):
+        layout = layouts[one.name]
+        least, further = divmod(layout.size or 0, ranks)
+        sizes = [least] * ranks
+        poorest = [(having, rank) for rank, having in enumerate(surplus)]
+        heapq.heapify(poorest)
+        for _ in range(further):
+            _, rank = heapq.heappop(poorest)
+            sizes[rank] += 1
+            surplus[rank] += rows[one.name]
+            if not least:  # of few rows a rank may have several; else parts differ by one at most
+                heapq.heappush(poorest, (surplus[rank], rank))
+        found[one.name] = shard(layout.dim, sizes)
+    return found
+
+
+def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
+    """Along the dimension whose parts differ least, the first among equals; if all are short, along the longest."""
+    best: Optional[Tuple[float, int]] = None
+    shape = one.shape[: 1 if one.by_rows else None]
+    for dim, size in enumerate(shape):
+        sizes = balanced_sizes(size, ranks)
+        if sizes is not None and (best is None or max(sizes) / size < best[0]):
+            best = max(sizes) / size, dim
+    if best is not None:
+        return shard(best[1], balanced_sizes(shape[best[1]], ranks))
+    if not shape or not one.bytes or not one.by_element:
+        return None
+    rows = max(shape)
+    return shard(shape.index(rows), [rows] + [0] * (ranks - 1))

@@ -1,0 +1,267 @@
+"""The memory estimate of a step: per device what is there all the time, and what ops hold at the worst moment.
+
+    weights, slots        variables, by their shapes: they stay
+    gradients ... updates what ops hold in the moment in which a device holds most, by role: `simulation.py`
+
+The moment is found for each device by itself. What a graph looks like is decided by then: micro batches, the order of
+the schedule, recomputation and collectives are ops and edges of the rewritten graph.
+"""
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.grouped_apply.groups import variable_bytes
+from epl.parallel.pipeline.micro_batches import boundary_nodes
+from epl.parallel.rewriting.context import Rewrite
+from epl.profiler.estimate.program import TRANSFER, Devices, Step, StepProgram, make_program
+from epl.profiler.estimate.simulation import Peak, Program, simulate
+
+GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
+HOST = " (host)"  # behind the name of a device: what is there in host memory because of `offload.level`
+_APPLY = Phase.APPLY.encode()
+
+DeviceMemory = NamedTuple(
+    "DeviceMemory",
+    [
+        ("device", str),
+        ("weights", int),
+        ("slots", int),
+        ("gradients", int),
+        ("activations", int),
+        ("communication", int),
+        ("updates", int),
+        ("peak", int),
+        ("peak_op", str),
+    ],
+)
+DeviceMemory.__doc__ = """What a device holds at the worst moment of a step, in bytes.
+
+Attributes:
+  device: its name.
+  weights: trained variables.
+  slots: the other variables: of optimizers, statistics, sums of accumulated gradients.
+  gradients: of variables, until they are applied; clipped, summed and reduced ones, too.
+  activations: what the forward and the backward pass hold otherwise.
+  communication: what collectives and transfers between devices hold.
+  updates: what update rules hold besides gradients.
+  peak: the sum of all these.
+  peak_op: name of the op that starts then.
+"""
+
+Change = NamedTuple("Change", [("config", str), ("peak", int), ("time", float), ("why", str)])
+Change.__doc__ = """A change of the configuration that lowers the largest peak.
+
+Attributes:
+  config: the key and its value.
+  peak: bytes of the device that holds most then.
+  time: added to a step, as a part of the time of its ops.
+  why: what it changes, in words.
+"""
+
+MemoryEstimate = NamedTuple(
+    "MemoryEstimate",
+    [("devices", Tuple[DeviceMemory, ...]), ("changes", Tuple[Change, ...]), ("notes", Tuple[str, ...])],
+)
+MemoryEstimate.__doc__ = """What a step needs on each device of this process.
+
+Attributes:
+  devices: a row for each device.
+  changes: what would lower the largest peak, what costs least first; `what_if.py` finds them.
+  notes: what had to be assumed.
+"""
+
+
+class StepGraph(object):
+    """A graph as it runs, read once: what is where, and what counts as what."""
+
+    def __init__(self, tf_graph: tf.Graph) -> None:
+        """Reads a graph, which was rewritten or needs no rewriting."""
+        graph = Graph.of(tf_graph)
+        self.tf_graph = tf_graph
+        self.rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+        self.view = GraphView(tf_graph)
+        self.families = _families(self.view, self.rewrite)
+        self.same_as = {copy: node for family in self.families for node, copy in family.items()}
+        self.calls = [] if graph is None else list(graph.gradient_calls)
+        self.gradients: Set[int] = set()  # what gives the gradients of the backward passes, before anything is done
+        self._graph = graph
+        self._roles = self._find_roles()
+        shards = None if graph is None else graph.shards
+        self._part_of = shards.part_of if shards is not None else lambda name: name
+        trained = tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+        self._trained = {self._part_of(variable.op.name) for variable in trained}
+
+    def nodes_of(self, ops: Sequence[str], fed: Mapping[str, Sequence[int]]) -> Set[int]:
+        """What a run of some ops needs, given what is fed."""
+        index = self.view.index
+        stop = {index[name.partition(":")[0]] for name in fed if name.partition(":")[0] in index}
+        return self.view.ancestors([index[name] for name in ops], stop.__contains__)
+
+    def original(self, node: int) -> int:
+        """The node that a node is a copy of, or itself."""
+        return self.same_as.get(node, node)
+
+    def role_of(self, node: int) -> str:
+        """What the outputs of a node count as."""
+        return self._roles.get(self.original(node), ACTIVATIONS)
+
+    def is_trained(self, variable: int) -> bool:
+        """Whether a variable is one of the model that is trained."""
+        return self.view.nodes[self.original(variable)].name in self._trained
+
+    def is_used(self, variable: int) -> bool:
+        """Whether a variable has a value: one that a part stands for never gets any."""
+        name = self.view.nodes[self.original(variable)].name
+        return self._part_of(name) == name
+
+    def _find_roles(self) -> Dict[int, str]:
+        """The roles of the nodes that are no copies and not activations."""
+        view = self.view
+        graph = self._graph
+        roles: Dict[int, str] = {}
+        if graph is not None:
+            bounds = boundary_nodes(view, [*graph.gradient_calls, *graph.apply_calls])
+            for node in view.descendants(bounds) | self._built_before(bounds):
+                roles[node] = GRADIENTS
+        for node, phase in enumerate(view.of_attrs(lambda attrs: attrs[PHASE_ATTR].s)):
+            if phase == _APPLY and view.types[node] not in op_types.VARIABLES:
+                roles[node] = UPDATES
+        for node in view.of_types(COLLECTIVE_OP_TYPES):
+            roles[node] = TRANSFER
+        return roles
+
+    def _built_before(self, bounds: Set[int]) -> Set[int]:
+        """What gives the gradients of a backward pass, and what the plan has put behind it: sums, casts, reductions."""
+        view = self.view
+        built = self.rewrite.built if self.rewrite is not None else set()
+        found = set()
+        stack = list(bounds)
+        while stack:
+            node = stack.pop()
+            for producer in [p for p in view.producers[node] if view.takes_data(node, p)]:
+                producer = self.original(producer)
+                if producer not in found and view.types[producer] not in op_types.VARIABLES:
+                    found.add(producer)
+                    if view.nodes[producer].name in built:
+                        stack.append(producer)
+                    else:
+                        self.gradients.add(producer)
+        return found
+
+
+def _families(view: GraphView, rewrite: Optional[Rewrite]) -> List[Dict[int, int]]:
+    """Node -> its copy, for each further micro batch, replica, and micro batch of a replica."""
+    if rewrite is None or rewrite.view is None:
+        return []
+    index = view.index
+    names = sorted(rewrite.micro_batched)
+    prefixes = [rewrite.micro_prefix(number) for number in range(1, rewrite.plan.num_micro_batch)] if names else []
+    further = [{index[name]: index[prefix + name] for name in names} for prefix in prefixes]
+    copied = {copy for family in further for copy in family.values()}
+    families = list(further)
+    cloned = [rewrite.view.nodes[node].name for node in sorted(rewrite.cloned)]
+    for replica in range(1, rewrite.local_replicas):
+        copies = {index[name]: index[rewrite.prefix(replica) + name] for name in cloned}
+        families.append({node: copy for node, copy in copies.items() if node not in copied})
+        families += [{node: copies[copy] for node, copy in family.items() if copy in copies} for family in further]
+    return families
+
+
+def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
+    """The devices of a graph, those of ops without one first; the host is one of its own where weights are kept there.
+
+    Args:
+      graph: the graph.
+      nodes: what runs.
+      threads: that run ops of the CPU devices of a process.
+    """
+    rewrite, view = graph.rewrite, graph.view
+    default = tf.DeviceSpec.from_string("/device:CPU:0" if rewrite is None else rewrite.device(0) or rewrite.host)
+    across = rewrite is not None and rewrite.spans_processes
+    is_hosted = view.of_attrs(lambda attrs: HOST_ATTR in attrs)
+    known: Dict[Tuple[str, bool], str] = {}
+    for text, hosted in sorted({(view.nodes[node].device, is_hosted[node]) for node in nodes}):
+        spec = default.make_merged_spec(tf.DeviceSpec.from_string(text))
+        if not across:
+            spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+        known[text, hosted] = spec.to_string() + (HOST if hosted else "")
+    names = list(dict.fromkeys([known.get(("", False), default.to_string())] + list(known.values())))
+    processes = [name.rpartition("/device:")[0] for name in names]
+    number = {key: names.index(name) for key, name in known.items()}
+    return Devices(
+        tuple(names), tuple(processes), lambda node: number[view.nodes[node].device, is_hosted[node]], threads
+    )
+
+
+StepEstimate = NamedTuple("StepEstimate", [("made", StepProgram), ("devices", Devices)])
+StepEstimate.__doc__ = """A step as a program, and its devices: what an estimate is made of."""
+
+
+def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int]], threads: int = 1) -> StepEstimate:
+    """The program of a step.
+
+    Args:
+      graph: the rewritten graph.
+      ops: names of the ops that run: fetches, and what runs with them.
+      fed: name of a tensor that is fed -> shape of the value.
+      threads: that run ops of the CPU devices of a process at the same time.
+    """
+    nodes = graph.nodes_of(ops, fed)
+    devices = find_devices(graph, nodes, threads)
+    fetched = frozenset(graph.view.index[name] for name in ops)
+    device_type = "GPU" if any("GPU" in name for name in devices.names) else "CPU"
+    step = Step(nodes, fetched, fed)
+    made = make_program(graph.tf_graph, graph.view, step, devices, graph.same_as, graph.role_of, device_type)
+    return StepEstimate(made, devices)
+
+
+def estimate(graph: StepGraph, step: StepEstimate, program: Optional[Program] = None) -> MemoryEstimate:
+    """What a step needs on each device.
+
+    Args:
+      graph: the graph of the step.
+      step: what `prepare` gave.
+      program: a changed program of the step, to see what a change would give.
+    """
+    made = step.made
+    peaks = simulate(made.program if program is None else program, ACTIVATIONS)
+    persistent = _variables(graph, step.devices)
+    rows = []
+    for number, (name, peak) in enumerate(zip(step.devices.names, peaks)):
+        rows.append(_device_memory(name, persistent[number], peak, _name_of(graph, made.order, peak.op)))
+    return MemoryEstimate(tuple(rows), (), made.notes)
+
+
+def _variables(graph: StepGraph, devices: Devices) -> List[List[int]]:
+    """Per device, the bytes of the variables that are trained and of the others."""
+    view = graph.view
+    sizes = [[0, 0] for _ in devices.names]
+    for node in filter(graph.is_used, view.of_types(op_types.VARIABLES)):
+        try:
+            device = devices.of_node(node)
+        except KeyError:
+            continue  # on a device on which nothing of the step runs
+        sizes[device][0 if graph.is_trained(node) else 1] += variable_bytes(view, node) or 0
+    return sizes
+
+
+def _device_memory(device: str, variables: Sequence[int], peak: Peak, op: str) -> DeviceMemory:
+    weights, slots = variables
+    gradients, activations, communication, updates = (
+        peak.by_role.get(role, 0) for role in (GRADIENTS, ACTIVATIONS, TRANSFER, UPDATES)
+    )
+    total = weights + slots + peak.bytes
+    return DeviceMemory(device, weights, slots, gradients, activations, communication, updates, total, op)
+
+
+def _name_of(graph: StepGraph, order: Sequence[int], op: int) -> str:
+    if op < 0:
+        return ""
+    node = order[op] if op < len(order) else -1
+    return "a copy" if node < 0 else graph.view.nodes[node].name

@@ -1,0 +1,31 @@
+"""The memory estimate as a table for people."""
+
+from typing import List, Sequence
+
+from epl.profiler.estimate.estimate import DeviceMemory, MemoryEstimate
+
+_COLUMNS = ("weights", "slots", "gradients", "activations", "communication", "updates", "peak")
+
+
+def describe(estimate: MemoryEstimate) -> str:
+    """A line per device, in MB of 10^6 bytes; what would lower the largest peak; and what had to be assumed."""
+    rows: List[Sequence[str]] = [("device",) + _COLUMNS + ("at",)]
+    rows += [_row(device) for device in estimate.devices]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ["Memory of a step in MB, at the worst moment of each device (estimate):"]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
+        lines.append("  " + "  ".join(cells + [row[-1]]).rstrip())
+    peak = max(device.peak for device in estimate.devices)
+    for change in estimate.changes:
+        lines.append(
+            "  {:.1f} MB ({:+.0f}%) with {}: {}, {:+.0f}% time".format(
+                change.peak / 1e6, 100.0 * (change.peak - peak) / peak, change.config, change.why, 100 * change.time
+            )
+        )
+    return "\n".join(lines + ["  note: " + note for note in estimate.notes])
+
+
+def _row(device: DeviceMemory) -> Sequence[str]:
+    numbers = ["{:.1f}".format(getattr(device, column) / 1e6) for column in _COLUMNS]
+    return [device.device] + numbers + [device.peak_op]

@@ -1,0 +1,159 @@
+"""What would lower the memory of weights and of optimizer state: parts of them (ZeRO), or host memory (offload).
+
+The weights are gathered or copied then, and so are there for a time; that is tried on the program of the step:
+
+    w --> MatMul ... MatMulGrad              v1             w --> fetch --> MatMul ... MatMulGrad
+                                             v2, offload    w --> fetch --> MatMul,   w --> fetch --> MatMulGrad
+
+Reduced gradients count as they do without ZeRO.
+"""
+
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from epl.ir import op_types
+from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.parallel.costs.costs import MACHINES
+from epl.parallel.grouped_apply.groups import variable_bytes
+from epl.parallel.plan.plan import world_size
+from epl.parallel.split.resharding_paths import LINKS
+from epl.profiler.estimate.estimate import UPDATES, Change, StepEstimate, StepGraph, estimate
+from epl.profiler.estimate.program import TRANSFER
+from epl.profiler.estimate.simulation import Op, Output, Program
+
+_LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
+
+_State = NamedTuple("_State", [("trained", Dict[int, int]), ("bytes", List[int])])
+_State.__doc__ = """What ZeRO and offload take from devices.
+
+Attributes:
+  trained: op of the program that gives a trained variable -> its bytes.
+  bytes: per device, of these variables and of what is kept of them by optimizers.
+"""
+
+_Use = NamedTuple("_Use", [("op", int), ("position", int)])
+_Use.__doc__ = """Where an op of the program takes a weight."""
+
+
+def changes(graph: StepGraph, step: StepEstimate) -> List[Change]:
+    """ZeRO, and on GPUs offload, where they are off and go together with the rest."""
+    rewrite = graph.rewrite
+    if rewrite is None or not graph.calls or rewrite.config.zero.level or rewrite.config.offload.level:
+        return []
+    found = []
+    split = any(taskgraph.strategy.name_of_kind == "split" for taskgraph in rewrite.graph.taskgraphs)
+    if world_size(rewrite.plan) > 1 and not split:
+        found.append(_in_parts(graph, step, "v1"))
+        if len(rewrite.plan.stages) == 1:
+            found.append(_in_parts(graph, step, "v2"))
+    if _device_type(step) == "gpu":
+        found.append(_on_host(graph, step))
+    return [change for change in found if change is not None]
+
+
+def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Change]:
+    """ZeRO of a level; None if nothing is trained."""
+    assert graph.rewrite is not None
+    state = _state(graph, step)
+    if not state.trained:
+        return None
+    ranks = world_size(graph.rewrite.plan)
+    saved = 1 - 1.0 / ranks
+    fetches = _fetches(graph, step, state, again=level == "v2")
+    after = estimate(graph, step, _fetched(step, state, fetches)).devices
+    peak = max(device.peak - int(saved * size) for device, size in zip(after, state.bytes))
+    link = LINKS[_device_type(step)]
+    # What is gathered once, and reduced to parts, travels in data parallelism as well: as reduced wholes.
+    again = saved * (sum(state.trained[weight] for weight, _ in fetches) - sum(state.trained.values()))
+    seconds = len(fetches) * link.latency + max(0.0, again) / link.bandwidth
+    why = "weights and optimizer state in parts over {} replicas".format(ranks)
+    return Change("zero.level = {}".format(level), peak, seconds / _seconds(step), why)
+
+
+def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[Change]:
+    state = _state(graph, step)
+    if not state.trained:
+        return None
+    fetches = _fetches(graph, step, state, again=True, without=_LOOKUPS)
+    program = _fetched(step, state, fetches)
+    peak = max(device.peak - device.weights - device.slots for device in estimate(graph, step, program).devices)
+    gradients = sum(state.trained.values())
+    moved = (sum(state.trained[weight] for weight, _ in fetches) + gradients) / LINKS["gpu"].bandwidth
+    updated = 2 * sum(state.bytes) / MACHINES["cpu"].bandwidth
+    return Change("offload.level = v0", peak, (moved + updated) / _seconds(step), "weights are in host memory")
+
+
+def _device_type(step: StepEstimate) -> str:
+    return "gpu" if any("GPU" in name for name in step.devices.names) else "cpu"
+
+
+def _seconds(step: StepEstimate) -> float:
+    return sum(op.seconds for op in step.made.program.ops)
+
+
+def _state(graph: StepGraph, step: StepEstimate) -> _State:
+    view, number = graph.view, {node: at for at, node in enumerate(step.made.order)}
+    state = _State({}, [0] * len(step.devices.names))
+    for node in filter(graph.is_used, view.of_types(op_types.VARIABLES)):
+        if node not in number:
+            continue
+        trained = graph.is_trained(node)
+        if trained or _phase(graph, node) == Phase.APPLY:
+            size = variable_bytes(view, node) or 0
+            state.bytes[step.devices.of_node(node)] += size
+            if trained:
+                state.trained[number[node]] = size
+    return state
+
+
+def _phase(graph: StepGraph, node: int) -> str:
+    phase: bytes = graph.view.nodes[graph.original(node)].attr[PHASE_ATTR].s
+    return phase.decode()
+
+
+def _fetches(
+    graph: StepGraph, step: StepEstimate, state: _State, again: bool, without: FrozenSet[str] = frozenset()
+) -> List[Tuple[int, List[_Use]]]:
+    """(Weight, its uses) of each fetch, in the order in which they are needed.
+
+    Args:
+      graph, step, state: what is fetched.
+      again: for the backward pass anew.
+      without: types of ops that run where the weights are.
+    """
+    values = {weight: weight for weight in state.trained}  # op -> the weight that it gives
+    found: Dict[Tuple[int, str], List[_Use]] = {}
+    for at, (op, node) in enumerate(zip(step.made.program.ops, step.made.order)):
+        taken = [(position, producer) for position, (producer, _) in enumerate(op.inputs) if producer in values]
+        if not taken:
+            continue
+        op_type = graph.view.types[node] if node >= 0 else ""
+        if op_type in op_types.READS:
+            values[at] = values[taken[0][1]]
+        elif node < 0 or (graph.role_of(node) != UPDATES and op_type not in op_types.WRITES | without):
+            phase = _phase(graph, node) if again and node >= 0 else ""
+            for position, producer in taken:
+                found.setdefault((values[producer], phase), []).append(_Use(at, position))
+    return sorted(((weight, uses) for (weight, _), uses in found.items()), key=lambda fetch: fetch[1][0])
+
+
+def _fetched(step: StepEstimate, state: _State, fetches: List[Tuple[int, List[_Use]]]) -> Program:
+    """The program with the fetches; if there are several of a weight, each waits for what the use before it takes."""
+    ops = list(step.made.program.ops)
+    early = len(fetches) == len({weight for weight, _ in fetches})
+    bandwidth = LINKS[_device_type(step)].bandwidth
+    last: Dict[int, Tuple[int, Tuple[int, ...]]] = {}  # device -> its last fetch, and what comes into its first use
+    for weight, uses in fetches:
+        device, size = ops[weight].device, state.trained[weight]
+        fetch, waits = last.get(device, (-1, ()))
+        after = (() if fetch < 0 else (fetch,)) + (() if early else waits)
+        output = Output(size, -1, (), TRANSFER, False)
+        number = len(ops)
+        ops.append(Op(device, size / bandwidth, False, ((weight, 0),), after, (output,), 0, (-1, 0)))
+        first = ops[uses[0].op]
+        others = {p for position, (p, _) in enumerate(first.inputs) if p >= 0 and position != uses[0].position}
+        last[device] = number, tuple(sorted(others - state.trained.keys()))
+        for use in uses:
+            inputs = list(ops[use.op].inputs)
+            inputs[use.position] = (number, 0)
+            ops[use.op] = ops[use.op]._replace(inputs=tuple(inputs))
+    return step.made.program._replace(ops=ops)

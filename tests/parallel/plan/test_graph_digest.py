@@ -1,0 +1,214 @@
+"""Which graphs have one digest, and what is said of the first difference of those that have not."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.parallel.plan.graph_difference import OpFacts, facts_of, first_difference, in_words
+from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
+
+
+def model(optimizer=None, activation=tf.nn.relu, before=None, after=None, data=None, rate=0.01, seed=7, extra=None):
+    """A layer, dropout, an optimizer; ops of one worker alone are made by `before`, `extra` and `after`."""
+    if before is not None:
+        before()
+    x = tf.placeholder(tf.float32, [None, 3], "x") if data is None else data()
+    w = tf.get_variable("w", [3, 4], initializer=tf.ones_initializer())
+    hidden = tf.nn.dropout(activation(tf.matmul(x, w)), rate=0.5, seed=seed)
+    if extra is not None:
+        hidden = extra(hidden)
+    loss = tf.reduce_mean(tf.square(hidden), name="loss")
+    train_op = (optimizer or tf.train.AdamOptimizer(rate)).minimize(loss, tf.train.get_or_create_global_step())
+    if after is not None:
+        after(loss, train_op)
+
+
+@pytest.fixture
+def digest(init):
+    """`digest(**of model)`: the digest of the model, and its graph."""
+
+    def build(**differing):
+        init()
+        model(**differing)
+        return GraphDigest(Graph.get()), tf.get_default_graph()
+
+    return build
+
+
+@pytest.fixture
+def difference(digest):
+    """`difference(of worker 0, of worker 1)`: what is said of models that are built so."""
+
+    def compare(*workers):
+        built = [digest(**differing) for differing in workers]
+        lists = [[OpDigest(*op) for op in json.loads(json.dumps(one.ops()))] for one, _ in built]
+        if built[0][0].top == built[1][0].top:
+            return ""
+        chosen = first_difference(*lists)
+        facts = [json.loads(json.dumps(facts_of(one, graph, name))) for (one, graph), name in zip(built, chosen)]
+        return in_words((0, 1), [None if one is None else OpFacts(*one) for one in facts])
+
+    return compare
+
+
+@pytest.fixture
+def words(difference):
+    """`words(**of model)`: what is said where worker 1 builds it so, and worker 0 as it is by default."""
+    return lambda **differing: difference({}, differing)
+
+
+def from_dataset(rows):
+    """Data of one worker: its own rows, its own number of them."""
+
+    def read():
+        dataset = tf.data.Dataset.from_tensor_slices(np.full([rows, 3], rows, "f")).shard(2, rows % 2).batch(2)
+        return tf.data.make_initializable_iterator(dataset.shuffle(4, seed=rows)).get_next()
+
+    return read
+
+
+def from_queue(files):
+    """Data of one worker: its own files."""
+
+    def read():
+        names = tf.train.string_input_producer(files, seed=len(files))
+        _, line = tf.TextLineReader().read(names)
+        return tf.reshape(tf.decode_csv(line, [[0.0]] * 3), [1, 3])
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"seed": 8},
+        {"before": lambda: tf.summary.scalar("made_by_the_chief", tf.constant(1.0))},
+        {"before": lambda: [tf.constant(3.0), tf.get_variable("of_the_chief", [2])]},
+        {"before": lambda: tf.set_random_seed(5)},
+        {"after": lambda loss, train_op: tf.summary.merge([tf.summary.scalar("loss", loss)])},
+        {"after": lambda loss, train_op: tf.train.Saver()},
+        {"extra": lambda h: tf.identity(h) if tf.no_op() is None else h},
+    ],
+    ids=["seed", "summary", "ops", "graph_seed", "summary_of_loss", "saver", "no_op"],
+)
+def test_what_computes_the_same_has_one_digest(words, differing):
+    assert words(**differing) == ""
+
+
+@pytest.mark.parametrize("source", [(from_dataset(6), from_dataset(9)), (from_queue(["a"]), from_queue(["b", "c"]))])
+def test_data_and_what_prepares_it_may_differ(digest, source):
+    first, second = [digest(data=data)[0].top for data in source]
+    assert first == second
+
+
+def test_names_of_py_funcs_and_tables_may_differ(digest):
+    def data(of_worker):
+        def read():
+            for _ in range(of_worker):
+                tf.py_func(lambda: np.float32(1), [], tf.float32)
+            tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"] * of_worker, [1] * of_worker), 0)
+            table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["b"], [of_worker]), 0)
+            rows = tf.cast(table.lookup(tf.constant(["x%d" % of_worker] * 3)), tf.float32)
+            drawn = tf.random.stateless_uniform([1, 3], seed=[1, of_worker])
+            return drawn + rows + tf.reshape(tf.py_func(lambda: np.ones([1, 3], "f"), [], tf.float32), [1, 3])
+
+        return read
+
+    first, second = [digest(data=data(worker))[0].top for worker in (1, 2)]
+    assert first == second
+
+
+def test_the_bodies_of_functions_count_not_their_names(digest):
+    def with_body(factor, others):
+        def extra(hidden):
+            for i in range(others):
+                tf.function(lambda h, i=i: h * i)(hidden * 5.0)
+            scale = tf.exp(hidden * factor)
+            return tf.function(lambda h: h * factor + scale)(hidden)
+
+        return extra
+
+    tops = [digest(extra=with_body(*case))[0].top for case in ((2.0, 0), (2.0, 2), (3.0, 0))]
+    assert tops[0] == tops[1] != tops[2]
+
+
+def test_loops_have_a_digest(digest):
+    def loop(steps, factor, others=0):
+        def extra(hidden):
+            for _ in range(others):
+                tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0])
+            return tf.while_loop(lambda i, h: i < steps, lambda i, h: (i + 1, h * factor), [0, hidden])[1]
+
+        return extra
+
+    tops = [digest(extra=loop(*case))[0].top for case in ((3, 2.0), (3, 2.0, 1), (4, 2.0), (3, 2.5))]
+    assert tops[0] == tops[1] and len(set(tops)) == 3
+
+
+@pytest.mark.parametrize(
+    "differing, expected",
+    [
+        ({"rate": 0.5}, "the learning rate of Adam is 0.5 in worker 1 and 0.01 in worker 0 (Const, 'Adam/learning_"),
+        ({"optimizer": tf.train.AdamOptimizer(0.01, beta1=0.8)}, "the beta1 of Adam is 0.8 in worker 1 and 0.9 in "),
+        ({"optimizer": tf.train.AdamOptimizer(0.01, epsilon=0.1)}, "the epsilon of Adam is 0.1 in worker 1 and 1e-08 "),
+        ({"activation": tf.nn.tanh}, "the first op that differs is 'Tanh' (Tanh, 'Tanh', "),
+        ({"extra": lambda h: h * 3.0}, "worker 1 has 'mul/y' (Const, 'mul/y', "),
+        ({"extra": lambda h: h[:, :2]}, "worker 1 has 'strided_slice/stack' (Const, "),
+    ],
+    ids=["learning_rate", "beta1", "epsilon", "activation", "op", "slice"],
+)  # fmt: skip
+def test_the_first_difference_is_named(words, differing, expected):
+    text = words(**differing)
+    assert expected in text
+    assert "test_graph_digest.py:" in text
+
+
+def test_another_optimizer_is_named(words):
+    assert "Momentum" in words(optimizer=tf.train.MomentumOptimizer(0.01, 0.9))
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (lambda v: tf.train.MomentumOptimizer(0.1, v), "the momentum of Momentum is"),
+        (lambda v: tf.train.GradientDescentOptimizer(v), "the learning rate of GradientDescent is"),
+        (lambda v: tf.train.RMSPropOptimizer(0.1, decay=v), "the decay (rho) of RMSProp is"),
+        (
+            lambda v: tf.train.GradientDescentOptimizer(
+                tf.train.exponential_decay(0.1, tf.train.get_or_create_global_step(), 10, v)
+            ),
+            "a constant that the learning rate of GradientDescent is computed from is",
+        ),
+    ],
+)
+def test_hyperparameters_have_their_names(difference, make, expected):
+    built = [{"after": lambda loss, _, v=v: make(v).minimize(loss)} for v in (0.5, 0.25)]
+    assert expected + " 0.25 in worker 1 and 0.5 in worker 0" in difference(*built)
+
+
+def test_an_attribute_is_named(difference):
+    built = [{"extra": lambda h, t=t: tf.matmul(h, tf.ones([4, 4]), transpose_b=t)} for t in (False, True)]
+    expected = "attribute transpose_b of op 'MatMul_1' is b: true in worker 1 and b: false in worker 0"
+    assert expected in difference(*built)
+
+
+def test_ops_of_one_name_from_two_lines_are_two_ops(difference):
+    first = {"extra": lambda h: h * 2.0}
+    second = {"extra": lambda h: h * 3.0}
+    text = difference(first, second)
+    assert text.startswith("the first op that differs is 'mul/y'") and text.count("test_graph_digest.py:") == 2
+
+
+def test_a_clip_of_one_worker_is_found(digest):
+    def clipped(norm):
+        def after(loss, _):
+            optimizer = tf.train.GradientDescentOptimizer(0.1)
+            gradients, variables = zip(*optimizer.compute_gradients(loss))
+            optimizer.apply_gradients(zip(tf.clip_by_global_norm(gradients, norm)[0], variables))
+
+        return after
+
+    assert digest(after=clipped(1.0))[0].top != digest(after=clipped(2.0))[0].top

@@ -1,0 +1,353 @@
+"""Runs every choice that a rule lists for an op on parts, and compares values and gradients with the unsplit op.
+
+All cases of a call are in one graph and run at once: for each rank on a device of its own, with the collectives of a
+job of one process. Inputs are parts by the layouts of the choice, gradients by the convention of
+epl/parallel/sharding/placements.py.
+"""
+
+import contextlib
+import itertools
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl.parallel.sharding.rules.all  # noqa: F401
+from epl.ops.communicator import Communicator
+from epl.parallel.sharding.placements import Layout, offsets
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.rules.emission import RankEmission
+from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
+from tests.native.ops_harness import local_job, session
+from tests.parallel.sharding.rules.rule_inputs import Input
+
+# Numbers of ranks for @pytest.mark.parametrize: one for `make test`, the others take as long again each.
+TWO = [2] + [pytest.param(ranks, marks=pytest.mark.long) for ranks in (3, 4)]
+THREE = [3] + [pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 4)]
+
+_NAMES = itertools.count()
+_ROWS = {2: (4, 2), 3: (2, 1, 3), 4: (2, 1, 2, 1)}  # of each rank's batch; 6 in all
+
+
+class Case(NamedTuple):
+    """An op to check.
+
+    Attributes:
+      name: for messages.
+      build: the op, or a tensor of it, from its inputs.
+      inputs: what it takes.
+      expected: the choices, as "s0,F>s0": layouts of the inputs and outputs, s<dim>, b<dim> (batch), F or P.
+      undifferentiated: outputs of which values are compared, gradients are not.
+      unspecified: outputs that TensorFlow leaves as they are in memory.
+      granularities: of the OpInfo.
+      batch: the dimension of each output that holds the batch; not given: the one of unknown size.
+      tolerance: of values and gradients.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    inputs: Sequence[Input]
+    expected: str
+    undifferentiated: Sequence[int] = ()
+    unspecified: Sequence[int] = ()
+    granularities: Any = None
+    batch: Any = None
+    tolerance: float = 2e-5
+
+
+class _Unsplit(object):
+    """The op itself, its values and gradients."""
+
+    def __init__(self, case: Case, ranks: int, seed: int) -> None:
+        random = np.random.RandomState(seed)
+        rows = sum(_ROWS[ranks])
+        self.case = case
+        self.ranks = ranks
+        self.batches = [batch_of(spec) for spec in case.inputs]
+        self.arrays = [values_of(spec, random, rows) for spec in case.inputs]
+        self.tensors = [self._tensor(spec, array) for spec, array in zip(case.inputs, self.arrays)]
+        self.op = op_of(case.build(*self.tensors))
+        taken = [getattr(tensor, "handle", tensor) for tensor in self.tensors]
+        assert list(self.op.inputs) == taken, (case.name, list(self.op.inputs))
+        self.outputs = list(self.op.outputs)
+        self.with_gradient = [index for index in range(len(self.outputs)) if index not in case.undifferentiated]
+        self.info = self._info()
+
+    def _tensor(self, spec: Input, array: np.ndarray) -> Any:
+        if spec.variable:
+            return tf.Variable(array, use_resource=True)
+        if spec.constant:
+            return tf.constant(array)
+        shape = [None if isinstance(size, str) else size for size in spec.shape]
+        return tf.placeholder_with_default(tf.constant(array), shape)
+
+    def _info(self) -> OpInfo:
+        inputs = [
+            TensorInfo(tuple(tensor.shape.as_list()), tensor.dtype, array if spec.constant else None, batch)
+            for tensor, array, spec, batch in zip(self.tensors, self.arrays, self.case.inputs, self.batches)
+        ]
+        outputs = []
+        for index, tensor in enumerate(self.outputs):
+            shape = None if tensor.shape.ndims is None else tuple(tensor.shape.as_list())
+            if self.case.batch is not None:
+                batch = self.case.batch[index]
+            else:
+                batch = shape.index(None) if shape and None in shape else None
+            outputs.append(TensorInfo(shape, tensor.dtype, None, batch))
+        attrs = {name: self.op.get_attr(name) for name in self.op.node_def.attr}
+        return OpInfo(self.op.type, self.op.name, attrs, tuple(inputs), tuple(outputs), self.ranks,
+                      self.case.granularities or {})  # fmt: skip
+
+    def with_gradients(self, cotangents: Sequence[np.ndarray]) -> List[Any]:
+        """Outputs, and the gradients with respect to the inputs."""
+        return [self.outputs, self.gradients(self.outputs, self.tensors, cotangents)]
+
+    def gradients(self, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> List[Any]:
+        """Of outputs that have one with respect to inputs that have one; [] for the others and where there is none."""
+        ys = [index for index in self.with_gradient if _has_gradients(outputs[index])]
+        xs = [tensor for tensor in inputs if _has_gradients(tensor)]
+        found: List[Any] = [None] * len(xs)
+        if ys and xs:
+            with contextlib.suppress(LookupError):  # the op has no gradient
+                found = tf.gradients([outputs[y] for y in ys], xs, [tf.constant(given[y]) for y in ys])
+        grads = iter(found)
+        of_inputs = [next(grads) if _has_gradients(tensor) else None for tensor in inputs]
+        return [[] if grad is None else tf.convert_to_tensor(grad) for grad in of_inputs]
+
+
+def _has_gradients(tensor: Any) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def op_of(built: Any) -> tf.Operation:
+    """The op behind what `Case.build` gives."""
+    first = built[0] if isinstance(built, (list, tuple)) else built
+    return first if isinstance(first, tf.Operation) else first.op
+
+
+def batch_of(spec: Input) -> Optional[int]:
+    """The dimension that holds the batch."""
+    found = [dim for dim, size in enumerate(spec.shape) if str(size).endswith("B")]
+    return found[0] if found else None
+
+
+def values_of(spec: Input, random: np.random.RandomState, rows: int) -> np.ndarray:
+    """Numbers for an input, with so many rows in the batch."""
+    return spec.make(random, tuple(_size(size, rows) for size in spec.shape))
+
+
+def _size(size: Any, rows: int) -> int:
+    if not isinstance(size, str):
+        return size
+    return rows * int(size[:-1] or 1) if size.endswith("B") else int(size[1:])
+
+
+def short(choice: Choice) -> str:
+    """A choice as in `Case.expected`."""
+
+    def letter(layout: Layout) -> str:
+        if not layout.is_shard:
+            return layout.kind[0].upper()
+        return ("b" if layout.sizes is None else "s") + str(layout.dim)
+
+    return "{}>{}".format(",".join(map(letter, choice.inputs)), ",".join(map(letter, choice.outputs)))
+
+
+def sizes_of(layout: Layout, full: int, ranks: int) -> Tuple[int, ...]:
+    """The sizes of the parts of a dimension that has `full` elements."""
+    if layout.sizes is not None:
+        assert sum(layout.sizes) == full, (layout, full)
+        return layout.sizes
+    rows = _ROWS[ranks]
+    return tuple(count * full // sum(rows) for count in rows)
+
+
+def parts_of(array: np.ndarray, layout: Layout, ranks: int, random: np.random.RandomState) -> List[np.ndarray]:
+    """What each rank has of a value."""
+    if layout.is_shard:
+        sizes = sizes_of(layout, array.shape[layout.dim], ranks)
+        return [
+            np.take(array, range(begin, begin + size), axis=layout.dim) for begin, size in zip(offsets(sizes), sizes)
+        ]
+    if layout.kind == "full":
+        return [array] * ranks
+    addends = [random.randint(-3, 4, array.shape).astype(array.dtype) for _ in range(ranks - 1)]
+    return addends + [(array - sum(addends)).astype(array.dtype)]
+
+
+def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.ndarray]:
+    return parts_of(array, layout, ranks, None) if layout.is_shard else [array] * ranks
+
+
+class _Split(object):
+    """A choice on the parts of each rank."""
+
+    def __init__(
+        self, unsplit: _Unsplit, choice: Choice, exchanges: Sequence[Exchange], cotangents: Sequence[np.ndarray]
+    ) -> None:
+        self.choice = choice
+        ranks = unsplit.ranks
+        random = np.random.RandomState(1)
+        parts = [parts_of(array, layout, ranks, random) for array, layout in zip(unsplit.arrays, choice.inputs)]
+        given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, choice.outputs)]
+        self.fetches = []
+        for rank, exchange in enumerate(exchanges):
+            with tf.device("/device:CPU:{}".format(rank)):
+                local = [
+                    _local(unsplit, index, layout, parts[index][rank], ranks)
+                    for index, layout in enumerate(choice.inputs)
+                ]
+                entered = [
+                    exchange.enter(tensor) if layout.kind == "full" else tensor
+                    for tensor, layout in zip(local, choice.inputs)
+                ]
+                emission = RankEmission(unsplit.op, exchange, lambda: tf.constant(_ROWS[ranks], tf.int64))
+                if choice.emit is None:
+                    outputs = emission.same(entered)
+                else:
+                    outputs = choice.emit(emission, unsplit.info, entered)
+                assert len(outputs) == len(unsplit.outputs)
+                for output, full in zip(outputs, unsplit.outputs):
+                    assert output.dtype == full.dtype, (output, full)
+                grads = unsplit.gradients(outputs, local, [value[rank] for value in given])
+                self.fetches.append([list(outputs), grads])
+
+
+def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, ranks: int) -> tf.Tensor:
+    """A rank's part, with no more of its shape known than all ranks have in common."""
+    if not layout.is_shard and unsplit.case.inputs[index].constant:
+        return tf.constant(part)
+    shape = unsplit.tensors[index].shape.as_list()
+    if layout.is_shard:
+        sizes = sizes_of(layout, unsplit.arrays[index].shape[layout.dim], ranks)
+        shape[layout.dim] = sizes[0] if len(set(sizes)) == 1 and layout.sizes is not None else None
+    return tf.placeholder_with_default(tf.constant(part), shape)
+
+
+def check(cases: Sequence[Case], ranks: int) -> None:
+    """Asserts for every case that its choices are those expected, and that they compute what the op computes."""
+    wrong: List[str] = []
+    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * ranks, job=local_job())
+    with tf.Graph().as_default() as graph, session(ranks, graph) as sess:
+        unsplit = []
+        for seed, case in enumerate(cases):
+            with tf.name_scope("unsplit_" + case.name):
+                unsplit.append(_Unsplit(case, ranks, seed))
+        sess.run(tf.global_variables_initializer())
+        sizes = _run(sess, [[tf.shape(output) for output in one.outputs] for one in unsplit])
+        random = np.random.RandomState(0)
+        cotangents = [[random.uniform(-1, 1, size).astype(np.float32) for size in of_case] for of_case in sizes]
+        for values, one in zip(cotangents, unsplit):
+            for index, output in enumerate(one.outputs):
+                if output.dtype.is_complex:
+                    values[index] = values[index] + 1j * random.uniform(-1, 1, values[index].shape)
+                if _has_gradients(output):
+                    values[index] = values[index].astype(output.dtype.as_numpy_dtype)
+        exchanges = [Exchange(communicator, rank, "rules") for rank in range(ranks)]
+        split = []
+        for one, values in zip(unsplit, cotangents):
+            choices = choices_of(one.info)
+            found = " ".join(sorted(set(map(short, choices))))
+            if found != " ".join(sorted(one.case.expected.split())):
+                wrong.append("{}: the choices are {}".format(one.case.name, found))
+            with tf.name_scope("split_" + one.case.name):
+                split.append([_Split(one, choice, exchanges, values) for choice in choices])
+        full = [one.with_gradients(values) for one, values in zip(unsplit, cotangents)]
+        full, parts = _run(sess, [full, [[choice.fetches for choice in of_case] for of_case in split]])
+    communicator.close()
+    for one, values, of_case, fetched in zip(unsplit, full, split, parts):
+        for choice, got in zip(of_case, fetched):
+            wrong += _differences(one, choice.choice, values, got)
+    assert not wrong, "\n".join(wrong)
+
+
+def _run(sess: tf.Session, fetches: Any) -> Any:
+    """Runs; the message of an op that fails names the case, and is all that is shown."""
+    message = ""
+    try:
+        return sess.run(fetches)
+    except tf.errors.OpError as error:
+        message = error.message
+    raise AssertionError(message[:800])
+
+
+def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List[str]:
+    """What differs between an op and a choice of its rule."""
+    wrong = []
+    pairs = []
+    for index, layout in enumerate(choice.outputs):
+        if index not in unsplit.case.unspecified:
+            pairs.append(("output {}".format(index), full[0][index], [outputs[index] for outputs, _ in got], layout))
+    for index, layout in enumerate(choice.inputs):
+        parts = [grads[index] for _, grads in got]
+        wanted = full[1][index]
+        if isinstance(wanted, list):
+            if any(np.any(part) for part in parts):
+                wrong.append("{} {}: a gradient of input {}".format(unsplit.case.name, short(choice), index))
+            continue
+        if any(isinstance(part, list) for part in parts):
+            parts = [np.zeros(unsplit.arrays[index].shape) if isinstance(part, list) else part for part in parts]
+        pairs.append(("gradient {}".format(index), wanted, parts, layout if layout.is_shard else None))
+    for what, wanted, parts, layout in pairs:
+        try:
+            _compare(wanted, parts, layout, unsplit.ranks, unsplit.case.tolerance)
+        except AssertionError as error:
+            wrong.append("{} {} {}: {}".format(unsplit.case.name, short(choice), what, error))
+    return wrong
+
+
+def _compare(
+    wanted: np.ndarray, parts: Sequence[np.ndarray], layout: Optional[Layout], ranks: int, tolerance: float
+) -> None:
+    """Parts in a layout against the whole; None: the whole on every rank."""
+    if layout is not None and layout.is_shard:
+        sizes = sizes_of(layout, wanted.shape[layout.dim], ranks)
+        assert [part.shape[layout.dim] for part in parts] == list(sizes), "parts {} instead of {}".format(
+            [part.shape for part in parts], sizes)  # fmt: skip
+        wholes = [np.concatenate(parts, axis=layout.dim)]
+    elif layout is not None and layout.kind == "partial":
+        wholes = [sum(parts)]
+    else:
+        wholes = list(parts)
+    for whole in wholes:
+        assert whole.shape == wanted.shape, "shape {} instead of {}".format(whole.shape, wanted.shape)
+        if wanted.dtype.kind in "fc":
+            assert not np.any(np.isnan(wanted)), "the op itself gives what is no number"
+            np.testing.assert_allclose(whole, wanted, rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(whole, wanted)
+
+
+def on_ranks(
+    op: tf.Operation,
+    info: OpInfo,
+    layouts: Sequence[Layout],
+    values: Sequence[Sequence[Any]],
+    build: Callable[..., Any],
+) -> List[Any]:
+    """Runs the choice with these input layouts in the default graph.
+
+    Args:
+      op: the unsplit op.
+      info: what the rule knows of it.
+      layouts: of its inputs.
+      values: of each input, what each rank has.
+      build: makes of outputs and local inputs what is run.
+
+    Returns:
+      What each rank got.
+    """
+    choice = next(choice for choice in choices_of(info) if choice.inputs == tuple(layouts))
+    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * info.ranks, job=local_job())
+    fetches = []
+    for rank in range(info.ranks):
+        with tf.device("/device:CPU:{}".format(rank)):
+            exchange = Exchange(communicator, rank, "rules")
+            local = [tf.constant(value[rank]) for value in values]
+            fetches.append(build(choice.emit(RankEmission(op, exchange), info, local), local))
+    with session(info.ranks, tf.get_default_graph()) as sess:
+        try:
+            return sess.run(fetches)
+        finally:
+            communicator.close()

@@ -1,0 +1,210 @@
+"""Conversions between layouts: values and gradients by the table, even and uneven, along any dimension."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import FULL, PARTIAL, balanced_sizes, shard
+from epl.parallel.sharding.resharding import Exchange
+from tests.parallel.split.harness import communicator, part
+from tests.parallel.split.harness import moved as sent_by
+
+X = np.random.RandomState(0).randn(6, 7, 8).astype("f")
+EVEN, UNEVEN = balanced_sizes(6, 3), (1, 2, 3)
+
+
+def run(build, ranks=3, fp16_scale=None):
+    """What each rank gets; all ranks are in one graph, on devices of their own."""
+    wire = communicator(ranks)
+    with tf.Graph().as_default():
+        fetches, exchanges = [], []
+        for rank in range(ranks):
+            with tf.device("/device:CPU:{}".format(rank)):
+                exchanges.append(Exchange(wire, rank, "test", fp16_scale))
+                fetches.append(build(exchanges[-1], rank))
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
+            return sess.run(fetches)
+
+
+def with_gradient(result, tensor, weight):
+    """The result, and its gradient with respect to the tensor for a loss in which it has a weight."""
+    return result, tf.gradients(tf.reduce_sum(result * weight), tensor)[0]
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+def test_shard_to_full(layout):
+    def build(exchange, rank):
+        local = tf.constant(part(X, layout, rank))
+        return with_gradient(exchange.gather(local, layout), local, X)
+
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, X)
+        close(grad, part(X, layout, rank))
+
+
+@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+def test_shard_to_full_entered(layout):
+    def build(exchange, rank):  # each rank has an addend of the gradient
+        local = tf.constant(part(X, layout, rank))
+        return with_gradient(exchange.gather_entered(local, layout), local, X * (rank + 1))
+
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, X)
+        close(grad, part(6 * X, layout, rank))
+
+
+@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6))])
+def test_full_to_shard(layout):
+    def build(exchange, rank):
+        full = tf.constant(X)
+        return with_gradient(exchange.cut(full, layout), full, part(X, layout, rank))
+
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, part(X, layout, rank))
+        close(grad, X)
+
+
+@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5))])
+def test_partial_to_shard(layout):
+    def build(exchange, rank):
+        addend = tf.constant(X * (rank + 1))
+        return with_gradient(exchange.reduce_scatter(addend, layout), addend, part(X, layout, rank))
+
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, part(6 * X, layout, rank))
+        close(grad, X)
+
+
+def test_partial_to_full():
+    def build(exchange, rank):
+        addend = tf.constant(X * (rank + 1))
+        return with_gradient(exchange.sum_partial(addend), addend, X)
+
+    for value, grad in run(build):
+        close(value, 6 * X)
+        close(grad, X)
+
+
+def test_full_entered():
+    def build(exchange, rank):
+        full = tf.constant(X)
+        return with_gradient(exchange.enter(full), full, X * (rank + 1))
+
+    for value, grad in run(build):
+        close(value, X)
+        close(grad, 6 * X)
+
+
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        (shard(0, EVEN), shard(1, (3, 2, 2))),
+        (shard(1, (3, 2, 2)), shard(0, EVEN)),
+        (shard(0, UNEVEN), shard(2, (5, 1, 2))),
+        (shard(2, (5, 1, 2)), shard(1, (1, 1, 5))),
+    ],
+)
+def test_shard_to_shard(source, target):
+    def build(exchange, rank):
+        local = tf.constant(part(X, source, rank))
+        return with_gradient(exchange.move(local, source, target), local, part(X, target, rank))
+
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, part(X, target, rank))
+        close(grad, part(X, source, rank))
+
+
+SMALL = 1e-6  # as float16 it keeps three bits
+
+
+def test_all_to_alls_send_float16_if_asked_to():
+    source, target = shard(0, EVEN), shard(1, (3, 2, 2))
+    sent = []
+
+    def build(exchange, rank):
+        local = tf.constant(part(X, source, rank))
+        moved = exchange.move(local, source, target)
+        full = exchange.gather(local, source)
+        results = moved, full, tf.gradients(tf.reduce_sum(moved * SMALL * part(X, target, rank)), local)[0]
+        sent.extend((op.type, sent_by(op).dtype) for op in exchange.collectives)
+        return results
+
+    for rank, (moved, full, grad) in enumerate(run(build, fp16_scale=1024)):
+        np.testing.assert_array_equal(moved, part(X, target, rank).astype(np.float16).astype("f"))
+        np.testing.assert_array_equal(full, X)
+        np.testing.assert_allclose(grad, SMALL * part(X, source, rank), rtol=2**-10, atol=SMALL * 1e-4)
+        assert grad.dtype == np.float32
+    assert sent == 3 * [("EplAllToAllV", tf.float16), ("EplAllGather", tf.float32), ("EplAllToAllV", tf.float16)]
+
+
+def test_integers_are_sent_as_they_are():
+    numbers = np.arange(36).reshape(6, 6) + 2**20
+
+    def build(exchange, rank):
+        source = shard(0, EVEN)
+        return exchange.move(tf.constant(part(numbers, source, rank)), source, shard(1, EVEN))
+
+    for rank, moved in enumerate(run(build, fp16_scale=128)):
+        np.testing.assert_array_equal(moved, part(numbers, shard(1, EVEN), rank))
+
+
+def test_rows_of_a_batch():
+    batch, columns = shard(0, None), shard(1, (3, 2, 2))
+
+    def build(exchange, rank):
+        local = tf.placeholder_with_default(part(X, shard(0, UNEVEN), rank), [None, 7, 8])
+        counts = exchange.row_counts(local, 0)
+        moved = exchange.move(local, batch, columns, counts)
+        back = exchange.move(moved, columns, batch, counts)
+        cut = exchange.cut(exchange.gather(back, batch), batch, counts)
+        return moved, cut, tf.gradients(tf.reduce_sum(tf.square(cut)), local)[0], counts
+
+    for rank, (moved, cut, grad, counts) in enumerate(run(build)):
+        own = part(X, shard(0, UNEVEN), rank)
+        close(moved, part(X, columns, rank))
+        close(cut, own)
+        close(grad, 2 * own)
+        assert list(counts) == list(UNEVEN)
+
+
+def test_gradients_can_be_differentiated_again():
+    layout = shard(1, (3, 2, 2))
+
+    def build(exchange, rank):
+        full = tf.constant(X)
+        cubes = exchange.sum_partial(tf.reduce_sum(exchange.cut(full, layout) ** 3))
+        first = tf.gradients(cubes, full)[0]
+        return first, tf.gradients(tf.reduce_sum(tf.square(first)), full)[0]
+
+    for first, second in run(build):
+        close(first, 3 * X**2)
+        close(second, 36 * X**3)
+
+
+def test_what_differs_between_ranks_is_recorded_and_not_in_static_shapes():
+    layout = shard(1, (3, 2, 2))
+    with tf.Graph().as_default():
+        exchange = Exchange(communicator(3), 1, "test")
+        local = exchange.cut(tf.constant(X), layout)
+        assert local.shape.as_list() == [6, None, 8]
+        assert exchange.gather(local, layout).shape.as_list() == [6, 7, 8]
+        assert sorted(owned.values for owned in exchange.owned.values()) == [(0, 3, 5), (3, 2, 2)]
+
+
+def test_one_rank_does_without_collectives():
+    with tf.Graph().as_default(), tf.Session() as sess:
+        exchange = Exchange(communicator(1), 0, "test")
+        x = tf.constant(X)
+        y = exchange.move(exchange.cut(exchange.enter(x), shard(0, (6,))), shard(0, (6,)), shard(1, (7,)))
+        close(sess.run(exchange.gather(y, shard(1, (7,)))), X)
+        assert exchange.collectives == []
+
+
+def test_layouts_print():
+    assert [str(layout) for layout in (FULL, PARTIAL, shard(1, None), shard(0, (3, 2)))] == [
+        "full", "partial", "shard(1)", "shard(0: 3+2)"
+    ]  # fmt: skip

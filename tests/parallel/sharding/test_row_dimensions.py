@@ -1,0 +1,124 @@
+"""Which dimensions of placeholders are one, and which cannot be the rows of a batch."""
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import GraphView
+from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
+
+F = tf.float32
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    tf.reset_default_graph()
+    yield
+    tf.reset_default_graph()
+
+
+def found(loss, sparse=()):
+    return find_dimensions(loss.graph, GraphView(loss.graph), [loss.name], sparse)
+
+
+def loss_of(labels, logits):
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+def names_of_rows(dimensions):
+    """Names of the placeholders whose first dimension is that of x."""
+    rows = dimensions.sizes["x:0"][0]
+    return {name for name, of in dimensions.sizes.items() if of[0] == rows}
+
+
+def test_rows_meet_in_the_loss():
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)))
+    assert names_of_rows(dimensions) == {"x:0", "y:0"} and not without_rows(dimensions) and not dimensions.known
+
+
+def test_one_placeholder_alone_holds_rows():
+    x = tf.placeholder(F, [None, 3], "x")
+    assert not found(tf.reduce_mean(tf.square(tf.layers.dense(x, 3) - x))).no_rows
+
+
+def test_what_is_picked_from_holds_no_rows():
+    x, keep = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "keep")
+    assert without_rows(found(tf.reduce_mean(tf.layers.dense(x, 1) * keep[0] + keep[1]))) == ["keep:0"]
+
+
+def test_what_each_row_looks_at_holds_no_rows():
+    x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
+    read = tf.matmul(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), keys)
+    assert without_rows(found(tf.reduce_mean(tf.square(read - x)))) == ["keys:0"]
+
+
+def test_two_that_look_at_each_other_both_may_hold_rows():
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    scores = tf.matmul(x, z, transpose_b=True)
+    both = tf.reduce_mean(tf.reduce_logsumexp(scores, 0)) + tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
+    assert not found(both).no_rows
+
+
+def test_a_size_of_the_model():
+    x, factors = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "factors")
+    dimensions = found(tf.reduce_mean(tf.layers.dense(x, 5) * factors))
+    assert dimensions.sizes["factors:0"] == (5,) and dimensions.known == {5: 5}
+    assert without_rows(dimensions) == ["factors:0"]
+
+
+def test_a_size_of_the_model_may_be_that_of_the_batch():
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y) * tf.ones([8, 1])))
+    assert dimensions.known == {8: 8} and names_of_rows(dimensions) == {"x:0", "y:0"}
+    assert not without_rows(dimensions)
+
+
+def test_a_known_first_dimension_that_others_have():
+    x, y = tf.placeholder(F, [8, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)))
+    assert names_of_rows(dimensions) == {"x:0", "y:0"} and list(dimensions.known.values()) == [8]
+    assert not without_rows(dimensions)
+
+
+def test_a_table_that_is_cut_to_the_rows_says_nothing_of_them():
+    x, table = tf.placeholder(F, [None, 3], "x"), tf.get_variable("table", [16, 3])
+    dimensions = found(tf.reduce_mean(tf.square(x + table[: tf.shape(x)[0]])))
+    assert not dimensions.known and not without_rows(dimensions)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_graph_has_its_nodes_in_two_dimensions(is_sparse):
+    x, labels = tf.placeholder(F, [None, 6], "x"), tf.placeholder(tf.int32, [None], "labels")
+    if is_sparse:
+        adjacency, multiply = tf.sparse_placeholder(F, [None, None], "adjacency"), tf.sparse_tensor_dense_matmul
+    else:
+        adjacency, multiply = tf.placeholder(F, [None, None], "adjacency"), tf.matmul
+    logits = multiply(adjacency, tf.layers.dense(multiply(adjacency, tf.layers.dense(x, 5)), 5))
+    dimensions = found(loss_of(labels, logits), [adjacency] if is_sparse else ())
+    name = adjacency.indices.name if is_sparse else adjacency.name
+    assert len(set(dimensions.sizes[name])) == 1 and names_of_rows(dimensions) == {name, "x:0", "labels:0"}
+    assert set(without_rows(dimensions)) == {name, "x:0", "labels:0"}
+
+
+def test_flattened_rows_are_several_for_each_row():
+    x, flat = tf.placeholder(tf.int32, [None, None], "x"), tf.placeholder(tf.int32, [None], "flat")
+    words = tf.reshape(tf.nn.embedding_lookup(tf.get_variable("table", [50, 8]), x), [-1, 8])
+    dimensions = found(loss_of(flat, tf.layers.dense(words, 50)))
+    assert dimensions.sizes["flat:0"][0] == dimensions.sizes["x:0"][0] * dimensions.sizes["x:0"][1]
+    assert not dimensions.no_rows
+
+
+def test_rows_in_the_second_dimension():
+    x, y = tf.placeholder(F, [None, None, 4], "x"), tf.placeholder(tf.int32, [None], "y")
+    dimensions = found(loss_of(y, tf.layers.dense(x[-1], 5)))
+    assert dimensions.sizes["x:0"][1] == dimensions.sizes["y:0"][0] and without_rows(dimensions) == ["x:0"]
+
+
+def test_a_loop_hides_what_is_in_it():
+    x, y = tf.placeholder(F, [None, 7, 4], "x"), tf.placeholder(tf.int32, [None], "y")
+    _, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.LSTMCell(5), x, dtype=F)
+    assert not without_rows(found(loss_of(y, tf.layers.dense(state.h, 5))))
+
+
+def test_a_batch_that_the_model_has_built_in_tells_nothing():
+    x = tf.placeholder(F, [None, 3], "x")
+    assert found(tf.reduce_mean(tf.reshape(tf.layers.dense(x, 2), [4, 2]))) is None
