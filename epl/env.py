@@ -10,7 +10,6 @@ from epl.config.config import Config
 from epl.ir.graph import Graph
 from epl.ops.job import Announcement, Job
 from epl.utils import tf_server
-from epl.utils.errors import AnnotationError
 
 if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.cluster.cluster import Cluster
@@ -71,7 +70,7 @@ class Env(object):
     def strategy_context(self) -> "StrategyContext":
         """The strategies in effect, since `epl.init`."""
         if self._strategy_context is None:
-            raise AnnotationError("There are no strategies yet: call epl.init() first.")
+            raise RuntimeError("There are no strategies yet: call epl.init() first.")
         return self._strategy_context
 
     def use(self, cluster: "Cluster") -> None:

@@ -73,6 +73,22 @@ SIGNATURES = {
         ("name", "AdamWeightDecayOptimizer"),
     ],
 }
+# Where scripts for the released EPL import from -> a name that they take.
+PATHS = {
+    "epl.cluster": "Cluster",
+    "epl.config": "Config",
+    "epl.env": "Env",
+    "epl.ir.graph": "Graph",
+    "epl.ops.adam_weight_decay_optimizer": "AdamWeightDecayOptimizer",
+    "epl.profiler.flops": "FlopsProfilerHook",
+    "epl.profiler.memory_profiler_hook": "MemoryProfilerHook",
+    "epl.profiler.profiler": "profile_flops",
+    "epl.runtime.saver": "ShardingLoader",
+    "epl.strategies.parallel_strategy": "ParallelStrategy",
+    "epl.strategies.replicate": "Replicate",
+    "epl.strategies.split": "Split",
+    "epl.utils.launcher": "main",
+}
 COLLECTIONS = ["global_concat", "global_mean", "global_sum", "local_concat", "local_mean", "local_sum"]
 
 
@@ -94,6 +110,11 @@ def test_a_signature_is_kept_and_what_is_added_may_be_left_out(path: str) -> Non
     expected, parameters = SIGNATURES[path], _parameters(_find(path))
     assert parameters[: len(expected)] == expected
     assert all(default is not NEEDED for _, default in parameters[len(expected) :])
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
+    assert PATHS[path] in vars(importlib.import_module(path))
 
 
 def test_the_names_of_the_package() -> None:
