@@ -13,8 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.cluster import device_layouts as layouts
-from epl.cluster import tf_config
+from epl.cluster import device_layouts, tf_config
 from epl.cluster.device_layouts import LayoutSpec, Slices, Slot, VirtualDevice
 from epl.config.config import Config
 from epl.env import Env
@@ -54,7 +53,7 @@ class Cluster:
           LayoutError: the layout is unknown or does not fit the devices.
         """
         self._config = config or _current_config()
-        self._layout = layouts.parse_layout(layout)
+        self._layout = device_layouts.parse_layout(layout)
         job = _find_job(worker_hosts, ps_hosts, job_name, worker_index)
         if self._layout.name == "aware_row":
             job = tf_config.rows_by_machine(job)
@@ -112,7 +111,7 @@ class Cluster:
         return list(range(first, first + self._devices_per_worker))
 
     @property
-    def layout(self) -> layouts.Layout:
+    def layout(self) -> device_layouts.Layout:
         """The layout, parsed."""
         return self._layout
 
@@ -124,7 +123,7 @@ class Cluster:
     @property
     def all_devices(self) -> List[str]:
         """The names of all devices of the job, by rank."""
-        return [self._name(slot) for slot in layouts.device_order(self.worker_num, self._devices_per_worker)]
+        return [self._name(slot) for slot in device_layouts.device_order(self.worker_num, self._devices_per_worker)]
 
     @property
     def virtual_devices(self) -> List[VirtualDevice]:
@@ -148,7 +147,7 @@ class Cluster:
         if self._layout.name == "auto":
             prefer_intra_node = self._config.cluster.device_place_prefer_intra_node
             self._virtual_devices = self._name_slices(
-                layouts.generate_virtual_devices(
+                device_layouts.generate_virtual_devices(
                     num_device_per_taskgraph, self.worker_num, self._devices_per_worker, prefer_intra_node
                 )
             )
@@ -212,7 +211,7 @@ class Cluster:
                 f"{self.worker_num} worker(s) x {self._devices_per_worker} {self._device_type} device(s), "
                 f"this is worker {self._worker_index}, layout {self._layout.name}",
                 "hosts: " + ", ".join(self._hosts),
-                layouts.describe(self._virtual_devices),
+                device_layouts.describe(self._virtual_devices),
             ]
         )
 
@@ -250,11 +249,11 @@ class Cluster:
     def _fixed_slices(self) -> Tuple[Slices, ...]:
         """Returns the devices by TaskGraph and replica, for layouts that do not depend on the model."""
         if self._layout.name == "all":
-            return layouts.all_slices(self.worker_num, self._devices_per_worker)
+            return device_layouts.all_slices(self.worker_num, self._devices_per_worker)
         if self._layout.name == "aware_row":
-            return layouts.aware_row_slices(self._layout.argument, self.machines, self._devices_per_worker)
+            return device_layouts.aware_row_slices(self._layout.argument, self.machines, self._devices_per_worker)
         slices = self._parse_specific(self._layout.argument)
-        layouts.check_specific(slices)
+        device_layouts.check_specific(slices)
         return slices
 
     def _parse_specific(self, names: Any) -> Tuple[Slices, ...]:
@@ -299,7 +298,7 @@ class Cluster:
                 index,
                 tuple(tuple(self._name(slot) for slot in replica) for replica in replicas),
                 self._worker_index,
-                layouts.local_indices(slices[0], replicas, self._worker_index),
+                device_layouts.local_indices(slices[0], replicas, self._worker_index),
             )
             for index, replicas in enumerate(slices)
         ]

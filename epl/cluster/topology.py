@@ -20,7 +20,7 @@ from typing import Dict, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.cluster import device_layouts as layouts
+from epl.cluster import device_layouts
 from epl.cluster.device_layouts import Slices, Slot, VirtualDevice
 from epl.utils.errors import LayoutError
 
@@ -130,7 +130,7 @@ def _drivers(stages: Tuple[Slices, ...], stage: int, worker_num: int) -> Tuple[T
     owner = {
         position: worker
         for worker in range(worker_num)
-        for position in layouts.local_indices(stages[0], stages[stage], worker)
+        for position in device_layouts.local_indices(stages[0], stages[stage], worker)
     }
     result, start = [], 0
     for replica, devices in enumerate(stages[stage]):

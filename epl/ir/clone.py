@@ -12,6 +12,7 @@ import functools
 from typing import (
     Any,
     Callable,
+    Dict,
     FrozenSet,
     Iterable,
     Iterator,
@@ -26,9 +27,12 @@ from typing import (
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
+from epl.ir import node_wire
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
+
+# Facts about an op's place in the user's graph, which a copy on other tensors does not share.
+NOT_COPIED = ("_class", "_output_shapes")
 
 
 class Edit(NamedTuple):
@@ -77,7 +81,7 @@ def clone_nodes(
     library: Optional[Any] = None,
     inputs: Mapping[str, str] = _NONE,
     leads: Optional[Leads] = None,
-) -> Iterator[wire.Node]:
+) -> Iterator[node_wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
     Args:
@@ -117,7 +121,7 @@ def clone_nodes(
                 parts.append(template.rename(encoded))
                 continue
             controls.update(own.controls)
-            parts.append(wire.field(wire.NODE, template.write(encoded, own, lead)))
+            parts.append(node_wire.field(node_wire.NODE, template.write(encoded, own, lead)))
         names.update(prefix + view.nodes[original].name for _, original in own_templates)
     names.update(node.name for node in extra)
     outside.control |= controls - names
@@ -125,7 +129,7 @@ def clone_nodes(
         for name in node.input:
             if name[name[0] == "^" :].partition(":")[0] not in names:
                 outside.add(name)
-        parts.append(wire.field(wire.NODE, node.SerializeToString()))
+        parts.append(node_wire.field(node_wire.NODE, node.SerializeToString()))
     parts.append(tf.GraphDef(versions=view.graph_def.versions, library=library).SerializeToString())
     operation = tf_graph.get_operation_by_name
     tf_compat.import_nodes(
@@ -180,7 +184,7 @@ class _Template(object):
     __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for", "is_led")
 
     def __init__(
-        self, node: wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str], led: _Led
+        self, node: node_wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str], led: _Led
     ) -> None:
         self._name = node.name
         self._op = node.op
@@ -215,21 +219,21 @@ class _Template(object):
         if self._pieces_for != size:
             mark = b"\xff" * size  # in no name, as UTF-8 has no such byte
             if size < _SHORTEST_MARK or mark in self._attrs:
-                return wire.field(wire.NODE, self.write(prefix, SAME, prefix))
-            self._pieces = wire.field(wire.NODE, self.write(mark, SAME, mark)).split(mark)
+                return node_wire.field(node_wire.NODE, self.write(prefix, SAME, prefix))
+            self._pieces = node_wire.field(node_wire.NODE, self.write(mark, SAME, mark)).split(mark)
             self._pieces_for = size
         return prefix.join(self._pieces)
 
     def write(self, prefix: bytes, edit: Edit, lead: bytes) -> bytes:
         """The NodeDef of the copy with `prefix`, whose lead has the prefix `lead`."""
-        parts = [wire.field(wire.NAME, prefix + self._name.encode()), _op_field(edit.op or self._op)]
+        parts = [node_wire.field(node_wire.NAME, prefix + self._name.encode()), _op_field(edit.op or self._op)]
         for name, own in self._inputs:
             value = name.encode()
             if own is not None:
                 value = own[0].encode() + (lead if own[2] else prefix) + own[1].encode()
-            parts.append(wire.field(wire.INPUT, value))
+            parts.append(node_wire.field(node_wire.INPUT, value))
         for name in edit.controls:
-            parts.append(wire.field(wire.INPUT, b"^" + name.encode()))
+            parts.append(node_wire.field(node_wire.INPUT, b"^" + name.encode()))
         device = self._device if edit.device is None else edit.device
         if device:
             parts.append(_device_field(device))
@@ -237,7 +241,7 @@ class _Template(object):
         parts += self._own_attrs(prefix, edit)
         return b"".join(parts)
 
-    def node(self, prefix: str, edit: Edit, lead: str) -> wire.Node:
+    def node(self, prefix: str, edit: Edit, lead: str) -> node_wire.Node:
         """The copy with `prefix`, whose lead has the prefix `lead`, to be read."""
         inputs = [
             name if own is None else own[0] + (lead if own[2] else prefix) + own[1] for name, own in self._inputs
@@ -247,32 +251,32 @@ class _Template(object):
         attrs = self._attrs
         if self._own_names or edit.attrs:
             attrs = b"".join([attrs] + self._own_attrs(prefix.encode(), edit))
-        return wire.Node(prefix + self._name, edit.op or self._op, inputs, device, attrs)
+        return node_wire.Node(prefix + self._name, edit.op or self._op, inputs, device, attrs)
 
     def _own_attrs(self, prefix: bytes, edit: Edit) -> List[bytes]:
         """The attributes in which a copy differs."""
-        parts = [wire.attr(key, value.SerializeToString()) for key, value in edit.attrs or ()]
+        parts = [node_wire.attr(key, value.SerializeToString()) for key, value in edit.attrs or ()]
         for key, names, is_list in self._own_names:
             named = [name if before is None else before + prefix + name for before, name in names]
-            parts.append(wire.attr(key, wire.strings(named) if is_list else wire.string(named[0])))
+            parts.append(node_wire.attr(key, node_wire.strings(named) if is_list else node_wire.string(named[0])))
         return parts
 
 
 @functools.lru_cache(maxsize=256)
 def _op_field(op: str) -> bytes:
-    return wire.field(wire.OP, op.encode())
+    return node_wire.field(node_wire.OP, op.encode())
 
 
 @functools.lru_cache(maxsize=256)
 def _device_field(device: str) -> bytes:
-    return wire.field(wire.DEVICE, device.encode())
+    return node_wire.field(node_wire.DEVICE, device.encode())
 
 
 # A name in an attribute, cut where the prefix goes; one whose first part is None stays as it is.
 _Name = Tuple[Optional[bytes], bytes]
 
 
-def _own_names(node: wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name], bool]]:
+def _own_names(node: node_wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name], bool]]:
     """Attributes that name what a copy has of its own: (key, names, is a list)."""
     data = node.serialized_attrs
     if b"_class" not in data and b"_name" not in data:  # most nodes; the others are looked at more closely
@@ -280,13 +284,42 @@ def _own_names(node: wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name]
     attrs = node.attr
     found: List[Tuple[str, List[_Name], bool]] = []
     for key in _OWN_NAME_ATTRS:
-        name = wire.read_string(attrs.serialized(key))
+        name = node_wire.read_string(attrs.serialized(key))
         if name:
             found.append((key, [(b"", name)], False))
     own: List[_Name] = [
         (b"loc:@", group[5:]) if group[:5] == b"loc:@" and group[5:].decode() in inside else (None, group)
-        for group in wire.read_strings(attrs.serialized("_class"))
+        for group in node_wire.read_strings(attrs.serialized("_class"))
     ]
     if any(before is not None for before, _ in own):
         found.append(("_class", own, True))
     return found
+
+
+def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> tf.Operation:
+    """An op like `op` in the default graph, with other inputs, and with other attributes where given."""
+    values = {name: value for name, value in op.node_def.attr.items() if name not in NOT_COPIED}
+    values.update({name: _attr_value(value) for name, value in attrs.items()})
+    name = op.name.split("/")[-1]
+    return tf.get_default_graph().create_op(op.type, list(inputs), name=name, attrs=values, op_def=op.op_def)
+
+
+def _attr_value(value: Any) -> tf.AttrValue:
+    """A Python value as an attribute."""
+    if isinstance(value, tf.AttrValue):
+        return value
+    if isinstance(value, bool):
+        return tf.AttrValue(b=value)
+    if isinstance(value, int):
+        return tf.AttrValue(i=value)
+    if isinstance(value, float):
+        return tf.AttrValue(f=value)
+    if isinstance(value, tf.DType):
+        return tf.AttrValue(type=value.as_datatype_enum)
+    if isinstance(value, tf.TensorShape):
+        return tf.AttrValue(shape=value.as_proto())
+    if isinstance(value, (str, bytes)):
+        return tf.AttrValue(s=value.encode() if isinstance(value, str) else value)
+    listed = [_attr_value(element) for element in value]
+    field = listed[0].WhichOneof("value") if listed else "i"
+    return tf.AttrValue(list=tf.AttrValue.ListValue(**{field: [getattr(element, field) for element in listed]}))

@@ -1,13 +1,27 @@
 """Boundaries: the identities that gradients pass through, so that they can be given another source later."""
 
-from typing import Any, Optional, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.accumulation import Boundary
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.ir.graph import Gradient, first_tensor
+from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph, first_tensor
+from epl.ir.view import GraphView
 from epl.utils import tf_compat
+
+Training = NamedTuple(
+    "Training",
+    [("boundaries", Tuple[Boundary, ...]), ("ys", Tuple[tf.Tensor, ...]), ("seeds", Tuple[tf.Tensor, ...])],
+)
+Training.__doc__ = """The backward pass behind one call of apply_gradients.
+
+Attributes:
+  boundaries: of tf.gradients, before the user's own changes to the gradients.
+  ys: what is differentiated.
+  seeds: where the backward pass begins.
+"""
 
 
 def boundary(gradient: Gradient) -> Gradient:
@@ -59,3 +73,66 @@ def variable_name(x: Any) -> Optional[str]:
     tensor = handle if isinstance(handle, tf.Tensor) else x
     op = getattr(tensor, "op", None)
     return op.name if op is not None and op.type in op_types.VARIABLES else None
+
+
+def tensors_of(gradient: Gradient) -> List[tf.Tensor]:
+    """The gradient itself, or the parts of a sparse one."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [t for t in (gradient.values, gradient.indices, gradient.dense_shape) if t is not None]
+    return [gradient]
+
+
+def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
+    """Those of the boundaries `returned`, by the names of their ops, that `ops` are computed from."""
+    names = {op.name for op in walk_up(ops, returned)[0]}
+    return {name: boundary for name, boundary in returned.items() if name in names}
+
+
+def walk_up(
+    ops: Sequence[tf.Operation], returned: Dict[str, Boundary]
+) -> Tuple[Set[tf.Operation], Dict[tf.Operation, List[tf.Operation]]]:
+    """The ops of `returned` that `ops` are computed from; and of every op that was met what takes it."""
+    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
+    consumers: Dict[tf.Operation, List[tf.Operation]] = {}
+    found: Set[tf.Operation] = set()
+    seen: Set[tf.Operation] = set()
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
+            continue
+        seen.add(op)
+        if op.name in returned:
+            found.add(op)
+            continue
+        for tensor in op.inputs:
+            consumers.setdefault(tensor.op, []).append(op)
+            stack.append(tensor.op)
+    return found, consumers
+
+
+def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall, ApplyCall]]) -> Set[int]:
+    """The identities that gradients pass."""
+    return {
+        view.index[tensor.op.name]
+        for call in calls
+        for _, gradient in call.boundaries
+        for tensor in tensors_of(gradient)
+    }
+
+
+def returned_gradients(graph: Graph) -> Dict[str, Boundary]:
+    """(Variable, gradient) that tf.gradients has returned to the user, by the name of the gradient's op."""
+    own = {name for accumulation in graph.accumulations for name in accumulation.boundaries}
+    found = {first_tensor(bound[1]).op.name: bound for call in graph.gradient_calls for bound in call.boundaries}
+    found = {name: bound for name, bound in found.items() if name not in own}
+    for accumulation in graph.accumulations:
+        found.update(accumulation.replaced)
+    return found
+
+
+def variables_by_gradient(graph: Graph) -> Dict[str, str]:
+    """The variable of each gradient, by the name of the tensor that tf.gradients computed."""
+    bounds = [bound for call in graph.gradient_calls for bound in call.boundaries]
+    bounds += [bound for accumulation in graph.accumulations for bound in accumulation.replaced.values()]
+    return {tensor.op.inputs[0].name: variable for variable, bound in bounds for tensor in tensors_of(bound)}

@@ -7,16 +7,14 @@ import bisect
 import contextlib
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.accumulation import Accumulation
+from epl.ir.accumulation import Accumulation, Gradient
 from epl.ir.half_copies import Twin
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
-
-Gradient = Union[tf.Tensor, tf.IndexedSlices]
 
 
 def first_tensor(gradient: Gradient) -> tf.Tensor:

@@ -12,14 +12,8 @@ from typing import List, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.walks import topological_order
-
-# Of conversions of weights to half precision: the attribute that marks them.
-WEIGHT_ATTR = "_epl_weight_copy"
-# Of an op that prints, and does so in replica 0 of a process alone.
-REPLICA_0_ATTR = "_epl_replica_0"
 
 Twin = NamedTuple("Twin", [("original", tf.Tensor), ("half", tf.Tensor), ("shown", Optional[tf.Tensor])])
 Twin.__doc__ = """What stands for an output of an op of the user.
@@ -31,7 +25,7 @@ Attributes:
 """
 
 
-def in_order(nodes: Sequence[wire.Node]) -> List[wire.Node]:
+def in_order(nodes: Sequence[node_wire.Node]) -> List[node_wire.Node]:
     """Nodes in the order of their creation, but each after its producers: a twin is younger than what takes it.
 
     The back edge of a loop is not followed.

@@ -2,6 +2,11 @@
 
 from typing import Any, NamedTuple
 
+# Of conversions of weights to half precision: the attribute that marks them.
+WEIGHT_ATTR = "_epl_weight_copy"
+# Of an op that prints, and does so in replica 0 of a process alone.
+REPLICA_0_ATTR = "_epl_replica_0"
+
 # NodeDef attributes in which the facts about an op travel with the graph.
 TASKGRAPH_ATTR = "_epl_taskgraph"
 PHASE_ATTR = "_epl_phase"

@@ -8,9 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, 
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import half_copies as twins
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import half_copies, node_wire, op_types
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat
@@ -30,11 +28,11 @@ class GraphView(object):
     """
 
     def __init__(self, tf_graph: tf.Graph) -> None:
-        nodes, self.graph_def = wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
+        nodes, self.graph_def = node_wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
         graph = Graph.of(tf_graph)
         if graph is not None and graph.twins:
-            nodes = twins.in_order(nodes)
-        self.nodes: List[wire.Node] = []
+            nodes = half_copies.in_order(nodes)
+        self.nodes: List[node_wire.Node] = []
         self.types: List[str] = []
         self.index: Dict[str, int] = {}
         self.producers: List[List[int]] = []
@@ -43,7 +41,9 @@ class GraphView(object):
         self._copies: Set[str] = set()
         self._append(nodes)
 
-    def followed(self, tf_graph: tf.Graph, changed: Iterable[str], copies: Iterable[wire.Node] = ()) -> "GraphView":
+    def followed(
+        self, tf_graph: tf.Graph, changed: Iterable[str], copies: Iterable[node_wire.Node] = ()
+    ) -> "GraphView":
         """The view of the graph as it is now. What is known already is not read again, which takes a fifth of the time.
 
         Args:
@@ -66,7 +66,7 @@ class GraphView(object):
         self._consumers = None
         return self
 
-    def _append(self, nodes: List[wire.Node]) -> None:
+    def _append(self, nodes: List[node_wire.Node]) -> None:
         first = len(self.nodes)
         self.nodes += nodes
         self.types += [node.op for node in nodes]
@@ -75,7 +75,7 @@ class GraphView(object):
             self._by_type.setdefault(node.op, []).append(i)
         self.producers += [self._producers_of(node) for node in nodes]
 
-    def _producers_of(self, node: wire.Node) -> List[int]:
+    def _producers_of(self, node: node_wire.Node) -> List[int]:
         index = self.index
         return [index[name if name in index else _producer_name(name)] for name in node.input]
 
@@ -127,7 +127,7 @@ class GraphView(object):
         """The placeholders that a user may feed, in creation order; not those that only hide a static value."""
         return [node for node in self.of_types(op_types.PLACEHOLDERS) if DEFAULT_ATTR not in self.nodes[node].attr]
 
-    def of_attrs(self, read: Callable[[wire.Attributes], _T]) -> List[_T]:
+    def of_attrs(self, read: Callable[[node_wire.Attributes], _T]) -> List[_T]:
         """What `read` makes of the attributes of each node; it is called once for all nodes with the same ones."""
         known: Dict[bytes, _T] = {}
         for node in self.nodes:
@@ -187,9 +187,9 @@ class GraphView(object):
         return {self.nodes[i].name: i for i in nodes}
 
 
-def _read_nodes(tf_graph: tf.Graph, names: Iterable[str]) -> List[wire.Node]:
+def _read_nodes(tf_graph: tf.Graph, names: Iterable[str]) -> List[node_wire.Node]:
     """The named ops, in the order of their names."""
-    return [wire.read_node(data) for data in tf_compat.serialized_nodes(tf_graph, sorted(names))]
+    return [node_wire.read_node(data) for data in tf_compat.serialized_nodes(tf_graph, sorted(names))]
 
 
 def ancestor_ops(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
@@ -205,7 +205,7 @@ def ancestor_ops(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     return seen
 
 
-def functions_of(node: Union[tf.NodeDef, wire.Node]) -> Set[str]:
+def functions_of(node: Union[tf.NodeDef, node_wire.Node]) -> Set[str]:
     """Names of the functions that a node calls."""
     names = {value.func.name for value in node.attr.values() if value.HasField("func")}
     names.update(f.name for value in node.attr.values() if value.HasField("list") for f in value.list.func)
@@ -228,3 +228,10 @@ def _producer_name(name: str) -> str:
     if name[0] == "^":
         return name[1:]
     return name.partition(":")[0]
+
+
+def variable_bytes(view: GraphView, variable: int) -> Optional[int]:
+    """The size of a variable, None if its shape is not known."""
+    attrs = view.nodes[variable].attr
+    elements = tf.TensorShape(attrs["shape"].shape).num_elements()
+    return None if elements is None else elements * tf.as_dtype(attrs["dtype"].type).size

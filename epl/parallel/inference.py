@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.parallel.plan import planner
@@ -33,7 +32,7 @@ class Placement(object):
         self.last_op = -1  # creation number of the last op that was there
         self._devices: Dict[str, Tuple[str, str]] = {}  # name -> the user's device, the plan's
 
-    def user_device(self, node: Union[tf.NodeDef, wire.Node]) -> str:
+    def user_device(self, node: Union[tf.NodeDef, node_wire.Node]) -> str:
         """The device that the user gave to an op; one colocated with an op that was placed has got the plan's."""
         if node.name in self._devices:
             return self._devices[node.name][0]
@@ -115,7 +114,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     )
 
 
-def _anchor(node: Union[tf.NodeDef, wire.Node]) -> str:
+def _anchor(node: Union[tf.NodeDef, node_wire.Node]) -> str:
     """The name of the op with which another is colocated, or ""."""
     groups = node.attr["_class"].list.s if "_class" in node.attr else ()
     return next((group[5:].decode() for group in groups if group[:5] == b"loc:@"), "")

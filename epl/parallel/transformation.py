@@ -14,19 +14,19 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.amp import half_ops as amp_twins
-from epl.parallel.amp import order_scale_updates
-from epl.parallel.grouped_apply import order_groups as group_apply
+from epl.parallel.amp import half_ops, order_scale_updates
+from epl.parallel.grouped_apply import order_groups
 from epl.parallel.io_slicing import rewrite as io_slicing
-from epl.parallel.offload import move_weights as offload
+from epl.parallel.offload import move_weights
 from epl.parallel.pipeline import clone_micro_batches
-from epl.parallel.plan import agreement, explain, planner
+from epl.parallel.plan import agreement, explain, planner, refusals
 from epl.parallel.plan import plan as plans
+from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
 from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
 from epl.parallel.plan.stages import plan_batch_parts, plan_stages
-from epl.parallel.recompute import recompute_segments as recompute
+from epl.parallel.recompute import recompute_segments
 from epl.parallel.replication import (
     aggregate_gradients,
     batch_division,
@@ -39,24 +39,23 @@ from epl.parallel.replication import (
     sync_variables,
 )
 from epl.parallel.rewriting import order_exchange
-from epl.parallel.rewriting.context import Rewrite, all_communicators
+from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.pass_manager import PassReport, run_passes
-from epl.parallel.zero import gather_per_use as regather
-from epl.parallel.zero import order_gathers
+from epl.parallel.zero import gather_per_use, order_gathers
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
 PASSES = (
-    recompute.PASS,
-    offload.PASS,
-    regather.PASS,
+    recompute_segments.PASS,
+    move_weights.PASS,
+    gather_per_use.PASS,
     order_exchange.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
     order_gathers.PASS,
-    group_apply.PASS,
+    order_groups.PASS,
     order_scale_updates.PASS,
     order_step_writes.PASS,
     merge_outputs.GLOBAL_PASS,
@@ -67,7 +66,13 @@ PASSES = (
     merge_outputs.LOCAL_PASS,
 )
 # Of one replica on one device.
-PLAIN_PASSES = (recompute.PASS, offload.PASS, group_apply.PASS, order_scale_updates.PASS, order_step_writes.PASS)
+PLAIN_PASSES = (
+    recompute_segments.PASS,
+    move_weights.PASS,
+    order_groups.PASS,
+    order_scale_updates.PASS,
+    order_step_writes.PASS,
+)
 
 # In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
 WORKER_0_TELLS = "worker 0 tells"
@@ -121,9 +126,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     env = Env.get()
     cluster = env.cluster
     assert cluster is not None
-    planner.refuse_contradictions(env.config)
-    planner.refuse_taskgraphs(graph, cluster)
-    planner.refuse_foreign_synchronisation(graph.tf_graph)
+    refusals.refuse_contradictions(env.config)
+    refusals.refuse_taskgraphs(graph, cluster)
+    refusals.refuse_foreign_synchronisation(graph.tf_graph)
     if cluster.worker_num > 1:
         agreement.meet()
     if graph.placement is not None:  # the graph ran before it had gradients
@@ -134,18 +139,19 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         if graph.shards is not None:
             changes.enter_context(graph.changing())
             graph.shards.finish()
-        amp_twins.use_twins(graph)
-        planner.warn_of_precision(graph, env.config)
-        planner.refuse_unskipped(graph, env.config)
+        half_ops.use_twins(graph)
+        refusals.warn_of_precision(graph, env.config)
+        refusals.refuse_unskipped(graph, env.config)
         stages, owners = plan_stages(graph, cluster)
         tell_of_shared_devices(graph.taskgraphs, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
-        planner.refuse_accumulation(graph, stages, groups, env.config)
+        refusals.refuse_accumulation(graph, stages, groups, env.config)
         trainings = find_trainings(graph) if len(stages) > 1 else []
         batch_parts = plan_batch_parts(graph, cluster)
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
         rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
-        plan = rewrite.plan = plan._replace(recomputed=recompute.find(rewrite), offloaded=offload.find(rewrite))
+        recomputed, offloaded = recompute_segments.find(rewrite), move_weights.find(rewrite)
+        plan = rewrite.plan = plan._replace(recomputed=recomputed, offloaded=offloaded)
         rewrite.divisions = batch_division.find(rewrite)
         explain.tell(plan, cluster)
         passes: List[PassReport] = []

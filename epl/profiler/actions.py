@@ -12,8 +12,8 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.gradient_boundary import tensors_of
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
-from epl.parallel.pipeline.micro_batches import tensors_of
 from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
 from epl.parallel.plan.stages import stage_of_taskgraph
 from epl.parallel.rewriting.context import Rewrite

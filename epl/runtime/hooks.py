@@ -40,9 +40,9 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import inference, transformation
 from epl.parallel.amp import gradients as amp
-from epl.parallel.amp import half_ops as amp_twins
+from epl.parallel.amp import half_ops
 from epl.parallel.plan import agreement
-from epl.parallel.recompute import check_run as gradient_check
+from epl.parallel.recompute import check_run
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.sharded_variables import state as shards
 from epl.parallel.sharded_variables.variables import refuse_reuse
@@ -68,7 +68,7 @@ def install() -> None:
     _wrap(tf.GradientTape, "gradient", recorder.recorded_tape)
     _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
     _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
-    _wrap(tf_compat.GradLoopState, "GetRealValue", amp_twins.weight_in_gradient_loop)
+    _wrap(tf_compat.GradLoopState, "GetRealValue", half_ops.weight_in_gradient_loop)
     _wrap(tf_compat.VariableStore, "_get_single_variable", _get_variable)
     for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
         _wrap(optimizer, "__init__", _optimizer_init)
@@ -303,7 +303,7 @@ def _do_run(
             runner.take_values_of_rank_0(session)
         return _guarded_run(original, session, handle, [], tensors, {}, None, None)
 
-    return gradient_check.run(session, target_list, fetch_list, feed_dict, run, read)
+    return check_run.run(session, target_list, fetch_list, feed_dict, run, read)
 
 
 def _guarded_run(run: Callable[..., Any], session: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
@@ -321,7 +321,7 @@ def _make_callable(
     feed_list: Optional[List[Any]] = None,
     accept_options: bool = False,
 ) -> Any:
-    if _rewritten(session) is None and gradient_check.recomputing(session) is None:
+    if _rewritten(session) is None and check_run.recomputing(session) is None:
         return original(session, fetches, feed_list, accept_options)
     feed_list = list(feed_list or [])
 
@@ -337,7 +337,7 @@ def _make_callable(
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
     runner = _rewritten(session)
-    is_checked = gradient_check.recomputing(session) is not None and not callable_options.tensor_connection
+    is_checked = check_run.recomputing(session) is not None and not callable_options.tensor_connection
     if runner is None and not is_checked:
         return original(session, callable_options)
     if callable_options.tensor_connection:

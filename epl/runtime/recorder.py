@@ -19,14 +19,14 @@ from epl.ir.gradient_boundary import boundary, variable_name
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.accumulation import apply as accumulation
-from epl.parallel.accumulation import gradients as accumulated_gradients
+from epl.parallel.accumulation import gradients as accumulation_gradients
 from epl.parallel.amp import gradients as amp
-from epl.parallel.amp import loss_scale as amp_loss_scale
+from epl.parallel.amp import loss_scale
 from epl.parallel.auto_partition.annotate import partition_model
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.sharded_variables.slots import watched_slots
-from epl.parallel.split import model as split_training
-from epl.parallel.zero import model as zero
+from epl.parallel.split import model as split_model
+from epl.parallel.zero import model as zero_model
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
 from epl.strategies import Replicate
@@ -52,10 +52,10 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     if is_outermost:
         say_who_divides(graph, ys)
         with graph.building_parts():
-            ys, xs = split_training.lower(graph, ys, xs)
+            ys, xs = split_model.lower(graph, ys, xs)
         arguments = inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments
         _refuse_stops_in_split(graph, arguments.get("stop_gradients"))
-        with split_training.building(graph):
+        with split_model.building(graph):
             mixed = amp.begin(graph, arguments)
     with graph.phase(Phase.BACKWARD), _seeds_of_call(mixed) as seeds:
         before = tf_compat.last_op_id(graph.tf_graph)
@@ -139,7 +139,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
             with graph.building_parts():
-                zero.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
+                zero_model.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []
@@ -151,19 +151,19 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                         pairs[i] = (gradient, variable)
                 graph.apply_calls.append(ApplyCall(tuple(boundaries), changed))
                 with graph.building_parts():
-                    pairs = zero.as_parts(graph, pairs)
+                    pairs = zero_model.as_parts(graph, pairs)
                 rest, named = args, kwargs
                 if graph.zero is not None:
-                    rest, named = map_items(zero.known_to_optimizers, (args, kwargs))
+                    rest, named = map_items(zero_model.known_to_optimizers, (args, kwargs))
                 if graph.shards is None:
-                    return amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
+                    return loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with watched_slots() as made:
-                    applied = amp_loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
+                    applied = loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with graph.building_parts():
                     graph.shards.adopt_updates(made)
                 return applied
 
-            pairs = amp_loss_scale.mark_overflow(graph, pairs, changed)
+            pairs = loss_scale.mark_overflow(graph, pairs, changed)
             if steps.count == 1 or all(gradient is None for gradient, _ in pairs):
                 return apply(pairs)
             return accumulation.accumulated_apply(graph, pairs, changed, steps, apply)
@@ -174,7 +174,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
 def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
     """The pairs as the configuration wants them; and whether some gradient is another than tf.gradients returned."""
     sparse_as_dense = Env.get().config.communication.sparse_as_dense
-    returned = accumulated_gradients.returned_gradients(graph)
+    returned = accumulation_gradients.returned_gradients(graph)
     changed = False
     pairs = []
     for gradient, variable in grads_and_vars:

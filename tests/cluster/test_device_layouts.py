@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from epl.cluster import device_layouts as layouts
+from epl.cluster import device_layouts
 from epl.cluster.device_layouts import Slot, VirtualDevice
 from epl.utils.errors import LayoutError
 
@@ -20,47 +20,47 @@ def text(slices):
 
 class TestAuto:
     def test_one_stage_gets_every_device_as_a_replica(self):
-        assert text(layouts.generate_virtual_devices([1], 1, 4)) == [["w0:d0", "w0:d1", "w0:d2", "w0:d3"]]
+        assert text(device_layouts.generate_virtual_devices([1], 1, 4)) == [["w0:d0", "w0:d1", "w0:d2", "w0:d3"]]
 
     def test_two_stages_alternate(self):
-        slices = layouts.generate_virtual_devices([1, 1], 1, 4)
+        slices = device_layouts.generate_virtual_devices([1, 1], 1, 4)
         assert text(slices) == [["w0:d0", "w0:d2"], ["w0:d1", "w0:d3"]]
 
     def test_row_major_keeps_a_replica_inside_a_worker(self):
-        slices = layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=True)
+        slices = device_layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=True)
         assert text(slices) == [["w0:d0", "w1:d0"], ["w0:d1", "w1:d1"]]
 
     def test_column_major_spreads_a_replica_over_workers(self):
-        slices = layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=False)
+        slices = device_layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=False)
         assert text(slices) == [["w0:d0", "w0:d1"], ["w1:d0", "w1:d1"]]
 
     def test_a_taskgraph_may_take_several_devices_per_replica(self):
-        slices = layouts.generate_virtual_devices([1, 2], 1, 6)
+        slices = device_layouts.generate_virtual_devices([1, 2], 1, 6)
         assert text(slices) == [["w0:d0", "w0:d3"], ["w0:d1 w0:d2", "w0:d4 w0:d5"]]
 
     @given(FITTING_JOBS, st.booleans())
     def test_every_device_is_used_exactly_once(self, job, prefer_intra_node):
-        slices = layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
+        slices = device_layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
         used = [slot for replicas in slices for replica in replicas for slot in replica]
-        assert sorted(used) == layouts.device_order(job[1], job[2])
+        assert sorted(used) == device_layouts.device_order(job[1], job[2])
 
     @given(FITTING_JOBS, st.booleans())
     def test_replicas_have_the_sizes_asked_for_and_all_taskgraphs_as_many(self, job, prefer_intra_node):
-        slices = layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
+        slices = device_layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
         for replicas, num_device in zip(slices, job[0]):
             assert len(replicas) == job[1] * job[2] // sum(job[0])
             assert {len(replica) for replica in replicas} == {num_device}
 
     @given(FITTING_JOBS)
     def test_row_major_is_rank_order_replica_after_replica(self, job):
-        slices = layouts.generate_virtual_devices(*job)
+        slices = device_layouts.generate_virtual_devices(*job)
         dealt = [slot for replica in zip(*slices) for devices in replica for slot in devices]
-        assert dealt == layouts.device_order(job[1], job[2])
+        assert dealt == device_layouts.device_order(job[1], job[2])
 
     @given(FITTING_JOBS)
     def test_row_major_never_leaves_a_worker_when_replicas_divide_its_devices(self, job):
         assume(job[2] % sum(job[0]) == 0)
-        for replica in zip(*layouts.generate_virtual_devices(*job)):
+        for replica in zip(*device_layouts.generate_virtual_devices(*job)):
             assert len({slot.worker for devices in replica for slot in devices}) == 1
 
     def test_a_remainder_is_refused_with_the_numbers(self):
@@ -68,30 +68,30 @@ class TestAuto:
             r"Total devices 4 is not divisible by num_device_per_replica 3: .* 2 worker\(s\) with 2 .* 1 \+ 2 devices"
         )
         with pytest.raises(LayoutError, match=message):
-            layouts.generate_virtual_devices([1, 2], 2, 2)
+            device_layouts.generate_virtual_devices([1, 2], 2, 2)
 
     def test_too_few_devices_are_refused(self):
         with pytest.raises(RuntimeError, match="Total devices 2 is not divisible by num_device_per_replica 4"):
-            layouts.generate_virtual_devices([4], 1, 2)
+            device_layouts.generate_virtual_devices([4], 1, 2)
 
     @pytest.mark.parametrize("num_devices", [[], [0], [1, -1]])
     def test_taskgraphs_need_devices(self, num_devices):
         with pytest.raises(LayoutError, match="at least one device"):
-            layouts.generate_virtual_devices(num_devices, 1, 2)
+            device_layouts.generate_virtual_devices(num_devices, 1, 2)
 
 
 def test_all_is_one_virtual_device_in_rank_order():
-    assert text(layouts.all_slices(2, 2)) == [["w0:d0", "w0:d1", "w1:d0", "w1:d1"]]
+    assert text(device_layouts.all_slices(2, 2)) == [["w0:d0", "w0:d1", "w1:d0", "w1:d1"]]
 
 
 class TestAwareRow:
     def test_rows_are_consecutive_workers(self):
-        slices = layouts.aware_row_slices(2, ["a", "a", "b", "b"], 1)
+        slices = device_layouts.aware_row_slices(2, ["a", "a", "b", "b"], 1)
         assert text(slices) == [["w0:d0", "w1:d0"], ["w2:d0", "w3:d0"]]
 
     @given(st.integers(1, 4), st.integers(1, 4))
     def test_every_worker_is_in_one_row(self, row, rows):
-        slices = layouts.aware_row_slices(row, ["machine"] * (row * rows), 1)
+        slices = device_layouts.aware_row_slices(row, ["machine"] * (row * rows), 1)
         assert [slot.worker for replicas in slices for (slot,) in replicas] == list(range(row * rows))
 
     @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class TestAwareRow:
     )
     def test_what_does_not_fit_is_refused(self, row, machines, devices, problem):
         with pytest.raises(RuntimeError, match=problem):
-            layouts.aware_row_slices(row, machines, devices)
+            device_layouts.aware_row_slices(row, machines, devices)
 
 
 class TestParse:
@@ -123,39 +123,40 @@ class TestParse:
         ],
     )
     def test_legal(self, layout, name, argument):
-        assert layouts.parse_layout(layout) == layouts.Layout(name, argument)
+        assert device_layouts.parse_layout(layout) == device_layouts.Layout(name, argument)
 
     @pytest.mark.parametrize("layout", ["row", "specific", {"row": 4}, 3])
     def test_unknown_is_a_runtime_error_that_names_the_legal_ones(self, layout):
         with pytest.raises(RuntimeError, match="Layout is not supported.*aware_row"):
-            layouts.parse_layout(layout)
+            device_layouts.parse_layout(layout)
 
     @pytest.mark.parametrize("layout", [{}, {"all": True, "auto": True}])
     def test_several_are_a_value_error(self, layout):
         with pytest.raises(ValueError, match="expected one of"):
-            layouts.parse_layout(layout)
+            device_layouts.parse_layout(layout)
 
 
 class TestLocalIndices:
     def test_stage_0_is_what_the_worker_owns(self):
-        (stage,) = layouts.generate_virtual_devices([1], 2, 2)
-        assert layouts.local_indices(stage, stage, 1) == (2, 3)
+        (stage,) = device_layouts.generate_virtual_devices([1], 2, 2)
+        assert device_layouts.local_indices(stage, stage, 1) == (2, 3)
 
     def test_a_later_stage_follows_stage_0(self):
-        stage0, stage1 = layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=False)
-        assert layouts.local_indices(stage0, stage1, 0) == (0, 1)
-        assert layouts.local_indices(stage0, stage1, 1) == ()
+        stage0, stage1 = device_layouts.generate_virtual_devices([1, 1], 2, 2, prefer_intra_node=False)
+        assert device_layouts.local_indices(stage0, stage1, 0) == (0, 1)
+        assert device_layouts.local_indices(stage0, stage1, 1) == ()
 
     def test_a_later_stage_with_more_devices_follows_by_replica(self):
-        stage0, stage1 = layouts.generate_virtual_devices([1, 2], 2, 3)
-        assert layouts.local_indices(stage0, stage1, 0) == (0, 1)
-        assert layouts.local_indices(stage0, stage1, 1) == (2, 3)
+        stage0, stage1 = device_layouts.generate_virtual_devices([1, 2], 2, 3)
+        assert device_layouts.local_indices(stage0, stage1, 0) == (0, 1)
+        assert device_layouts.local_indices(stage0, stage1, 1) == (2, 3)
 
     @given(FITTING_JOBS, st.booleans())
     def test_every_device_is_built_by_exactly_one_worker(self, job, prefer_intra_node):
-        slices = layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
+        slices = device_layouts.generate_virtual_devices(*job, prefer_intra_node=prefer_intra_node)
         for stage in slices:
-            built = [index for worker in range(job[1]) for index in layouts.local_indices(slices[0], stage, worker)]
+            workers = range(job[1])
+            built = [index for worker in workers for index in device_layouts.local_indices(slices[0], stage, worker)]
             assert sorted(built) == list(range(sum(len(replica) for replica in stage)))
 
 
@@ -178,10 +179,10 @@ class TestVirtualDevice:
 
 def test_specific_refuses_a_device_twice_and_empty_replicas():
     with pytest.raises(LayoutError, match="uses w0:d0 twice"):
-        layouts.check_specific((((Slot(0, 0),), (Slot(0, 0),)),))
+        device_layouts.check_specific((((Slot(0, 0),), (Slot(0, 0),)),))
     with pytest.raises(LayoutError, match="virtual device 1 .* without devices"):
-        layouts.check_specific((((Slot(0, 0),),), ((),)))
+        device_layouts.check_specific((((Slot(0, 0),),), ((),)))
 
 
 def test_devices_may_serve_several_taskgraphs_of_a_specific_layout():
-    layouts.check_specific((((Slot(0, 0),),), ((Slot(0, 0),),)))
+    device_layouts.check_specific((((Slot(0, 0),),), ((Slot(0, 0),),)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epl.cluster import device_layouts as layouts
+from epl.cluster import device_layouts
 from epl.cluster.device_layouts import Slot, VirtualDevice
 from epl.cluster.topology import of_virtual_devices
 from epl.utils.errors import LayoutError
@@ -24,7 +24,7 @@ def topology(stages, worker_num):
 
 
 def auto(counts, worker_num, devices, prefer_intra_node=True):
-    return topology(layouts.generate_virtual_devices(counts, worker_num, devices, prefer_intra_node), worker_num)
+    return topology(device_layouts.generate_virtual_devices(counts, worker_num, devices, prefer_intra_node), worker_num)
 
 
 def test_stages_within_a_process_need_no_server():

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
+from epl.ir import node_wire
 
 
 def node(**attrs):
@@ -12,7 +12,7 @@ def node(**attrs):
     proto = graph_def.node.add(name="a/b", op="Add", input=["x", "y:1", "^z"], device="/device:CPU:1")
     for key, value in attrs.items():
         proto.attr[key].CopyFrom(value)
-    nodes, _ = wire.read_graph(graph_def.SerializeToString())
+    nodes, _ = node_wire.read_graph(graph_def.SerializeToString())
     return proto, nodes[0]
 
 
@@ -69,25 +69,26 @@ def test_the_rest_of_the_graph_is_kept():
     graph_def = tf.GraphDef(versions={"producer": 134})
     graph_def.library.function.add().signature.name = "f"
     graph_def.node.add(name="a", op="NoOp")
-    nodes, rest = wire.read_graph(graph_def.SerializeToString())
+    nodes, rest = node_wire.read_graph(graph_def.SerializeToString())
     assert [n.name for n in nodes] == ["a"]
     assert (rest.versions.producer, rest.library.function[0].signature.name, len(rest.node)) == (134, "f", 0)
 
 
 def test_a_field_of_another_tensorflow_is_refused():
     with pytest.raises(ValueError, match="tag 122"):
-        wire.read_graph(b"\x7a\x01x")
+        node_wire.read_graph(b"\x7a\x01x")
 
 
 def test_written_attributes_are_read_by_protobuf():
-    written = wire.attr("s", wire.string(b"x" * 300)) + wire.attr("l", wire.strings([b"a", b"b" * 200]))
+    written = node_wire.attr("s", node_wire.string(b"x" * 300))
+    written += node_wire.attr("l", node_wire.strings([b"a", b"b" * 200]))
     attrs = tf.NodeDef.FromString(written).attr
     assert attrs["s"].s == b"x" * 300 and list(attrs["l"].list.s) == [b"a", b"b" * 200]
 
 
 def test_strings_are_read_from_attributes():
-    written = wire.attr("s", wire.string(b"x" * 300)) + wire.attr("l", wire.strings([b"a", b"bc"]))
-    attrs = wire.Node("n", "Op", [], "", written).attr
-    assert wire.read_string(attrs.serialized("s")) == b"x" * 300
-    assert wire.read_strings(attrs.serialized("l")) == [b"a", b"bc"]
-    assert attrs.serialized("t") == b"" and wire.read_strings(b"") == [] and wire.read_string(b"") == b""
+    written = node_wire.attr("s", node_wire.string(b"x" * 300)) + node_wire.attr("l", node_wire.strings([b"a", b"bc"]))
+    attrs = node_wire.Node("n", "Op", [], "", written).attr
+    assert node_wire.read_string(attrs.serialized("s")) == b"x" * 300
+    assert node_wire.read_strings(attrs.serialized("l")) == [b"a", b"bc"]
+    assert attrs.serialized("t") == b"" and node_wire.read_strings(b"") == [] and node_wire.read_string(b"") == b""

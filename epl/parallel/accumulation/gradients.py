@@ -13,19 +13,17 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Accumulation, Held
-from epl.ir.gradient_boundary import boundary, readiness, source_of, variable_name
+from epl.ir.accumulation import Accumulation, Boundary, Held
+from epl.ir.gradient_boundary import boundary, readiness, returned_gradients, source_of, upstream, variable_name
 from epl.ir.graph import Gradient, Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
 from epl.parallel.accumulation.sums import Storage
-from epl.parallel.plan.gradient_groups import upstream
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 HOST = "/device:CPU:0"  # of what decides about control flow
 
 Pair = Tuple[Optional[Gradient], Any]
-Boundary = Tuple[str, Gradient]
 Steps = NamedTuple("Steps", [("count", int), ("mean_of", int)])
 Steps.__doc__ = """Micro steps of a training step.
 
@@ -42,16 +40,6 @@ Attributes:
   source: the gradient of this run.
   storage: where the sum is kept.
 """
-
-
-def returned_gradients(graph: Graph) -> Dict[str, Boundary]:
-    """(Variable, gradient) that tf.gradients has returned to the user, by the name of the gradient's op."""
-    own = {name for accumulation in graph.accumulations for name in accumulation.boundaries}
-    found = {first_tensor(bound[1]).op.name: bound for call in graph.gradient_calls for bound in call.boundaries}
-    found = {name: bound for name, bound in found.items() if name not in own}
-    for accumulation in graph.accumulations:
-        found.update(accumulation.replaced)
-    return found
 
 
 # ---- Gradients that are changed between tf.gradients and apply_gradients

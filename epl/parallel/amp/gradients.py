@@ -16,8 +16,7 @@ from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.gradient_boundary import times, variable_name
 from epl.ir.graph import Gradient, Graph, first_tensor
 from epl.ir.view import GraphView
-from epl.parallel.amp import half_ops as amp_twins
-from epl.parallel.amp import op_selection as amp_colours
+from epl.parallel.amp import half_ops, op_selection
 from epl.parallel.amp.loss_scale import loss_scale_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
@@ -62,7 +61,7 @@ def begin(graph: Graph, arguments: Dict[str, Any]) -> Optional[Differentiation]:
     if _STATE not in graph.parallel_information and all(variable_name(x) is None for x in xs):
         return None
     state = graph.parallel_information.setdefault(_STATE, State([], set()))
-    amp_twins.use_twins(graph)
+    half_ops.use_twins(graph)
     ys = [graph.shown(y) if isinstance(y, tf.Tensor) else y for y in ys]
     _convert(graph, state, ys, xs + stop)
     with in_taskgraph(graph.tf_graph, graph.taskgraphs[0].index):
@@ -84,12 +83,12 @@ def _convert(graph: Graph, state: State, ys: Sequence[Any], named: Sequence[Any]
     kept = {view.index[name] for name in state.seen if name in view.index}
     kept.update(roots)
     kept.update(view.index[t.op.name] for t in named if isinstance(t, tf.Tensor))
-    choice = amp_colours.choose(graph.tf_graph, view, roots, kept, half, cluster.device_type.upper())
+    choice = op_selection.choose(graph.tf_graph, view, roots, kept, half, cluster.device_type.upper())
     state.seen.update(view.nodes[node].name for node in view.ancestors(roots))
-    state.weight_casts.extend(amp_twins.make_twins(graph, view, choice, half))
-    logger.info("%s", amp_colours.describe(view, choice, half))
+    state.weight_casts.extend(half_ops.make_twins(graph, view, choice, half))
+    logger.info("%s", op_selection.describe(view, choice, half))
     if config.amp.debug_log:
-        logger.info("%s", amp_colours.describe_rest(view, choice, roots))
+        logger.info("%s", op_selection.describe_rest(view, choice, roots))
 
 
 def scaled(differentiation: Optional[Differentiation], seeds: List[Any]) -> List[Any]:
@@ -102,8 +101,8 @@ def scaled(differentiation: Optional[Differentiation], seeds: List[Any]) -> List
 def finish(graph: Graph, differentiation: Differentiation, gradients: Sequence[Optional[Gradient]]) -> List[Any]:
     """The gradients as the user asked for them: true, and of the type of what they are the gradients of."""
     state: State = graph.parallel_information[_STATE]
-    amp_twins.use_twins(graph)
-    amp_twins.convert_again(state.weight_casts, differentiation.last)
+    half_ops.use_twins(graph)
+    half_ops.convert_again(state.weight_casts, differentiation.last)
     result: List[Any] = list(gradients)
     inverse = None
     if differentiation.scale is not None:

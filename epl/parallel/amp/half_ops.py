@@ -16,11 +16,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import taskgraph_index
+from epl.ir.dataflow import data_inputs
 from epl.ir.graph import Graph
-from epl.ir.half_copies import WEIGHT_ATTR, Twin
-from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
+from epl.ir.half_copies import Twin
+from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, WEIGHT_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.amp.op_selection import Choice, data_inputs, type_attr
+from epl.parallel.amp.op_selection import Choice, type_attr
 from epl.utils import tf_compat
 
 _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)

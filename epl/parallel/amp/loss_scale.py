@@ -20,12 +20,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.ir.gradient_boundary import readiness, variable_name
+from epl.ir.gradient_boundary import readiness, returned_gradients, upstream, variable_name
 from epl.ir.graph import Gradient, Graph, ScaleUpdate, first_tensor
-from epl.ir.half_copies import REPLICA_0_ATTR
+from epl.ir.taskgraph import REPLICA_0_ATTR
 from epl.parallel.accumulation.apply import control_flow_v1
-from epl.parallel.accumulation.gradients import returned_gradients
-from epl.parallel.plan.gradient_groups import upstream
 from epl.utils import tf_compat
 
 FIRST_SCALE = 2.0**15

@@ -23,18 +23,19 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
-from epl.parallel.amp import op_lists as amp_lists
+from epl.parallel.amp import op_lists
 from epl.utils import tf_compat
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _FLOAT = tf.float32.as_datatype_enum
-_FOLLOWING = amp_lists.INFER | amp_lists.CLEAR
+_FOLLOWING = op_lists.INFER | op_lists.CLEAR
 # What gives numbers of the script other shapes, and repeats them: 1e-9 * tf.ones_like(x).
 _HAND_ON = frozenset(
     ["BroadcastTo", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Tile", "Transpose"]
 )
-_LISTED = amp_lists.ALLOW | amp_lists.DENY | _FOLLOWING
+_LISTED = op_lists.ALLOW | op_lists.DENY | _FOLLOWING
 
 Places = NamedTuple("Places", [("inputs", FrozenSet[int]), ("outputs", FrozenSet[int])])
 Places.__doc__ = """Positions of the inputs and outputs of an op that have the type in which it computes."""
@@ -94,12 +95,12 @@ def choose(
     possible = {
         node
         for node in listed
-        if node not in kept and able.is_able(node) and (view.types[node] in amp_lists.ALLOW or may_follow(node))
+        if node not in kept and able.is_able(node) and (view.types[node] in op_lists.ALLOW or may_follow(node))
     }
-    chosen = {node for node in possible if view.types[node] in amp_lists.ALLOW}
+    chosen = {node for node in possible if view.types[node] in op_lists.ALLOW}
     follows = {node for node in possible if view.types[node] in _FOLLOWING} - _denied(view, edges, listed)
     chosen |= edges.reach(chosen, edges.down, follows) & edges.reach(chosen, edges.up, follows)
-    clear = {node for node in follows - chosen if view.types[node] in amp_lists.CLEAR}
+    clear = {node for node in follows - chosen if view.types[node] in op_lists.CLEAR}
     chosen |= edges.reach(chosen, edges.both, clear)
     casts = _casts(view, order, kept, listed, chosen)
     listed.update((node, Places(frozenset(), frozenset([0]))) for node in casts)
@@ -121,7 +122,7 @@ def describe_rest(view: GraphView, choice: Choice, roots: Iterable[int]) -> str:
     """Which ops that a list names stay float32, by type and list, for people."""
     rest = view.ancestors(roots) - set(choice.half)
     lines = []
-    for name, types in (("ALLOW", amp_lists.ALLOW), ("DENY", amp_lists.DENY), ("INFER", amp_lists.INFER)):
+    for name, types in (("ALLOW", op_lists.ALLOW), ("DENY", op_lists.DENY), ("INFER", op_lists.INFER)):
         counts = collections.Counter(view.types[node] for node in rest if view.types[node] in types)
         if counts:
             found = ", ".join("{} {}".format(counts[op_type], op_type) for op_type in sorted(counts))
@@ -174,11 +175,11 @@ class _Able(object):
 
     def is_able(self, node: int) -> bool:
         op_type = self._view.types[node]
-        if op_type in amp_lists.PRESERVE or op_type not in amp_lists.ALLOW | _FOLLOWING:
+        if op_type in op_lists.PRESERVE or op_type not in op_lists.ALLOW | _FOLLOWING:
             return False
         device = "CPU" if _CPU.search(self._view.nodes[node].device) else self._device_type
         if (op_type, device) not in self._known:
-            needed = (op_type,) + tuple(amp_lists.GRADIENT_KERNELS.get(op_type, ()))
+            needed = (op_type,) + tuple(op_lists.GRADIENT_KERNELS.get(op_type, ()))
             self._known[op_type, device] = all(
                 self._has_kernel(name, type_attr(name), self._half, device) for name in needed
             )
@@ -215,9 +216,9 @@ class _Edges(object):
 
 def _denied(view: GraphView, edges: _Edges, listed: Dict[int, Places]) -> Set[int]:
     """The ops of DENY, those of INFER behind them, and those of CLEAR on the way to these."""
-    deny = {node for node in listed if view.types[node] in amp_lists.DENY}
-    infer = {node for node in listed if view.types[node] in amp_lists.INFER}
-    clear = {node for node in listed if view.types[node] in amp_lists.CLEAR}
+    deny = {node for node in listed if view.types[node] in op_lists.DENY}
+    infer = {node for node in listed if view.types[node] in op_lists.INFER}
+    clear = {node for node in listed if view.types[node] in op_lists.CLEAR}
     leading = edges.reach(deny | infer, edges.up, clear)
     return deny | edges.reach(deny, edges.down, deny | infer | leading)
 
@@ -289,14 +290,4 @@ def _casts(
 
 def type_attr(op_type: str) -> str:
     """The attribute that names the type in which ops compute."""
-    return amp_lists.TYPE_ATTR.get(op_type, "T")
-
-
-def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
-    """(Producer, output) of each data input of a node."""
-    found = []
-    for name, producer in zip(view.nodes[node].input, view.producers[node]):
-        if name[0] == "^":
-            break
-        found.append((producer, int(name.partition(":")[2] or 0)))
-    return found
+    return op_lists.TYPE_ATTR.get(op_type, "T")

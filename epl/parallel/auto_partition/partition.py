@@ -8,13 +8,14 @@ from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.auto_partition import units as partition_units
 from epl.parallel.auto_partition.units import Ordered, Units
 from epl.parallel.costs import repeated_blocks
 from epl.parallel.costs.costs import Costs, node_costs
 from epl.parallel.costs.shapes import num_bytes
-from epl.utils import linear_partition as partition_chain
+from epl.utils import linear_partition
 from epl.utils.errors import PlanError
 
 REPEATED_BLOCKS = "repeated blocks"
@@ -112,7 +113,7 @@ def _balance(
     seconds = [sum(costs.step_seconds[n] for n in units.members[unit] if n in needed) for unit in order]
     cuts = _cut_in_front(view, units, order, needed, costs)
     starts, times, boundaries = _elements(seconds, cuts, len(ordered.pinned))
-    found = partition_chain.cut_chain(times, boundaries, num_stages)
+    found = linear_partition.cut_chain(times, boundaries, num_stages)
     if found is None:
         raise PlanError(
             "The model cannot be partitioned into {} stages (pipeline.num_stages): its {} forward ops form {} units of "
@@ -170,7 +171,7 @@ def _last_use(view: GraphView, where: Dict[int, int]) -> Dict[Tuple[int, int], i
     """(node, output) -> the last place where it is used, for outputs used behind the place of their node."""
     last: Dict[Tuple[int, int], int] = {}
     for consumer, at in where.items():
-        for producer, output in partition_units.data_inputs(view, consumer):
+        for producer, output in data_inputs(view, consumer):
             if at > where[producer]:
                 last[producer, output] = max(at, last.get((producer, output), 0))
     return last

@@ -9,11 +9,12 @@ variables alone comes right behind the last of them.
     ordered    x w1 l2(w1) f w2 l2(w2) g loss
 """
 
-from typing import Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.ir.walks import topological_order
 from epl.parallel.costs import loops as costs_loops
@@ -258,11 +259,3 @@ def _fed(
         if any(producer in fed for producer in producers[unit]):
             fed.add(unit)
     return fed
-
-
-def data_inputs(view: GraphView, node: int) -> Iterator[Tuple[int, int]]:
-    """Yields (producer, output) of the data inputs of a node."""
-    for name in view.nodes[node].input:
-        if name[0] != "^":
-            producer, _, output = name.partition(":")
-            yield view.index[producer], int(output or 0)

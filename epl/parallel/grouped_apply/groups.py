@@ -7,10 +7,8 @@ that variable alone read (its slots), or that needs the gradient of that variabl
 
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-import tensorflow.compat.v1 as tf
-
 from epl.ir import op_types
-from epl.ir.view import GraphView
+from epl.ir.view import GraphView, variable_bytes
 from epl.utils.linear_partition import cut_chain
 
 Update = NamedTuple(
@@ -123,13 +121,6 @@ def _region(view: GraphView, writes: Sequence[int], is_own: Callable[[int], bool
 def is_read(view: GraphView, node: int) -> bool:
     """Whether a node gives the value of a variable as it is."""
     return view.types[node] in op_types.READS and bool(view.variable_inputs(node))
-
-
-def variable_bytes(view: GraphView, variable: int) -> Optional[int]:
-    """The size of a variable, None if its shape is not known."""
-    attrs = view.nodes[variable].attr
-    elements = tf.TensorShape(attrs["shape"].shape).num_elements()
-    return None if elements is None else elements * tf.as_dtype(attrs["dtype"].type).size
 
 
 def balanced_groups(sizes: Sequence[Optional[int]], count: int) -> List[List[int]]:

@@ -22,13 +22,13 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.gradient_boundary import tensors_of
 from epl.ir.graph import ApplyCall
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.grouped_apply import groups as apply_groups
 from epl.parallel.grouped_apply.groups import Update
-from epl.parallel.pipeline.micro_batches import tensors_of
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite

@@ -13,8 +13,7 @@ from typing import Set
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView, functions_of
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -23,7 +22,7 @@ from epl.parallel.weights.regions import WeightRegion
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-_APPLY = wire.string(Phase.APPLY.encode())
+_APPLY = node_wire.string(Phase.APPLY.encode())
 
 
 class HostRegion(WeightRegion):
@@ -75,7 +74,7 @@ class HostRegion(WeightRegion):
         groups = _Groups(len(view))
         facts = view.of_attrs(lambda attrs: (attrs.serialized("_class"), attrs.serialized(PHASE_ATTR) == _APPLY))
         for node, (classes, _) in enumerate(facts):
-            for name in wire.read_strings(classes) if classes else ():
+            for name in node_wire.read_strings(classes) if classes else ():
                 anchor = view.index.get(name[5:].decode(), -1) if name[:5] == b"loc:@" else -1
                 if anchor >= 0:
                     groups.join(node, anchor)

@@ -20,14 +20,12 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.gradient_boundary import boundary_nodes, variables_by_gradient
 from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
-from epl.ir.view import GraphView
-from epl.parallel.grouped_apply.groups import variable_bytes
+from epl.ir.view import GraphView, variable_bytes
 from epl.parallel.offload.host_region import HostRegion
-from epl.parallel.pipeline.micro_batches import boundary_nodes
 from epl.parallel.plan.plan import Offloaded
 from epl.parallel.plan.stages import stages_of_nodes
-from epl.parallel.recompute.check_graph import variables_by_gradient
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
 from epl.parallel.rewriting.pass_manager import Pass

@@ -13,8 +13,7 @@ from typing import Iterable, Iterator, Mapping, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
@@ -110,7 +109,7 @@ def _clone(
     extra: Sequence[tf.NodeDef],
     inputs: Mapping[str, str],
     keys: Mapping[Tuple[int, int], tf.AttrValue],
-) -> Iterator[wire.Node]:
+) -> Iterator[node_wire.Node]:
     """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies.
 
     `keys` are those of copies of collectives, by micro batch and node.

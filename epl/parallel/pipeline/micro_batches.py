@@ -13,17 +13,17 @@ is the forward pass (F). Data is read ahead of both, in the order of the micro b
 holds state; nothing else is known by name.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, ends_of, loops_of
-from epl.ir.graph import ApplyCall, Gradient, GradientCall
+from epl.ir.dataflow import data_descendants
+from epl.ir.gradient_boundary import Training, boundary_nodes
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.plan.gradient_groups import Training
 from epl.parallel.plan.schedule import BACKWARD, FORWARD
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -62,23 +62,6 @@ Attributes:
   writes: those of them that write variables.
   once: what is computed from gradients after they were accumulated, and the other writes.
 """
-
-
-def tensors_of(gradient: Gradient) -> List[tf.Tensor]:
-    """The gradient itself, or the parts of a sparse one."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return [t for t in (gradient.values, gradient.indices, gradient.dense_shape) if t is not None]
-    return [gradient]
-
-
-def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall, ApplyCall]]) -> Set[int]:
-    """The identities that gradients pass."""
-    return {
-        view.index[tensor.op.name]
-        for call in calls
-        for _, gradient in call.boundaries
-        for tensor in tensors_of(gradient)
-    }
 
 
 def find_micro_batch_ops(
@@ -346,17 +329,3 @@ def readers_of(view: GraphView, variables: Iterable[int]) -> Set[int]:
 def _readers(view: GraphView, writes: Set[int]) -> Set[int]:
     """The nodes that take a variable that one of `writes` writes."""
     return readers_of(view, {variable for node in writes for variable in view.variable_inputs(node)})
-
-
-def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
-    """The roots and what is computed from them, control edges left out; not looking beyond `stop`."""
-    consumers = view.consumers()
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            if consumer not in seen and consumer not in stop and view.takes_data(consumer, node):
-                seen.add(consumer)
-                stack.append(consumer)
-    return seen

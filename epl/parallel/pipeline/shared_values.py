@@ -14,11 +14,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
-from epl.parallel.pipeline.micro_batches import Actions, MicroBatchOps, boundary_nodes
+from epl.parallel.pipeline.micro_batches import Actions, MicroBatchOps
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.plan_nodes import PlanNodes
 from epl.utils import tf_compat
@@ -27,7 +27,7 @@ from epl.utils import tf_compat
 _MOST_ELEMENTS = 64
 _MOST_OPS = 20
 _WHOLE = (tf.int32, tf.int64)  # of which each kind of device computes the same
-_BACKWARD = wire.string(Phase.BACKWARD.encode())
+_BACKWARD = node_wire.string(Phase.BACKWARD.encode())
 
 SharedValues = NamedTuple(
     "SharedValues", [("inputs", Dict[str, str]), ("merged", Dict[int, int]), ("nodes", List[tf.NodeDef])]
@@ -158,7 +158,7 @@ class _Constants(object):
             parts.append(None if ":" in name or name[0] == "^" else self._structure(producer, before + 1))
         if None in parts or not (parts or proto.op == "Const"):
             return None
-        attrs = wire.split_attrs(proto.serialized_attrs)
+        attrs = node_wire.split_attrs(proto.serialized_attrs)
         own = tuple(sorted((key, value) for key, value in attrs.items() if key[0] != "_"))
         key = (proto.op, own, tuple(parts))
         if key not in self._numbers:

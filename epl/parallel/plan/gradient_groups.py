@@ -7,7 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.config.config import Config
 from epl.ir import op_types
-from epl.ir.graph import ApplyCall, Gradient, Graph, first_tensor
+from epl.ir.accumulation import Boundary
+from epl.ir.gradient_boundary import Training, walk_up
+from epl.ir.graph import ApplyCall, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.stages import stage_of_op
@@ -16,7 +18,6 @@ from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
 
-Boundary = Tuple[str, Gradient]
 BoundaryGroup = NamedTuple(
     "BoundaryGroup", [("name", str), ("stage", int), ("of_parts", bool), ("boundaries", Tuple[Boundary, ...])]
 )
@@ -29,19 +30,6 @@ Attributes:
     their own batches. With one group there is nothing to aggregate.
   boundaries: (variable, identity in front of which it is done).
 """
-
-Training = NamedTuple(
-    "Training",
-    [("boundaries", Tuple[Boundary, ...]), ("ys", Tuple[tf.Tensor, ...]), ("seeds", Tuple[tf.Tensor, ...])],
-)
-Training.__doc__ = """The backward pass behind one call of apply_gradients.
-
-Attributes:
-  boundaries: of tf.gradients, before the user's own changes to the gradients.
-  ys: what is differentiated.
-  seeds: where the backward pass begins.
-"""
-
 
 def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
     """Where gradients are aggregated: at each apply_gradients, or earlier.
@@ -191,42 +179,13 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
     return context
 
 
-def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
-    """Those of the boundaries `returned`, by the names of their ops, that `ops` are computed from."""
-    names = {op.name for op in _walk_up(ops, returned)[0]}
-    return {name: boundary for name, boundary in returned.items() if name in names}
-
-
-def _walk_up(
-    ops: Sequence[tf.Operation], returned: Dict[str, Boundary]
-) -> Tuple[Set[tf.Operation], Dict[tf.Operation, List[tf.Operation]]]:
-    """The ops of `returned` that `ops` are computed from; and of every op that was met what takes it."""
-    first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
-    consumers: Dict[tf.Operation, List[tf.Operation]] = {}
-    found: Set[tf.Operation] = set()
-    seen: Set[tf.Operation] = set()
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
-            continue
-        seen.add(op)
-        if op.name in returned:
-            found.add(op)
-            continue
-        for tensor in op.inputs:
-            consumers.setdefault(tensor.op, []).append(op)
-            stack.append(tensor.op)
-    return found, consumers
-
-
 def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
     """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
 
     A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
     """
     own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
-    found, consumers = _walk_up(list(own), returned)
+    found, consumers = walk_up(list(own), returned)
     computed = set(found)
     stack = list(found)
     while stack:

@@ -24,8 +24,7 @@ from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTup
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
@@ -60,7 +59,7 @@ _OF_PARTS = b"EPL's own".ljust(_SIZE)
 
 
 def _type_field(dtype: tf.DType) -> bytes:
-    return wire.field(wire.VALUE, tf.AttrValue(type=dtype.as_datatype_enum).SerializeToString())
+    return node_wire.field(node_wire.VALUE, tf.AttrValue(type=dtype.as_datatype_enum).SerializeToString())
 
 
 _STRING = _type_field(tf.string)
@@ -170,7 +169,7 @@ class Rules(object):
         if entry.op == "Const" and (node in self._seeds or node in self._of_updates):
             key = (entry.op, entry.serialized_attrs, "seed" if node in self._seeds else "update")
         if key not in self._known:
-            values = wire.split_attrs(key[1])
+            values = node_wire.split_attrs(key[1])
             if entry.op == "Const" and self._is_left_out(values, key[2]):
                 values = {}
             self._known[key] = _sized_hash(entry.op.encode(), *self._pieces(entry.op, values))
@@ -190,7 +189,7 @@ class Rules(object):
 
     def _by_bodies(self, field: bytes) -> bytes:
         """A value as it is, or what the functions that it names do."""
-        value = tf.AttrValue.FromString(wire.payloads(field)[0])
+        value = tf.AttrValue.FromString(node_wire.payloads(field)[0])
         called = [value.func] if value.HasField("func") else value.list.func
         return b"".join(self._body(function.name) for function in called) or field
 
@@ -208,7 +207,8 @@ class Rules(object):
 
             pieces = [numbered(body.ret[output.name]) for output in body.signature.output_arg]
             for node in body.node_def:
-                values = wire.split_attrs(wire.read_node(node.SerializeToString(deterministic=True)).serialized_attrs)
+                encoded = node.SerializeToString(deterministic=True)
+                values = node_wire.split_attrs(node_wire.read_node(encoded).serialized_attrs)
                 pieces.append(self._body(node.op) if node.op in self._bodies else node.op.encode())
                 pieces += [numbered(tensor) for tensor in node.input]
                 if node.op != "Const" or not self._is_left_out(values, ""):

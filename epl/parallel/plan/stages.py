@@ -12,8 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.cluster.device_layouts import VirtualDevice
-from epl.ir import node_wire as wire
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.colocation import taskgraph_index
 from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
@@ -24,7 +23,7 @@ from epl.parallel.plan.plan import BatchPart, Stage, worker_of
 from epl.parallel.plan.update_stages import stages_of_updates
 from epl.utils.errors import LayoutError, PlanError
 
-_APPLY = wire.string(Phase.APPLY.encode())
+_APPLY = node_wire.string(Phase.APPLY.encode())
 # Ops that make a handle of what lives on their device alone.
 _LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
 
@@ -291,13 +290,13 @@ Attributes:
 """
 
 
-def _place(attrs: wire.Attributes, stage_of: Mapping[bytes, int]) -> _Place:
+def _place(attrs: node_wire.Attributes, stage_of: Mapping[bytes, int]) -> _Place:
     stage = stage_of.get(attrs.serialized(TASKGRAPH_ATTR), 0)
     return _Place(stage, _group(attrs), attrs.serialized(PHASE_ATTR) == _APPLY)
 
 
-def _group(attrs: wire.Attributes) -> str:
-    for group in wire.read_strings(attrs.serialized("_class")):
+def _group(attrs: node_wire.Attributes) -> str:
+    for group in node_wire.read_strings(attrs.serialized("_class")):
         if group[:5] == b"loc:@":
             return group[5:].decode()
     return ""

@@ -2,12 +2,13 @@
 
 from typing import Collection, Dict, List, NamedTuple, Sequence, Set
 
+from epl.ir.dataflow import ALIASES, data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.costs.costs import Costs
 from epl.parallel.costs.repeated_blocks import find_blocks
 from epl.parallel.costs.shapes import num_bytes
 from epl.parallel.recompute.division import Chain, Division, fewest_flops, least_peak
-from epl.parallel.recompute.segments import ALIASES, Place, Sweep, data_inputs
+from epl.parallel.recompute.segments import Place, Sweep
 from epl.utils.errors import PlanError
 
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks

@@ -15,11 +15,11 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.control_flow import depths_of
-from epl.ir.graph import Graph
+from epl.ir.dataflow import batch_nodes, data_inputs, shown_variables, viewed_variables
+from epl.ir.gradient_boundary import variables_by_gradient
 from epl.ir.view import GraphView
-from epl.parallel.pipeline.micro_batches import tensors_of
 from epl.parallel.plan.stages import stage_of_op
-from epl.parallel.recompute.segments import Segment, Sweep, batch_nodes, data_inputs, shown_variables, viewed_variables
+from epl.parallel.recompute.segments import Segment, Sweep
 from epl.parallel.rewriting.context import GradientCheck, Rewrite
 from epl.utils import tf_compat
 
@@ -92,13 +92,6 @@ def _only_once(tf_graph: tf.Graph, view: GraphView, nodes: Set[int]) -> Set[int]
     stateful = {op_type for op_type in {view.types[node] for node in nodes} if tf_compat.is_stateful(tf_graph, op_type)}
     depths = depths_of(view)
     return {node for node in nodes if depths[node][0] > 0 or view.types[node] in stateful}
-
-
-def variables_by_gradient(graph: Graph) -> Dict[str, str]:
-    """The variable of each gradient, by the name of the tensor that tf.gradients computed."""
-    bounds = [bound for call in graph.gradient_calls for bound in call.boundaries]
-    bounds += [bound for accumulation in graph.accumulations for bound in accumulation.replaced.values()]
-    return {tensor.op.inputs[0].name: variable for variable, bound in bounds for tensor in tensors_of(bound)}
 
 
 def _compare(rewrite: Rewrite, variable: str, name: str, prefix: str, copies: FrozenSet[str]) -> GradientCheck:

@@ -20,16 +20,16 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.control_flow import depths_of
+from epl.ir.gradient_boundary import boundary_nodes, tensors_of
 from epl.ir.graph import GradientCall, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import output_types
-from epl.parallel.pipeline.micro_batches import boundary_nodes, tensors_of
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.plan.plan import Recomputed
 from epl.parallel.plan.stages import stages_of_nodes
-from epl.parallel.recompute import check_graph as compare_gradients
+from epl.parallel.recompute import check_graph
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits, late_reads
@@ -145,7 +145,7 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
     view = GraphView(rewrite.tf_graph)
     _, ends, sweep, stages, segments = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
-        rewrite.gradient_checks += compare_gradients.keep_plain(rewrite, view, sweep, segments, ends)
+        rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, sweep, segments, ends)
     # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
     prefixes = ["{}/stage{}_segment{}/".format(scope, *segment.place) for segment in segments]
     depths = depths_of(view)
@@ -232,7 +232,7 @@ def _gradients(
     rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
     """By variable, the nodes of the backward pass that give its gradient."""
-    variables = compare_gradients.variables_by_gradient(rewrite.graph)
+    variables = check_graph.variables_by_gradient(rewrite.graph)
     found: Dict[int, List[int]] = {}
     for end in ends:
         for node, output in recompute.data_inputs(view, end):

@@ -11,28 +11,18 @@ them alone), shapes, random numbers, ops with state, loops and branches. Where t
 is changed by `recompute_segments.py`.
 """
 
-from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order, depths_of
-from epl.ir.half_copies import WEIGHT_ATTR
+from epl.ir.dataflow import ALIASES, SHAPE_OPS, batch_nodes, data_inputs, viewed_variables
+from epl.ir.taskgraph import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.utils import tf_compat
-
-# What they give depends on the shape of their input alone.
-SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
-# Their output is the memory of their first input.
-ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
-# Their first output is the memory of their first input, in its shape.
-_SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
-# What they give may be memory of what they take: all of it or a part, in another shape.
-_VIEWS = ALIASES | _SHOWING | op_types.SWITCHES | op_types.MERGES
-_VIEWS |= frozenset("AddN Bitcast Cast CheckNumerics EnsureShape Pack Slice Split SplitV StridedSlice".split())
-_VIEWS |= frozenset(["Transpose", "Unpack"])
 
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
 Place = Tuple[int, int]
@@ -71,16 +61,6 @@ def find_sweep(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: I
     backward = view.descendants(seeds) & needed
     forward = [node for node in data_order(view) if node in needed and node not in backward]
     return Sweep(forward, backward, seeds, sorted(ys))
-
-
-def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
-    """(Producer, output) of each data input of a node."""
-    found = []
-    for name in view.nodes[node].input:
-        if name[0] != "^":
-            producer, _, output = name.partition(":")
-            found.append((view.index[producer], int(output or 0)))
-    return found
 
 
 # ---- What may be recomputed
@@ -128,24 +108,6 @@ def find_recomputable(
     return found - _kept_random(view, sweep, found, types)
 
 
-def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
-    """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
-    roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
-    variables = set(view.of_types(op_types.VARIABLES))
-    others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
-    roots.update(node for node in others if not variables.intersection(view.producers[node]))
-    consumers = view.consumers()
-    seen = set(roots)
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            if consumer not in seen and view.types[consumer] not in SHAPE_OPS and view.takes_data(consumer, node):
-                seen.add(consumer)
-                stack.append(consumer)
-    return seen
-
-
 def _is_handle(output: TensorType) -> bool:
     """Whether it refers to something: a variable, a resource, a list of tensors."""
     return output.dtype != output.dtype.base_dtype or output.dtype in (tf.resource, tf.variant)
@@ -156,41 +118,6 @@ def _calls_function(view: GraphView, node: int, library: Collection[str]) -> boo
     return view.types[node] in library or any(
         value.HasField("func") or value.list.func for value in view.nodes[node].attr.values()
     )
-
-
-def shown_variables(view: GraphView) -> Dict[int, int]:
-    """The nodes whose first output shows the memory of a variable (itself, its `read`), with it. Not of resources.
-
-    What they give changes when the variable is written. A resource is copied then, for whoever has read it before.
-    """
-    consumers = view.consumers()
-    shown = {variable: variable for variable in view.of_types(op_types.REF_VARIABLES)}
-    stack = list(shown)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            is_showing = view.types[consumer] in _SHOWING and data_inputs(view, consumer)[0] == (node, 0)
-            if is_showing and consumer not in shown:
-                shown[consumer] = shown[node]
-                stack.append(consumer)
-    return shown
-
-
-def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
-    """The nodes that may give memory of variables (`_VIEWS` of them), with these. Not of resources."""
-    consumers = view.consumers()
-    references = view.of_types(op_types.REF_VARIABLES)
-    viewed = {variable: frozenset([variable]) for variable in references}
-    stack = list(references)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            if view.types[consumer] in _VIEWS and view.takes_data(consumer, node):
-                known = viewed.get(consumer, frozenset())
-                if not viewed[node] <= known:
-                    viewed[consumer] = known | viewed[node]
-                    stack.append(consumer)
-    return viewed
 
 
 def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[int]) -> Set[int]:

@@ -18,10 +18,11 @@ from epl.ir.graph import Gradient, first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.accumulation import agree_steps as micro_steps
+from epl.parallel.accumulation import agree_steps
+from epl.parallel.plan.communicators import gate_communicator
 from epl.parallel.plan.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.plan.plan import GradientGroup
-from epl.parallel.rewriting.context import Gate, Rewrite, gate_communicator
+from epl.parallel.rewriting.context import Gate, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.sharding.packed import reduce_scatter
 from epl.utils import tf_compat
@@ -40,7 +41,7 @@ def run(rewrite: Rewrite) -> None:
     rewrite.weights = [weight]
     if rewrite.graph.shards is not None:
         rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
-    accumulations = micro_steps.by_boundary(rewrite.graph)
+    accumulations = agree_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
         context = control_flow_context(boundaries)
@@ -53,7 +54,7 @@ def run(rewrite: Rewrite) -> None:
                 name = accumulation.counter.name
                 if name not in agreed:
                     communicator = _of_all(rewrite, group)
-                    agreed[name] = micro_steps.agree(rewrite, communicator, group.name, accumulation, weight)
+                    agreed[name] = agree_steps.agree(rewrite, communicator, group.name, accumulation, weight)
                 gate = agreed[name]
             if group.transfers:
                 share = _share(rewrite, group, gate, weight if accumulation is None else None)
@@ -68,7 +69,7 @@ def run(rewrite: Rewrite) -> None:
             name = "micro_steps{}".format(number)
             with rewrite.building(name):
                 communicator = rewrite.communicator("{}/{}".format(rewrite.plan.name, name))
-                gate = micro_steps.agree(rewrite, communicator, name, accumulation, weight)
+                gate = agree_steps.agree(rewrite, communicator, name, accumulation, weight)
             _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
 
 
@@ -94,7 +95,7 @@ def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: O
     """The part of this replica in the mean or sum; without a weight, sums have their rows' weight already."""
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
-        return tf.constant(micro_steps.share(rewrite, ranks), tf.float64)
+        return tf.constant(agree_steps.share(rewrite, ranks), tf.float64)
     split = rewrite.graph.split
     if split is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
         with tf.control_dependencies([gate]):

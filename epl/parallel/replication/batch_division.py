@@ -15,8 +15,8 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
-from epl.parallel.pipeline.micro_batches import boundary_nodes
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_dimensions import find_dimensions

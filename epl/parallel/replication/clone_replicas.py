@@ -12,8 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import Edit, Leads, clone_nodes
-from epl.ir.half_copies import REPLICA_0_ATTR
-from epl.ir.taskgraph import HOST_ATTR
+from epl.ir.taskgraph import HOST_ATTR, REPLICA_0_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.stages import stages_of_rewritten

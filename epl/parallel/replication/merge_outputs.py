@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.dataflow import data_descendants
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.pipeline.micro_batches import data_descendants
 from epl.parallel.plan.plan import Output
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
 from epl.parallel.rewriting.pass_manager import Pass

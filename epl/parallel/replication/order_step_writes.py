@@ -22,9 +22,10 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, ends_of
+from epl.ir.dataflow import data_descendants
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
-from epl.parallel.pipeline.micro_batches import boundary_nodes, data_descendants
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewriting.barriers import build_barrier

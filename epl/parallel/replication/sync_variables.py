@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
-from epl.parallel.rewriting.context import PARTS, PLAN_SCOPE, Rewrite, VariableSync
+from epl.parallel.plan.communicators import PARTS
+from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, VariableSync
 from epl.parallel.rewriting.pass_manager import Pass
 
 _SYNC_SCOPE = PLAN_SCOPE + "/variables/"

@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.dataflow import data_inputs
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.recompute.segments import data_inputs
 from epl.parallel.rewriting.context import Rewrite
 
 

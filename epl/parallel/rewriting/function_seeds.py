@@ -13,12 +13,12 @@ from typing import Any, List, Optional, Set, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
+from epl.ir import node_wire
 from epl.ir.clone import Edit
 from epl.ir.view import GraphView, functions_of
 from epl.parallel.rewriting.random_seeds import own_seed
 
-Node = Union[tf.NodeDef, wire.Node]
+Node = Union[tf.NodeDef, node_wire.Node]
 
 
 class OwnSeeds(object):

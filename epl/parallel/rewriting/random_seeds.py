@@ -4,14 +4,14 @@ from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import node_wire as wire
+from epl.ir import node_wire
 
 # Odd numbers without a common multiple in reach, so that the seeds of different ranks and micro batches do not meet.
 _RANK_STEP = 0x3779B1
 _MICRO_BATCH_STEP = 0x5BD1E995 % 0x7FFFFFFF
 
 
-def own_seed(node: Union[tf.NodeDef, wire.Node], rank: int = 0, micro_batch: int = 0) -> Optional[tf.AttrValue]:
+def own_seed(node: Union[tf.NodeDef, node_wire.Node], rank: int = 0, micro_batch: int = 0) -> Optional[tf.AttrValue]:
     """The second seed of a random op for a replica or a micro batch; None for ops without seeds."""
     if "seed2" not in node.attr:
         return None

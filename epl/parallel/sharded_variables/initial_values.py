@@ -12,10 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.clone import copy_op
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
-from epl.parallel.sharding.rules.emission import copy_op
 
 logger = logging.getLogger("epl")
 

@@ -27,9 +27,9 @@ from epl.parallel.sharded_variables.savers import Held, Slice, slices_of, value_
 from epl.parallel.sharded_variables.slots import Made, adopt_slots, follow_initial_values, slot_layouts
 from epl.parallel.sharded_variables.variables import SCOPE, Shard, choices_of, initializer_of, objects_of, wait_instead
 from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Exchange, Exchanges
 from epl.parallel.sharding.sparse_rows import OWN_ROWS, OwnRows
-from epl.parallel.sharding.updates import Exchanges, Updates, complete_updates, trace_updates
+from epl.parallel.sharding.updates import Updates, complete_updates, trace_updates
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
 

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.parallel.sharded_variables import initial_values as shard_initial
+from epl.parallel.sharded_variables import initial_values
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
 from epl.utils import tf_compat
@@ -93,7 +93,7 @@ class _ShardObject(object):
         _, full_shape, layout, exchange = self._epl_full
         tensor = tf.convert_to_tensor(value, self.dtype.base_dtype)  # type: ignore[attr-defined]
         if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == full_shape:
-            return shard_initial.cut(tensor, full_shape, layout, exchange)
+            return initial_values.cut(tensor, full_shape, layout, exchange)
         return tensor
 
 
@@ -146,11 +146,11 @@ def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[
     full_shape = _checked_shape(variable, layout)
     old, name = variable.op.outputs[0], variable.op.name
     if seed is not None:
-        shard_initial.share_seed(variable.initial_value, seed)
+        initial_values.share_seed(variable.initial_value, seed)
     with beside(variable.op):
         new, seeds = _shard(variable, full_shape, layout, exchange)
     mark_shard(new, name, full_shape, layout, exchange)
-    shapes = shard_initial.local_shapes(full_shape, layout)
+    shapes = initial_values.local_shapes(full_shape, layout)
     return Shard(name, new, layout, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
 
 
@@ -197,7 +197,7 @@ def _shard(
     """A variable of the shape of the part; and the seeds of what draws its initial value."""
     name = variable.op.name
     with tf.name_scope("Initializer"):
-        part, seeds = shard_initial.initial_part(variable.initial_value, full_shape, layout, exchange, name)
+        part, seeds = initial_values.initial_part(variable.initial_value, full_shape, layout, exchange, name)
     with tf.name_scope(None):
         new = type(variable)(
             initial_value=part,
@@ -244,7 +244,7 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
     name, full_shape, layout, exchange = variable._epl_full
-    offset, shape = shard_initial.built_slice(full_shape, layout, exchange.rank)
+    offset, shape = initial_values.built_slice(full_shape, layout, exchange.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
@@ -344,7 +344,7 @@ class Users(object):
             self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
-            after = self._copied(op, [shard_initial.written_part(value, *self._cut)])
+            after = self._copied(op, [initial_values.written_part(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))

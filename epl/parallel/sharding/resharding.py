@@ -357,6 +357,9 @@ class Exchange(object):
         return result
 
 
+Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
+
+
 def is_uneven(layout: Layout) -> bool:
     """Whether the sizes of the parts differ between ranks, or may."""
     return layout.is_shard and (layout.sizes is None or len(set(layout.sizes)) > 1)

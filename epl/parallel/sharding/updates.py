@@ -17,12 +17,13 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.clone import copy_op
 from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
 from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
-from epl.parallel.sharding.resharding import Exchange, hidden
+from epl.parallel.sharding.resharding import Exchange, Exchanges, hidden
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
-from epl.parallel.sharding.rules.emission import RankEmission, copy_op
+from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
 from epl.parallel.sharding.slices import slice_along
 from epl.parallel.sharding.sparse_rows import (
@@ -45,8 +46,6 @@ _STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | frozenset(
 _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
 _OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"])
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
-
-Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
 
 Anew = NamedTuple("Anew", [("op", tf.Operation), ("choice", Optional[Choice]), ("layouts", Tuple[Layout, ...])])
 Anew.__doc__ = """An op that is built anew.

@@ -12,7 +12,7 @@ from typing import Dict, Hashable, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.rules.emission import NOT_COPIED
+from epl.ir.clone import NOT_COPIED
 from epl.utils import tf_compat
 
 

@@ -11,10 +11,11 @@ from typing import Callable, ContextManager, Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.clone import copy_op
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
 from epl.parallel.sharding.resharding import Exchange, is_uneven, with_gradient
-from epl.parallel.sharding.rules.emission import RankEmission, copy_op
+from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.lookup import look_up
 from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step

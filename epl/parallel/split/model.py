@@ -27,9 +27,9 @@ from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
+from epl.parallel.plan.communicators import transport_between
 from epl.parallel.plan.gradient_groups import is_complete
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.rewriting.context import transport_between
 from epl.parallel.sharded_variables.state import Shards, Shown, variable_of
 from epl.parallel.sharded_variables.variables import SCOPE, objects_of, shard_variable
 from epl.parallel.sharding.placements import FULL, Layout, shard

@@ -18,8 +18,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
-from epl.parallel.recompute.segments import data_inputs
 from epl.parallel.weights.regions import WeightRegion
 
 Use = NamedTuple(

@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, run_order
+from epl.ir.dataflow import SHAPE_OPS, batch_nodes, data_inputs
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.recompute.segments import SHAPE_OPS, batch_nodes, data_inputs
 from epl.utils import tf_compat
 
 # Ops that go over what they take once. One that takes weights and constants alone belongs to the weights.

@@ -17,8 +17,8 @@ from typing import Any, Dict, List
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
-from epl.parallel.pipeline.micro_batches import boundary_nodes
 from epl.parallel.rewriting.context import Regathered, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes

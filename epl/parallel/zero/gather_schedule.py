@@ -18,8 +18,8 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tup
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
-from epl.parallel.recompute.segments import data_inputs
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.weights.prefetch import Fetch, Needed, find_uses, plan_fetches, weight_bytes
 from epl.parallel.weights.regions import WeightRegion

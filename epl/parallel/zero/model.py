@@ -27,18 +27,18 @@ from epl.ir.graph import Gradient, Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
+from epl.parallel.plan.communicators import transport_between
 from epl.parallel.plan.dedicated_devices import has_own_devices
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
-from epl.parallel.rewriting.context import transport_between
 from epl.parallel.sharded_variables.initial_values import local_shapes
 from epl.parallel.sharded_variables.state import Shards
 from epl.parallel.sharded_variables.states import ShardsTogether
 from epl.parallel.sharded_variables.variables import beside, is_shard
 from epl.parallel.sharding.packed import Member
 from epl.parallel.sharding.placements import Layout, offsets
-from epl.parallel.sharding.resharding import Exchange
-from epl.parallel.sharding.updates import Exchanges, complete_updates
+from epl.parallel.sharding.resharding import Exchange, Exchanges
+from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
 from epl.parallel.zero.partition import Candidate, choose_parts
 from epl.parallel.zero.variables import StandIn, Use, WholeVariable, why_whole

@@ -12,12 +12,11 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
-from epl.ir.view import GraphView
+from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.grouped_apply.groups import variable_bytes
-from epl.parallel.pipeline.micro_batches import boundary_nodes
 from epl.parallel.rewriting.context import Rewrite
 from epl.profiler.estimate.program import TRANSFER, Devices, Step, StepProgram, make_program
 from epl.profiler.estimate.simulation import Peak, Program, simulate

@@ -9,9 +9,9 @@ from typing import Collection, Dict, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.costs.shapes import Types
-from epl.parallel.recompute.segments import data_inputs
 from epl.utils import tf_compat
 
 _FEW = 2  # ops that wait for the same one

@@ -10,6 +10,7 @@ from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTu
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.ir.walks import topological_order
 from epl.parallel.costs import loops as costs_loops
@@ -18,7 +19,6 @@ from epl.parallel.costs.costs import MACHINES, keeps_order, op_seconds
 from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import Kind, op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
-from epl.parallel.recompute.segments import data_inputs
 from epl.profiler.estimate import grappler, kernels
 from epl.profiler.estimate.matched_collectives import collectives_of
 from epl.profiler.estimate.simulation import Op, Output, Program

@@ -12,8 +12,8 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR, Phase
+from epl.ir.view import variable_bytes
 from epl.parallel.costs.costs import MACHINES
-from epl.parallel.grouped_apply.groups import variable_bytes
 from epl.parallel.plan.plan import world_size
 from epl.parallel.split.resharding_paths import LINKS
 from epl.profiler.estimate.estimate import UPDATES, Change, StepEstimate, StepGraph, estimate

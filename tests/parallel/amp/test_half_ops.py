@@ -8,10 +8,9 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.ir.half_copies import WEIGHT_ATTR
+from epl.ir.taskgraph import WEIGHT_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.amp import op_lists as amp_lists
-from epl.parallel.amp import op_selection as amp_colours
+from epl.parallel.amp import op_lists, op_selection
 from tests.parallel.in_process import error_text
 from tests.parallel.mixed import batch, run, weights
 
@@ -26,7 +25,7 @@ def halves(ys: tf.Tensor, dtype: tf.DType = tf.float16, **arguments: Any) -> Set
     tf_graph = tf.get_default_graph()
     view = GraphView(tf_graph)
     root = view.index[ys.op.name]
-    choice = amp_colours.choose(tf_graph, view, [root], [root], dtype, "CPU", **arguments)
+    choice = op_selection.choose(tf_graph, view, [root], [root], dtype, "CPU", **arguments)
     return {view.nodes[node].name for node in choice.half}
 
 
@@ -60,14 +59,14 @@ def test_preserved_types_keep_their_type(init: Any) -> None:
     first, second = tf.matmul(x, weights("w", 4, 4)), tf.matmul(x, weights("v", 4, 4))
     joined = tf.concat([first, second], 1)
     loss = tf.reduce_mean(tf.matmul(joined, weights("u", 8, 2), name="last"))
-    assert "ConcatV2" in amp_lists.PRESERVE and "ConcatV2" in amp_lists.CLEAR
+    assert "ConcatV2" in op_lists.PRESERVE and "ConcatV2" in op_lists.CLEAR
     assert halves(loss) == {"MatMul", "MatMul_1", "last"}
 
 
 def test_the_lists_are_what_counts(init: Any, monkeypatch: Any) -> None:
     init(1)
     loss = tf.reduce_mean(tf.matmul(batch(4), weights("w", 4, 4)))
-    monkeypatch.setattr(amp_lists, "PRESERVE", amp_lists.PRESERVE | {"MatMul"})
+    monkeypatch.setattr(op_lists, "PRESERVE", op_lists.PRESERVE | {"MatMul"})
     assert halves(loss) == set()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.rewriting.context import PROCESSES, transport_of
+from epl.parallel.plan.communicators import PROCESSES, transport_of
 from epl.parallel.weights.prefetch import Use, cut_blocks
 from epl.profiler import step_stats
 from epl.utils import tf_compat

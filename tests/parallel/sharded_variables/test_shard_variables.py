@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
-from epl.parallel.sharded_variables import initial_values as shard_initial
+from epl.parallel.sharded_variables import initial_values
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
 from epl.parallel.sharding.resharding import Exchange
@@ -166,7 +166,7 @@ def test_an_initializer_of_any_kind_is_cut(rank):
     ids=["glorot_uniform", "glorot_normal", "he_normal", "variance_scaling", "normal", "uniform", "lecun"],
 )  # fmt: skip
 def test_a_large_initial_value_is_drawn_by_shard_with_the_spread_of_the_whole(rank, monkeypatch, initializer, spread):
-    monkeypatch.setattr(shard_initial, "LARGEST_CUT", 0)
+    monkeypatch.setattr(initial_values, "LARGEST_CUT", 0)
     value = split(rank, shard(1, [150, 50]), initializer=initializer, shape=(300, 200))
     assert value.shape == (300, 200)
     np.testing.assert_allclose([value[:, :150].std(), value[:, 150:].std()], [spread] * 2, rtol=0.03)
@@ -176,14 +176,14 @@ def test_a_large_initial_value_is_drawn_by_shard_with_the_spread_of_the_whole(ra
 @pytest.mark.parametrize("initializer", [tf.zeros_initializer(), tf.ones_initializer(), tf.constant_initializer(0.5)])
 @pytest.mark.parametrize("shape", [(6, 8), (600, 8)], ids=str)
 def test_a_large_constant_is_made_by_shard(rank, monkeypatch, initializer, shape):
-    monkeypatch.setattr(shard_initial, "LARGEST_CUT", 0)
+    monkeypatch.setattr(initial_values, "LARGEST_CUT", 0)
     value = split(rank, UNEVEN, initializer=initializer, shape=shape)
     np.testing.assert_array_equal(value, whole(rank, initializer=initializer, shape=shape))
     assert not [op for op in tf.get_default_graph().get_operations() if op.type == "Slice"]
 
 
 def test_a_large_initial_value_of_unknown_making_is_cut_and_said(rank, monkeypatch, caplog):
-    monkeypatch.setattr(shard_initial, "LARGEST_CUT", 0)
+    monkeypatch.setattr(initial_values, "LARGEST_CUT", 0)
     with caplog.at_level("INFO", logger="epl"):
         matrix = tf.orthogonal_initializer()
         np.testing.assert_array_equal(split(rank, EVEN, initializer=matrix), whole(rank, initializer=matrix))
@@ -341,7 +341,7 @@ def test_what_a_shard_cannot_do_is_refused(rank, use, words):
 
 @KINDS
 def test_all_that_differs_between_ranks_is_recorded(rank, monkeypatch, resource):
-    monkeypatch.setattr(shard_initial, "LARGEST_CUT", 0)
+    monkeypatch.setattr(initial_values, "LARGEST_CUT", 0)
     nodes = []
     for number in range(2):
         exchange = rank(number)

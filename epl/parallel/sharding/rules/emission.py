@@ -1,15 +1,13 @@
 """The Emission that rules build with: copies of ops on other tensors, and the conversions of one rank."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.clone import copy_op
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.sharding.rules.registry import Emission
-
-# Facts about an op's place in the user's graph, which a copy on other tensors does not share.
-NOT_COPIED = ("_class", "_output_shapes")
 
 
 class RankEmission(Emission):
@@ -74,32 +72,3 @@ class RankEmission(Emission):
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
         """The smallest of all ranks, element by element."""
         return self._exchange.all_min(tensor)
-
-
-def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> tf.Operation:
-    """An op like `op` in the default graph, with other inputs, and with other attributes where given."""
-    values = {name: value for name, value in op.node_def.attr.items() if name not in NOT_COPIED}
-    values.update({name: _attr_value(value) for name, value in attrs.items()})
-    name = op.name.split("/")[-1]
-    return tf.get_default_graph().create_op(op.type, list(inputs), name=name, attrs=values, op_def=op.op_def)
-
-
-def _attr_value(value: Any) -> tf.AttrValue:
-    """A Python value as an attribute."""
-    if isinstance(value, tf.AttrValue):
-        return value
-    if isinstance(value, bool):
-        return tf.AttrValue(b=value)
-    if isinstance(value, int):
-        return tf.AttrValue(i=value)
-    if isinstance(value, float):
-        return tf.AttrValue(f=value)
-    if isinstance(value, tf.DType):
-        return tf.AttrValue(type=value.as_datatype_enum)
-    if isinstance(value, tf.TensorShape):
-        return tf.AttrValue(shape=value.as_proto())
-    if isinstance(value, (str, bytes)):
-        return tf.AttrValue(s=value.encode() if isinstance(value, str) else value)
-    listed = [_attr_value(element) for element in value]
-    field = listed[0].WhichOneof("value") if listed else "i"
-    return tf.AttrValue(list=tf.AttrValue.ListValue(**{field: [getattr(element, field) for element in listed]}))

@@ -1,0 +1,96 @@
+"""How values flow through a graph: the data inputs of an op, what differs with the batch, which ops show variables."""
+
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.view import GraphView
+
+# What they give depends on the shape of their input alone.
+SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+# Their output is the memory of their first input.
+ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
+# Their first output is the memory of their first input, in its shape.
+_SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
+# What they give may be memory of what they take: all of it or a part, in another shape.
+_VIEWS = ALIASES | _SHOWING | op_types.SWITCHES | op_types.MERGES
+_VIEWS |= frozenset("AddN Bitcast Cast CheckNumerics EnsureShape Pack Slice Split SplitV StridedSlice".split())
+_VIEWS |= frozenset(["Transpose", "Unpack"])
+
+
+def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
+    """(Producer, output) of each data input of a node; control inputs come after them."""
+    found = []
+    for name, producer in zip(view.nodes[node].input, view.producers[node]):
+        if name[0] == "^":
+            break
+        found.append((producer, int(name.partition(":")[2] or 0)))
+    return found
+
+
+def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
+    """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
+    roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
+    variables = set(view.of_types(op_types.VARIABLES))
+    others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
+    roots.update(node for node in others if not variables.intersection(view.producers[node]))
+    consumers = view.consumers()
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if consumer not in seen and view.types[consumer] not in SHAPE_OPS and view.takes_data(consumer, node):
+                seen.add(consumer)
+                stack.append(consumer)
+    return seen
+
+
+def shown_variables(view: GraphView) -> Dict[int, int]:
+    """The nodes whose first output shows the memory of a variable (itself, its `read`), with it. Not of resources.
+
+    What they give changes when the variable is written. A resource is copied then, for whoever has read it before.
+    """
+    consumers = view.consumers()
+    shown = {variable: variable for variable in view.of_types(op_types.REF_VARIABLES)}
+    stack = list(shown)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            is_showing = view.types[consumer] in _SHOWING and data_inputs(view, consumer)[0] == (node, 0)
+            if is_showing and consumer not in shown:
+                shown[consumer] = shown[node]
+                stack.append(consumer)
+    return shown
+
+
+def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
+    """The nodes that may give memory of variables (`_VIEWS` of them), with these. Not of resources."""
+    consumers = view.consumers()
+    references = view.of_types(op_types.REF_VARIABLES)
+    viewed = {variable: frozenset([variable]) for variable in references}
+    stack = list(references)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if view.types[consumer] in _VIEWS and view.takes_data(consumer, node):
+                known = viewed.get(consumer, frozenset())
+                if not viewed[node] <= known:
+                    viewed[consumer] = known | viewed[node]
+                    stack.append(consumer)
+    return viewed
+
+
+def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
+    """The roots and what is computed from them, control edges left out; not looking beyond `stop`."""
+    consumers = view.consumers()
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        node = stack.pop()
+        for consumer in consumers[node]:
+            if consumer not in seen and consumer not in stop and view.takes_data(consumer, node):
+                seen.add(consumer)
+                stack.append(consumer)
+    return seen

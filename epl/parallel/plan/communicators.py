@@ -1,0 +1,64 @@
+"""The communicators of a plan: their names, ranks and transports."""
+
+from typing import List
+
+from epl.ops.communicator_groups import SubCommunicators
+from epl.ops.service import CommunicatorSpec
+from epl.parallel.plan.plan import GradientGroup, Plan, worker_of
+from epl.parallel.plan.stages import span_processes
+
+PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
+PARTS = "/parts"  # and those of the ranks that hold the same part of what is split
+
+
+def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
+    """The process that runs a stage, by replica."""
+    return [worker_of(device) for device in plan.stages[stage].devices]
+
+
+def transport_of(plan: Plan, name: str = "") -> str:
+    """How the collectives of a plan, or the communicator of that name, move data.
+
+    What the processes exchange are variables: where these are in host memory, it does not go through a device.
+    """
+    on_host = name == plan.name + PROCESSES and plan.offloaded
+    return "auto" if on_host else transport_between(plan.device_type)
+
+
+def transport_between(device_type: str) -> str:
+    """How collectives on devices of that type move data."""
+    return "nccl" if device_type == "GPU" else "auto"
+
+
+def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
+    """Every communicator that the passes ask for, in the same order in every process."""
+    ranks = [(gate_communicator(plan, group), ranks_of_stage(plan, group.stage)) for group in plan.groups]
+    ranks += [
+        (transfer.communicator, ranks_of_stage(plan, group.stage))
+        for group in plan.groups
+        if not group.of_parts
+        for transfer in group.transfers
+    ]
+    ranks += [
+        (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
+    ]
+    ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
+    specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
+    of_parts = {
+        transfer.communicator: group.stage for group in plan.groups if group.of_parts for transfer in group.transfers
+    }
+    if len(plan.split_groups) > 1:
+        of_parts[plan.name + PARTS] = 0
+    return specs + [spec for name, stage in of_parts.items() for spec in _part_holders(plan, name, stage).specs()]
+
+
+def gate_communicator(plan: Plan, group: GradientGroup) -> str:
+    """The communicator of all replicas of a stage for the gate of a group of gradients; see aggregate_gradients.py."""
+    return group.transfers[0].communicator if group.transfers else "{}/{}".format(plan.name, group.name)
+
+
+def _part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
+    """Of the ranks of a stage that hold the same part, one in each group of a split."""
+    holders = list(zip(*plan.split_groups))
+    across = span_processes(plan.stages, plan.owners)
+    return SubCommunicators(name, holders, ranks_of_stage(plan, stage), transport_of(plan), across)
