@@ -12,10 +12,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from epl.ops import native
 from epl.utils.errors import JobSecretError
-
-SECRET = "EPL_JOB_SECRET"
-SECRET_FILE = "EPL_JOB_SECRET_FILE"
-NAME = "EPL_JOB_ID"
+from epl.utils.job_variables import JOB_NAME, SECRET, SECRET_FILE
 
 _FEWEST_BYTES = 16
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
@@ -24,7 +21,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 def job_name(environ: Mapping[str, str]) -> bytes:
     """The name of the job, empty if it has none."""
-    return os.fsencode(environ.get(NAME, ""))
+    return os.fsencode(environ.get(JOB_NAME, ""))
 
 
 def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
