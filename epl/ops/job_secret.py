@@ -5,6 +5,7 @@ gives it. It proves who a worker is when workers meet, by HMAC-SHA256 (csrc/comm
 """
 
 import ctypes
+import functools
 import hashlib
 import hmac
 import os
@@ -45,7 +46,9 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
     return secret
 
 
+@functools.lru_cache(maxsize=None)
 def _read(path: str) -> bytes:
+    """What the file held when it was first read: a script may change its directory after epl.init()."""
     try:
         with open(path, "rb") as source:
             mode = os.fstat(source.fileno()).st_mode

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
-from epl.utils.job_variables import SECRET
+from epl.utils.job_variables import SECRET, SECRET_FILE
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
@@ -249,5 +249,7 @@ def _check_env(parser: argparse.ArgumentParser, settings: List[str]) -> Dict[str
             parser.error(f"--env: {setting!r} is not KEY=VALUE")
         if key == SECRET:
             parser.error(f"--env {key}: every user of this machine can read a command line; use --secret_file")
+        if key == SECRET_FILE:
+            parser.error(f"--env {key}: give the file by --secret_file {value}")
         env[key] = value
     return env
