@@ -211,11 +211,14 @@ class Acceptor {
     }
   }
 
-  // One that came and went (it was killed, say) is awaited again.
+  // One that came and went (it was killed, say) is awaited again; so is one that speaks before the job starts, which no
+  // worker does.
   void ForgetTheLost() {
     for (size_t process = 1; process < connections_.size(); ++process) {
-      if (connections_[process] == nullptr || connections_[process]->Receive(kHelloLimit)) continue;
-      notes_.push_back(options_.NameOf(static_cast<int>(process)) + " appeared and was lost again");
+      Connection* connection = connections_[process].get();
+      if (connection == nullptr || (connection->Receive(kHelloLimit) && connection->received().empty())) continue;
+      const std::string note = options_.NameOf(static_cast<int>(process)) + " appeared and was lost again";
+      if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
       connections_[process].reset();
     }
   }

@@ -215,6 +215,34 @@ TEST(few_reasons_of_refusals_are_reported) {
   });
 }
 
+// It may be a stranger, in a job without a secret, that fills the memory of worker 0.
+TEST(a_worker_that_speaks_before_the_start_is_lost) {
+  Options options = MakeOptions(3);
+  RunProcesses(4, [&](int process) {
+    if (process < 3) {
+      if (process > 0) Sleep(1.5);  // the other one is there first
+      Job job(options, process);
+      CHECK(SumOnce(job.Make("world", Even(3, 1)), {process}, "g", 4) == EPL_OK);
+      return;
+    }
+    int fd = -1;
+    CHECK(epl::Connect(options.hosts[0], 5, &fd).ok());
+    epl::Connection connection(fd);
+    const epl::Identity identity = Natively(options, 1).identity;
+    epl::ClientHandshake handshake(identity);
+    connection.Send(handshake.hello());
+    for (std::string frame; !handshake.server_is_proven(); epl::WaitReadable(fd, 1)) {
+      CHECK(connection.Receive());
+      while (connection.Next(&frame)) {
+        const epl::HandshakeStep step = handshake.Take(frame);
+        if (step.kind == epl::HandshakeStep::kSend) connection.Send(step.text);
+      }
+    }
+    connection.Send("x");
+    for (const double start = Seconds(); connection.Receive(); Sleep(0.01)) CHECK(Seconds() - start < 1);
+  });
+}
+
 // Mutated words to a real worker 0, which in the end admits whom it waits for.
 TEST(mutated_words_to_worker_0) {
   Options options = Secret(2);
