@@ -131,7 +131,7 @@ def test_what_needs_one_output_alone_reads_nothing(init, together, devices):
 
 
 def test_fed_batches_of_known_rows(init, caplog):
-    losses, weights = plain_losses(2, 2 * BATCH)
+    losses, _ = plain_losses(2, 2 * BATCH)
     model = begin(init, 2, rows_known=True)
     with tf.Session() as session:
         model.begin(session)
