@@ -124,7 +124,8 @@ KEYS: Tuple[Key, ...] = (
         300.0,
         "seconds",
         "How long a process waits for the others when it first needs them, at its first session that trains, before it "
-        "gives up and names those missing.",
+        "gives up and names those missing. epl-launch without --machine_list sets it to 21600 through the environment: "
+        "it ends all workers when one fails, so a worker may prepare data for hours.",
     ),
     Key(
         "communication.stall_warning",

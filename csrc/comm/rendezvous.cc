@@ -260,9 +260,10 @@ class Acceptor {
     const bool several = missing.size() > 1;
     std::string message = Format(
         "%s did not appear within %s s; worker 0 waited for %s at %s: look into %s log for an earlier error, and check "
-        "that the address of worker 0 can be reached from there",
+        "that the address of worker 0 can be reached from there; if %s data before the first session, raise "
+        "communication.start_timeout",
         Names(missing, false).c_str(), Seconds(options_.start_timeout_s).c_str(), several ? "them" : "it",
-        options_.hosts[0].c_str(), several ? "their" : "its");
+        options_.hosts[0].c_str(), several ? "their" : "its", several ? "they prepare" : "it prepares");
     for (size_t i = 0; i < missing.size() && i < kMostNamed; ++i) {
       const std::string why = reachability_.About(missing[i]);
       if (!why.empty()) message += Format("; worker %d: %s", missing[i], why.c_str());
