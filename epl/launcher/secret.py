@@ -9,9 +9,8 @@ import secrets
 from typing import Dict, Mapping
 
 from epl.launcher.options import Options
+from epl.utils.job_variables import SECRET, SECRET_FILE
 
-SECRET = "EPL_JOB_SECRET"
-SECRET_FILE = "EPL_JOB_SECRET_FILE"
 _BYTES = 32
 
 

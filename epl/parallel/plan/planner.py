@@ -20,7 +20,6 @@ from epl.parallel.plan.stages import device_of_stage, stage_of_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-
 _OUTPUT_KEYS = (
     (GraphKeys.GLOBAL_CONCAT_OBJECTS, "global", "concat"),
     (GraphKeys.GLOBAL_MEAN_OBJECTS, "global", "mean"),
