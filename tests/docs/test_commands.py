@@ -20,9 +20,9 @@ COMMANDS = {
     "make test": "excused: it is what runs these tests",
     "make setup": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
     "make build": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
-    'make coverage ARGS="tests/config tests/cluster"': "excused: runs tests; their number is no part of the command",
+    'make coverage ARGS="tests/config tests/cluster"': "excused: would run tests within a test",
     'make coverage ARGS="tests/config --cov-report=term-missing"': "excused: as above",
-    ".venv/bin/python -m pytest tests/parallel/zero -n 0 -x": "excused: runs tests",
+    ".venv/bin/python -m pytest tests/parallel/zero -n 0 -x": "excused: as above",
     "git config blame.ignoreRevsFile .git-blame-ignore-revs": (
         "tests/setup/test_automation.py::test_blame_passes_over_commits_that_are_named_in_full"
     ),
