@@ -11,11 +11,11 @@ RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS
 CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
 JOBS ?= 2
 
-.PHONY: help setup quickstart test test-long lint bench docs build clean
+.PHONY: help setup quickstart test test-long coverage lint bench docs build clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-long lint bench docs build clean"
+	@echo "also: make test-long coverage lint bench docs build clean"
 
 setup:
 	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
@@ -28,6 +28,9 @@ test: setup
 
 test-long: setup
 	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m long $(ARGS)
+
+coverage: setup
+	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" --cov=epl --cov-report=term $(ARGS)
 
 lint: setup
 	@$(VENV_PYTHON) -m ruff --version >/dev/null 2>&1 || \
@@ -47,6 +50,6 @@ build: setup
 	$(MAKE) -C csrc PYTHON=$(VENV_PYTHON)
 
 clean:
-	rm -rf build dist epl.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist epl.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
 	if [ -f csrc/Makefile ]; then $(RUN) $(MAKE) -C csrc clean PYTHON=$(VENV_PYTHON); fi
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf

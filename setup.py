@@ -165,6 +165,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["epl", "epl.*"]),
+    package_data={"epl": ["py.typed"]},  # mypy reads EPL's types in a user's code
     py_modules=["epl_launch"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,

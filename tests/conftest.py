@@ -11,7 +11,12 @@ import time
 import uuid
 from typing import Dict, Iterator, List, Set
 
+import hypothesis
 import pytest
+
+# A busy machine, or `make coverage`, makes single examples slow; the limit of a whole test holds all the same.
+hypothesis.settings.register_profile("no_deadline", deadline=None)
+hypothesis.settings.load_profile("no_deadline")
 
 # What a user has in the shell must not change what a test sees. A random hash seed in every child process shows
 # order that depends on hashing.

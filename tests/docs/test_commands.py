@@ -1,4 +1,4 @@
-"""Every command that README.md and docs/ show is tested, or excused with a reason; every link leads somewhere."""
+"""Commands that the pages show are tested, or excused with a reason; links and paths in them lead somewhere."""
 import ast
 import glob
 import os
@@ -9,7 +9,9 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PAGES = sorted([os.path.join(ROOT, "README.md")] + glob.glob(os.path.join(ROOT, "docs", "*.md")))
+PAGES = sorted(page for at in ("", "docs", "docs/decisions") for page in glob.glob(os.path.join(ROOT, at, "*.md")))
+# Folder of pages -> the page that lists them.
+INDEXES = {"": "README.md", "docs": "docs/index.md", "docs/decisions": "docs/decisions/README.md"}
 LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c")
 
 # Command: the test that runs it (file::function), or "excused: " and why none does.
@@ -18,6 +20,14 @@ COMMANDS = {
     "make test": "excused: it is what runs these tests",
     "make setup": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
     "make build": "tests/setup/test_checkout.py::test_quickstart_in_a_fresh_checkout",
+    'make coverage ARGS="tests/config tests/cluster"': "excused: would run tests within a test",
+    'make coverage ARGS="tests/config --cov-report=term-missing"': "excused: as above",
+    ".venv/bin/python -m pytest tests/parallel/zero -n 0 -x": "excused: as above",
+    "git config blame.ignoreRevsFile .git-blame-ignore-revs": (
+        "tests/setup/test_automation.py::test_blame_passes_over_commits_that_are_named_in_full"
+    ),
+    "uv tool install pre-commit": "excused: uv's, not ours",
+    "pre-commit install": "excused: pre-commit's; its hooks are tested in tests/setup/test_automation.py",
     "PYTHON=python3.6 VENV=.venv36 make test": "excused: needs Python 3.6; the variables are tested in test_set_up.py",
     "EPL_TF=gpu make quickstart": "excused: 400 MB of wheel that need a GPU",
     ".venv/bin/epl-launch --num_workers 2 --gpu_per_worker 2 train.py": (
@@ -120,11 +130,25 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-def test_every_page_is_in_the_index():
-    with open(os.path.join(ROOT, "docs", "index.md"), encoding="utf-8") as source:
-        index = source.read()
-    pages = {os.path.basename(page) for page in PAGES} - {"README.md", "index.md"}
-    assert [page for page in sorted(pages) if "({})".format(page) not in index] == []
+def test_every_page_is_in_the_index_of_its_folder():
+    missing = []
+    for folder, name in INDEXES.items():
+        with open(os.path.join(ROOT, name), encoding="utf-8") as source:
+            index = source.read()
+        pages = {os.path.basename(page) for page in PAGES if os.path.dirname(os.path.relpath(page, ROOT)) == folder}
+        missing += [page for page in sorted(pages - {os.path.basename(name)}) if "({})".format(page) not in index]
+    assert missing == []
+
+
+def test_every_path_of_the_checkout_that_is_named_exists():
+    folders = "|".join(["epl", "tests", "docs", "csrc", "tools", "benchmarks", "requirements", "examples", r"\.github"])
+    missing = []
+    for page in PAGES:
+        with open(page, encoding="utf-8") as source:
+            named = re.findall(r"`((?:{})/[\w./-]+)`".format(folders), source.read())
+        gone = [path for path in named if not os.path.exists(os.path.join(ROOT, path))]
+        missing += [(os.path.relpath(page, ROOT), path) for path in gone]
+    assert missing == []
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -21,7 +22,7 @@ def source(tmp_path):
     """A copy of what the package is made from."""
     folder = tmp_path / "source"
     folder.mkdir()
-    for name in ("setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile"):
+    for name in ("setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"):
         shutil.copy(os.path.join(ROOT, name), str(folder))
     ignored = shutil.ignore_patterns("build", "lib", "__pycache__", "*.o", "*.so")
     for name in ("epl", "csrc", "requirements"):
@@ -97,6 +98,18 @@ def test_without_a_compiler_it_installs_imports_and_says_what_is_off(source, tmp
 
 def test_native_off_builds_a_wheel_for_any_platform(source):
     assert wheel(source, EPL_NATIVE="off").endswith("-py3-none-any.whl")
+
+
+def test_a_wheel_tells_mypy_that_the_package_has_types(source):
+    assert "epl/py.typed" in contents(wheel(source, EPL_NATIVE="off"))
+
+
+def test_a_source_distribution_has_what_the_wheel_is_made_from(source):
+    subprocess.check_call([sys.executable, "setup.py", "-q", "sdist", "--dist-dir", "dist"], cwd=source)
+    (path,) = glob.glob(os.path.join(source, "dist", "*.tar.gz"))
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"epl/py.typed", "csrc/Makefile", "README.md", "CHANGELOG.md", "LICENSE"} <= names
 
 
 def test_native_on_refuses_to_go_without(source, tmp_path):

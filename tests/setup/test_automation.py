@@ -1,0 +1,62 @@
+"""What runs the checks without being asked: the workflow of GitHub Actions and the hooks of pre-commit."""
+import glob
+import os
+import re
+
+import yaml
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def read(*path):
+    with open(os.path.join(ROOT, *path), encoding="utf-8") as source:
+        return source.read()
+
+
+def the_job():
+    (job,) = yaml.safe_load(read(".github", "workflows", "test.yml"))["jobs"].values()
+    return job
+
+
+def hooks():
+    return [hook for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"] for hook in repo["hooks"]]
+
+
+def tool_of(command):
+    """The name of the tool that a hook, or a line of the Makefile, runs."""
+    return (re.search(r" -m (\S+)", command) or re.search(r"/bin/(\S+)", command)).group(1)
+
+
+def test_the_workflow_runs_the_make_targets_that_ci_runs():
+    wanted = re.findall(r"^(make \S+)", read(".ci", "run"), re.MULTILINE)
+    assert [step["run"] for step in the_job()["steps"] if step.get("run", "").startswith("make ")] == wanted
+
+
+def test_the_workflow_has_every_python_that_has_requirements():
+    pinned = {os.path.basename(path)[2:-4] for path in glob.glob(os.path.join(ROOT, "requirements", "py*.txt"))}
+    assert {str(entry["python"])[:3] for entry in the_job()["strategy"]["matrix"]["include"]} == pinned
+
+
+def test_the_workflow_lints_wherever_ruff_is_pinned():
+    for entry in the_job()["strategy"]["matrix"]["include"]:
+        pins = read("requirements", "py{}.txt".format(str(entry["python"])[:3]))
+        assert entry["lint"] == ("\nruff==" in pins), entry
+
+
+def test_the_hooks_run_the_tools_of_make_lint():
+    recipe = read("Makefile").split("\nlint: setup\n")[1].split("\n\n")[0]
+    linted = {tool_of(line) for line in recipe.split("\n") if line.startswith("\t$(")}
+    assert linted == {"ruff", "mypy", "clang-format"}
+    assert {tool_of(hook["entry"]) for hook in hooks()} == linted
+
+
+def test_the_hooks_take_the_tools_that_set_up_pins():
+    for hook in hooks():
+        assert hook["language"] == "system"
+        assert hook["entry"].startswith(".venv/bin/")
+        assert "\n{}==".format(tool_of(hook["entry"])) in read("requirements", "py3.7.txt")
+
+
+def test_blame_passes_over_commits_that_are_named_in_full():
+    for line in read(".git-blame-ignore-revs").splitlines():
+        assert line.startswith("#") or re.fullmatch("[0-9a-f]{40}", line), line
