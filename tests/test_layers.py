@@ -3,6 +3,7 @@
 Reads the sources, imports nothing: a wrong import is named even when it would work. Imports under `if TYPE_CHECKING:`
 are for mypy and do not count.
 """
+
 import ast
 import os
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Low to high. A module may import its own layer and those before it. The rooms of epl/parallel stand one by one.
+# Low to high. A module may import its own layer and those before it. Of epl/parallel each room has its layer.
 LAYERS = (
     ("epl.utils",),
     ("epl.config", "epl.launcher"),
@@ -20,11 +21,33 @@ LAYERS = (
     ("epl.env",),
     ("epl.cluster",),
     ("epl.strategies",),
+    ("epl.parallel.costs", "epl.parallel.io_slicing", "epl.parallel.sharding", "epl.parallel.weights"),
+    ("epl.parallel.auto_partition", "epl.parallel.plan"),
+    ("epl.parallel.rewriting",),
+    (
+        "epl.parallel.accumulation",
+        "epl.parallel.grouped_apply",
+        "epl.parallel.offload",
+        "epl.parallel.recompute",
+        "epl.parallel.sharded_variables",
+    ),
+    ("epl.parallel.amp", "epl.parallel.replication", "epl.parallel.split", "epl.parallel.zero"),
+    ("epl.parallel.pipeline",),
     ("epl.parallel",),
     ("epl.runtime",),
     ("epl.profiler",),
     ("epl.api", "epl"),
 )
+
+# The features, and which of them may import which other.
+FEATURES = frozenset(
+    "accumulation amp auto_partition grouped_apply io_slicing offload pipeline recompute replication split zero".split()
+)
+BETWEEN_FEATURES = {
+    ("amp", "accumulation"): "a step whose gradients overflow leaves the sums of accumulation alone",
+    ("pipeline", "replication"): "micro batches sum gradients and merge outputs as replicas do",
+    ("replication", "accumulation"): "replicas agree on the accumulation step before they reduce",
+}
 
 # Imports that point upward all the same, each with its reason.
 EXCEPTIONS = {
@@ -111,6 +134,45 @@ def upward_imports(modules: Dict[str, Module]) -> List[Tuple[str, str, str]]:
         for found in module.imports
         if found.target in modules and layer_of(found.target) > layer_of(module.name)
     ]
+
+
+def feature_of(name: str) -> str:
+    """The feature whose room a module is in; "" for others."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["epl", "parallel"] and len(parts) > 2 and parts[2] in FEATURES else ""
+
+
+def room_of(name: str) -> str:
+    """The folder of a module, in epl or epl/parallel; a loose module is a room of its own."""
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[:2] == ["epl", "parallel"] else 2])
+
+
+def circles_of_rooms(modules: Dict[str, Module]) -> List[Tuple[str, str]]:
+    """(room, other room) of which each imports the other, directly or through more rooms."""
+    imports: Dict[str, Set[str]] = {}
+    for module in modules.values():
+        own = imports.setdefault(room_of(module.name), set())
+        own.update(
+            room_of(f.target)
+            for f in module.imports
+            if f.target in modules and (module.name, f.target) not in EXCEPTIONS
+        )
+    reached = {room: _reached(room, imports) for room in imports}
+    return sorted(
+        (a, b) for a in reached for b in reached[a] if a < b and a in reached[b] and "epl.parallel" not in (a, b)
+    )
+
+
+def _reached(room: str, imports: Dict[str, Set[str]]) -> Set[str]:
+    found: Set[str] = set()
+    stack = [room]
+    while stack:
+        for other in imports.get(stack.pop(), ()):
+            if other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
 
 
 def private_tensorflow(modules: Dict[str, Module]) -> List[str]:
@@ -212,6 +274,20 @@ def test_exceptions_are_needed(modules):
     assert set(EXCEPTIONS) <= {place[:2] for place in upward_imports(modules)}
 
 
+def test_features_do_not_know_each_other(modules):
+    found = {
+        (feature_of(module.name), feature_of(one.target))
+        for module in modules.values()
+        for one in module.imports
+        if one.target in modules and feature_of(module.name) and feature_of(one.target)
+    }
+    assert {pair for pair in found if pair[0] != pair[1]} == set(BETWEEN_FEATURES)
+
+
+def test_rooms_do_not_need_each_other(modules):
+    assert circles_of_rooms(modules) == []
+
+
 def test_no_import_cycle(modules):
     assert import_cycle(modules) == []
 
@@ -262,6 +338,12 @@ def test_an_upward_import_inside_a_function_is_found(tmp_path):
 def test_a_relative_upward_import_is_found(tmp_path):
     found = upward_imports(_package(tmp_path, ops__native="from ..runtime import hooks", runtime__hooks=""))
     assert [place[:2] for place in found] == [("epl.ops.native", "epl.runtime.hooks")]
+
+
+def test_a_circle_of_rooms_is_found(tmp_path):
+    sources = {"ir__a": "from epl.ops import b", "ops__b": "", "ops__c": "from epl.ir import d", "ir__d": ""}
+    modules = _package(tmp_path, **sources)
+    assert circles_of_rooms(modules) == [("epl.ir", "epl.ops")] and import_cycle(modules) == []
 
 
 def test_a_cycle_is_found(tmp_path):

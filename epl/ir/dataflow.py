@@ -94,3 +94,10 @@ def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> S
                 seen.add(consumer)
                 stack.append(consumer)
     return seen
+
+
+def has_open_rows(tensor: tf.Tensor) -> bool:
+    """Whether the number of rows of a tensor that holds data is unknown when the graph is built."""
+    if tensor.dtype in (tf.variant, tf.resource):
+        return False
+    return tensor.shape.ndims is None or (tensor.shape.ndims > 0 and tf.dimension_value(tensor.shape[0]) is None)

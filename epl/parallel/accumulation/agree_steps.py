@@ -20,10 +20,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.accumulation import Accumulation
+from epl.ir.dataflow import has_open_rows
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
 from epl.parallel.plan.stages import stage_of_op
-from epl.parallel.replication.batch_division import has_open_rows
 from epl.parallel.rewriting.context import Rewrite
 from epl.utils import tf_compat
 

@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import has_open_rows
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.rewriting.context import Rewrite
@@ -106,13 +107,6 @@ def _refuse_beside_cut(rewrite: Rewrite, source: tf.Operation, outputs: Sequence
                     "it is a ragged tensor" if is_ragged else "its shape is {}".format(tensor.shape),
                 )
             )
-
-
-def has_open_rows(tensor: tf.Tensor) -> bool:
-    """Whether the number of rows of a tensor that holds data is unknown when the graph is built."""
-    if tensor.dtype in (tf.variant, tf.resource):
-        return False
-    return tensor.shape.ndims is None or (tensor.shape.ndims > 0 and tf.dimension_value(tensor.shape[0]) is None)
 
 
 def deserialized(tensor: tf.Tensor) -> List[tf.Operation]:
