@@ -75,6 +75,7 @@ def find_dimensions(
     objective: Iterable[str],
     sparse: Iterable[tf.SparseTensor] = (),
     stand_ins: Optional[Mapping[str, str]] = None,
+    ranks: Optional[Mapping[str, int]] = None,
 ) -> Optional[Dimensions]:
     """The dimensions of the placeholders that an objective is computed from; None if the shapes do not tell.
 
@@ -84,8 +85,9 @@ def find_dimensions(
       objective: names of tensors.
       sparse: the sparse placeholders of the graph.
       stand_ins: name of a tensor -> that of the tensor of the user in whose place it is computed.
+      ranks: name of a placeholder whose rank the graph does not say -> the rank.
     """
-    forward = _Forward(tf_graph, view, objective, list(sparse), stand_ins or {})
+    forward = _Forward(tf_graph, view, objective, list(sparse), stand_ins or {}, ranks or {})
     for opens_known in (True, False):
         spare = _primes()
         numbers = {dim: next(spare) for dim in forward.open_dims(opens_known)}
@@ -129,11 +131,13 @@ class _Forward(object):
         objective: Iterable[str],
         sparse: Sequence[tf.SparseTensor],
         stand_ins: Mapping[str, str],
+        ranks: Mapping[str, int],
     ) -> None:
         self._tf_graph = tf_graph
         self._view = view
         self._graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
         self._stand_ins = stand_ins
+        self._ranks = ranks
         self._dense_shapes = {one.dense_shape.op.name: one.indices.name for one in sparse}
         self._components = {tensor.name for one in sparse for tensor in (one.indices, one.values)}
         self._sources: Dict[str, tf.NodeDef] = {}
@@ -206,6 +210,8 @@ class _Forward(object):
         copy.CopyFrom(node)
         if node.op == "Placeholder":
             self._add_fed(copy)
+        elif node.op == "Const" and node.name in self._dense_shapes:
+            self._add_sparse(node.name, tuple(int(size) for size in tf.make_ndarray(node.attr["value"].tensor)))
         elif node.op in _ITERATORS:
             self._sources[node.name] = copy
             shapes = node.attr["output_shapes"].list.shape
@@ -214,13 +220,22 @@ class _Forward(object):
     def _add_fed(self, node: tf.NodeDef) -> None:
         self._sources[node.name] = node
         name, shape = node.name + ":0", _as_tuple(node.attr["shape"].shape)
-        if node.name not in self._dense_shapes:
-            self.shapes[name] = shape
-        elif shape is not None and shape[0] is not None:
-            name = self._dense_shapes[node.name]
-            self.shapes[_dense(name)] = (None,) * shape[0]
-        if name not in self._components or node.name in self._dense_shapes:
+        if node.name in self._dense_shapes:
+            rank = shape[0] if shape else None
+            rank = self._ranks.get(self._dense_shapes[node.name]) if rank is None else rank
+            self._add_sparse(node.name, None if rank is None else (None,) * rank)
+            return
+        if shape is None and name in self._ranks:
+            shape = (None,) * self._ranks[name]
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        self.shapes[name] = shape
+        if name not in self._components:
             self.fed.add(name)
+
+    def _add_sparse(self, dense_shape: str, shape: Shape) -> None:
+        indices = self._dense_shapes[dense_shape]
+        self.shapes[_dense(indices)] = shape
+        self.fed.add(indices)
 
     def open_dims(self, opens_known: bool) -> Iterator[Dim]:
         """The dimensions that get a number of their own: the open ones, and known first ones of placeholders."""
@@ -267,8 +282,9 @@ class _Forward(object):
 
     def _fill_dense_shape(self, node: tf.NodeDef, numbers: Numbers) -> None:
         key = _dense(self._dense_shapes[node.name])
-        if key in self.shapes:  # the rank is known
-            sizes = [numbers[key, dim] for dim in range(len(self.shapes[key] or ()))]
+        shape = self.shapes[key]
+        if shape is not None:
+            sizes = [numbers[key, dim] for dim in range(len(shape))]
             node.op = "Const"
             node.attr.pop("shape", None)
             node.attr["dtype"].type = tf.int64.as_datatype_enum

@@ -17,13 +17,24 @@ from epl.utils.errors import FeedError
 
 logger = logging.getLogger("epl")
 
-Fed = NamedTuple("Fed", [("rows", int), ("copies", int), ("sharers", str), ("is_known", bool), ("is_cut", bool)])
+Fed = NamedTuple(
+    "Fed",
+    [
+        ("rows", int),
+        ("copies", int),
+        ("sharers", str),
+        ("rank", Optional[int]),
+        ("is_known", bool),
+        ("is_cut", bool),
+    ],
+)
 Fed.__doc__ = """A value that is fed for several copies of a placeholder.
 
 Attributes:
   rows: of its first dimension, or of the dense shape.
   copies: of the placeholder.
   sharers: who has them, in words.
+  rank: of the value, if the placeholder does not say it.
   is_known: whether the placeholder says its first dimension.
   is_cut: whether it does, and the rows are those of all copies.
 """
@@ -39,7 +50,7 @@ class WholeFeeds(object):
         self._said = {tensor.name for tensor in rewrite.graph.whole_inputs}
         self._by_hand: Optional[FrozenSet[str]] = None
         self._trained: Optional[Set[int]] = None
-        self._dimensions: Dict[Tuple[str, ...], Optional[Dimensions]] = {}
+        self._dimensions: Dict[Tuple[FrozenSet[str], FrozenSet[Tuple[str, int]]], Optional[Dimensions]] = {}
         self._warned: Set[str] = set()
 
     def find(self, fed: Mapping[str, Fed], sparse: Sequence[tf.SparseTensor]) -> Set[str]:
@@ -52,7 +63,7 @@ class WholeFeeds(object):
         Raises:
           FeedError: two of them cannot be shared out together.
         """
-        dimensions = self._dimensions_of(sparse) if fed else None
+        dimensions = self._dimensions_of(fed, sparse) if fed else None
         sizes = {} if dimensions is None else {name: of for name, of in dimensions.sizes.items() if of and name in fed}
         whole = {name for name, one in fed.items() if self._is_whole(name, one, sizes, dimensions)}
         whole |= self._cannot_be_cut(fed, sizes)
@@ -125,13 +136,14 @@ class WholeFeeds(object):
             self._by_hand = frozenset(view.nodes[node].name + ":0" for node in found)
         return self._by_hand
 
-    def _dimensions_of(self, sparse: Sequence[tf.SparseTensor]) -> Optional[Dimensions]:
-        key = tuple(sorted(one.indices.name for one in sparse))
+    def _dimensions_of(self, fed: Mapping[str, Fed], sparse: Sequence[tf.SparseTensor]) -> Optional[Dimensions]:
+        ranks = {name: one.rank for name, one in fed.items() if one.rank is not None}
+        key = frozenset(one.indices.name for one in sparse), frozenset(ranks.items())
         if key not in self._dimensions:
             graph = self._rewrite.graph
             objective = [first_tensor(y).name for call in graph.gradient_calls for y in call.ys]
             stand_ins = {} if graph.split is None else graph.split.stand_ins()
-            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, stand_ins)
+            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, stand_ins, ranks)
             self._dimensions[key] = found
             if found is not None and found.no_rows:
                 names = [name for name, of in found.sizes.items() if of and of[0] in found.no_rows]

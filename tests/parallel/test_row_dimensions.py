@@ -15,8 +15,8 @@ def graph():
     tf.reset_default_graph()
 
 
-def found(loss, sparse=()):
-    return find_dimensions(loss.graph, GraphView(loss.graph), [loss.name], sparse)
+def found(loss, sparse=(), ranks=None):
+    return find_dimensions(loss.graph, GraphView(loss.graph), [loss.name], sparse, ranks=ranks)
 
 
 def loss_of(labels, logits):
@@ -97,6 +97,14 @@ def test_a_graph_has_its_nodes_in_two_dimensions(is_sparse):
     name = adjacency.indices.name if is_sparse else adjacency.name
     assert len(set(dimensions.sizes[name])) == 1 and names_of_rows(dimensions) == {name, "x:0", "labels:0"}
     assert set(without_rows(dimensions)) == {name, "x:0", "labels:0"}
+
+
+def test_the_rank_of_what_is_fed_tells_where_the_graph_does_not():
+    x, y = tf.sparse_placeholder(F, name="x"), tf.placeholder(F, name="y")
+    loss = tf.reduce_mean(tf.square(tf.sparse_tensor_dense_matmul(x, tf.get_variable("kernel", [8, 1])) - y))
+    assert found(loss, [x]).sizes == {x.indices.name: (), y.name: ()}
+    sizes = found(loss, [x], {x.indices.name: 2, y.name: 2}).sizes
+    assert sizes[x.indices.name][0] == sizes[y.name][0] > 1 and sizes[x.indices.name][1] == 8
 
 
 def test_flattened_rows_are_several_for_each_row():

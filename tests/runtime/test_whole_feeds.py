@@ -58,6 +58,27 @@ def graph_of_nodes(sparse):
     return loss, {features: X, labels: LABELS, adjacency: value}
 
 
+def graph_of_unknown_ranks():
+    """Adjacency and mask of unknown rank, as the original GCN has them, and sparse features of constant shape."""
+    adjacency = tf.sparse_placeholder(tf.float32, name="adjacency")
+    features = tf.sparse_placeholder(tf.float32, tf.constant([8, 8], tf.int64), "features")
+    labels, mask = tf.placeholder(tf.int32, [None], "labels"), tf.placeholder(tf.float32, name="mask")
+    kernel = tf.get_variable("kernel", [8, 4])
+    hidden = tf.sparse_tensor_dense_matmul(adjacency, tf.sparse_tensor_dense_matmul(features, kernel))
+    out = tf.sparse_tensor_dense_matmul(adjacency, tf.nn.relu(hidden))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=out)
+    value = (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape)
+    feed = {features: value, labels: LABELS, adjacency: value, mask: np.arange(8.0)}
+    return tf.reduce_sum(losses * mask) / tf.reduce_sum(mask), feed
+
+
+def sparse_rows_of_unknown_rank():
+    """A sparse batch, which is cut."""
+    x, y = tf.sparse_placeholder(tf.float32, name="x"), tf.placeholder(tf.float32, [None, 1], "y")
+    out = tf.sparse_tensor_dense_matmul(x, tf.get_variable("kernel", [8, 1]))
+    return tf.reduce_mean(tf.square(out - y)), {x: (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape), y: Y}
+
+
 def rows_of_known_number():
     """A placeholder of known first dimension and one of an open one, both with the rows of one batch."""
     x, y = placeholders(known=8)
@@ -89,6 +110,8 @@ MODELS = {
     "table": table,
     "dense graph": lambda: graph_of_nodes(False),
     "sparse graph": lambda: graph_of_nodes(True),
+    "graph of unknown ranks": graph_of_unknown_ranks,
+    "sparse rows of unknown rank": sparse_rows_of_unknown_rank,
     "known rows": rows_of_known_number,
     "said": said_to_be_whole,
     "written table": a_table_that_is_written,
@@ -128,7 +151,9 @@ def test_weights_in_parts_do_not_hide_it(init, level):
     check(init, "table", zero__level=level)
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"sparse graph"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(MODELS) - {"sparse graph", "graph of unknown ranks", "sparse rows of unknown rank"})
+)
 def test_in_a_split_it_is_no_batch(init, name):
     def split():
         with epl.split(2):
