@@ -10,7 +10,8 @@ A size that is computed from others is a multiple of them: B sequences of T word
 dimensions of placeholders are tried as open ones, too: so it is known which of them meet.
 
 A dimension is not that of the rows if it goes away in ops that pick some of it (`keep[0]`), or while another one that
-may be the rows is still there: a table that all rows look at, `softmax(rows * table^T) * table`.
+may be the rows is still there: a table that all rows look at, `softmax(rows * table^T) * table`. It may be nevertheless
+if the model takes the diagonal, as a loss over pairs of one batch does.
 """
 
 import itertools
@@ -61,6 +62,9 @@ _DEFAULTED = "PlaceholderWithDefault"
 _REFUSAL = re.compile(r"but are (\d+) and (\d+)")
 _FIRST_NUMBER = 1009  # the primes from here on are seldom sizes of a model
 _ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+_CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
+_DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
+_NUMBERS = frozenset(["Range", "MatrixDiag", "MatrixSetDiag"])
 _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
 
 Dim = Tuple[str, int]  # name of a tensor that comes into the model, dimension
@@ -120,6 +124,7 @@ class _Forward(object):
     Attributes:
       inputs: name of a node -> names of the tensors that it takes.
       types: name of a node -> op type.
+      taken: names of the tensors that a node takes, and of the objective.
       shapes: of the tensors that come into the model, as the graph says.
       fed: the names of those of them that a user may feed.
     """
@@ -145,7 +150,8 @@ class _Forward(object):
         self.types: Dict[str, str] = {}
         self.shapes: Shapes = {}
         self.fed: Set[str] = set()
-        roots = [_node_name(self._meant(name)) for name in objective]
+        self.taken = {self._meant(name) for name in objective}
+        roots = [_node_name(name) for name in self.taken]
         self._of_weights = self._computed_from_weights(roots)
         for name, inputs in self._reached(roots, lambda name: name in self._of_weights).items():
             if name in self._of_weights:
@@ -206,6 +212,7 @@ class _Forward(object):
         node.input.extend(inputs)
         node.device = ""
         self.inputs[node.name], self.types[node.name] = inputs, node.op
+        self.taken.update(inputs)
         copy = self._graph_def.node.add()
         copy.CopyFrom(node)
         if node.op == "Placeholder":
@@ -253,6 +260,23 @@ class _Forward(object):
         """Whether what is fed does not say its first dimension."""
         shape = self.shapes[self._key(name)]
         return not shape or shape[0] is None
+
+    def is_numbering(self, tensor: str) -> bool:
+        """Whether a tensor is computed from shapes and constants alone, with `tf.range` or `tf.eye`."""
+        found = self._reached_from(tensor)
+        sources = {self.types[name] for name in found if not self.inputs[name]}
+        return sources <= {"Const"} and any(self.types[name] in _NUMBERS for name in found)
+
+    def _reached_from(self, tensor: str) -> Set[str]:
+        """The nodes that compute a tensor, not beyond those that ask for shapes, which are left out."""
+        found: Set[str] = set()
+        stack = [tensor]
+        while stack:
+            name = _node_name(stack.pop())
+            if name not in found and self.types[name] not in _ASKS_SHAPE:
+                found.add(name)
+                stack += self.inputs[name]
+        return found
 
     def _key(self, name: str) -> str:
         """The name under which the shape of what is fed is kept."""
@@ -376,6 +400,7 @@ def _dimensions(
 
 def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
     """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
+    candidates = candidates - _paired(forward, shapes, candidates)
     picked = {number: [] for number in candidates}  # type: Dict[int, List[bool]]
     beside: Dict[int, Set[int]] = {number: set() for number in candidates}
     for name, tensors in forward.inputs.items():
@@ -383,7 +408,7 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
         if op_type in _ASKS_SHAPE:
             continue
         taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
-        outputs = [shapes[output] for output in _outputs(name, shapes)]
+        outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
         given = {size for shape in outputs for size in shape or ()}
         is_known = all(shape is not None and None not in shape for shape in outputs)
         for number in candidates:
@@ -395,6 +420,22 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
     only_picked = {number for number, are in picked.items() if are and all(are)}
     summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
     return only_picked if firsts == only_picked | summed else only_picked | summed
+
+
+def _paired(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Set[int]:
+    """Those of the candidates that count rows of which the model takes each with the one at the same place.
+
+    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels it makes
+    by `tf.range(tf.shape(x)[0])`. Where the classes are more than that, all candidates may be such.
+    """
+    found: Set[int] = set()
+    for name, tensors in forward.inputs.items():
+        entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
+        if forward.types[name] in _DIAGONALS:
+            found.update(candidates.intersection(entries))
+        elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
+            found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
+    return found
 
 
 def _is_written(number: int, primes: FrozenSet[int]) -> bool:

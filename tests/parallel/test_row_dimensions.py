@@ -58,6 +58,34 @@ def test_two_that_look_at_each_other_both_may_hold_rows():
     assert not found(both).no_rows
 
 
+def one_hot_loss(labels, logits):
+    return tf.losses.softmax_cross_entropy(tf.one_hot(labels, tf.shape(logits)[1]), logits)
+
+
+@pytest.mark.parametrize("loss", [loss_of, tf.losses.sparse_softmax_cross_entropy, one_hot_loss])
+def test_the_classes_of_a_cross_entropy_hold_no_rows(loss):
+    x, classes = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "classes")
+    logits = tf.matmul(x, tf.gather(tf.get_variable("table", [9, 3]), classes), transpose_b=True)
+    assert without_rows(found(loss(tf.placeholder(tf.int32, [None], "labels"), logits))) == ["classes:0"]
+    first = tf.zeros([tf.shape(x)[0]], tf.int32)
+    assert without_rows(found(loss(first, tf.concat([tf.layers.dense(x, 1), logits], 1)))) == ["classes:0"]
+
+
+@pytest.mark.parametrize("with_more", [False, True])
+def test_classes_that_are_numbers_of_rows_may_be_rows(with_more):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    logits = tf.matmul(x, z, transpose_b=True)
+    if with_more:
+        logits = tf.concat([logits, tf.layers.dense(x, 2)], 1) / 0.1
+    assert not found(loss_of(tf.range(tf.shape(x)[0]), logits)).no_rows
+
+
+def test_what_the_diagonal_is_taken_of_may_hold_rows():
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    scores = tf.matmul(x, z, transpose_b=True)
+    assert not found(tf.reduce_mean(tf.reduce_logsumexp(scores, 1) - tf.linalg.diag_part(scores))).no_rows
+
+
 def test_a_size_of_the_model():
     x, factors = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "factors")
     dimensions = found(tf.reduce_mean(tf.layers.dense(x, 5) * factors))

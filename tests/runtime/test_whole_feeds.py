@@ -43,6 +43,15 @@ def table():
     return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keys: X[:6] + 1}
 
 
+def candidates():
+    """Classes that are fed, and the loss in one op."""
+    x, labels = tf.placeholder(tf.float32, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    classes = tf.placeholder(tf.float32, [None, 3], "classes")
+    logits = tf.matmul(tf.layers.dense(x, 3, name="dense"), classes, transpose_b=True)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    return loss, {x: X, labels: LABELS, classes: X + 1}
+
+
 def graph_of_nodes(sparse):
     """Two layers of a graph network on a whole graph."""
     features = tf.placeholder(tf.float32, [None, 3], "features")
@@ -108,6 +117,7 @@ MODELS = {
     "keep probabilities": keep_probabilities,
     "coefficients": coefficients,
     "table": table,
+    "candidates": candidates,
     "dense graph": lambda: graph_of_nodes(False),
     "sparse graph": lambda: graph_of_nodes(True),
     "graph of unknown ranks": graph_of_unknown_ranks,
