@@ -44,6 +44,8 @@ Dimensions = NamedTuple(
         ("sizes", Dict[str, Tuple[int, ...]]),
         ("known", Dict[int, int]),
         ("no_rows", FrozenSet[int]),
+        ("uncut", FrozenSet[int]),
+        ("grouped", FrozenSet[Tuple[int, Optional[int]]]),
         ("open", FrozenSet[str]),
     ],
 )
@@ -54,6 +56,10 @@ Attributes:
     computed from it. Of a sparse tensor they are those of the dense shape, under the name of the indices.
   known: such a number -> the size that the graph says.
   no_rows: those of first dimensions that cannot be the rows of a batch.
+  uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a graph
+    has, or other values that are fed name its rows by their numbers, as edges name nodes.
+  grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how many
+    groups there are. Neither can be cut without the other, nor with it, as the groups are numbered over all rows.
   open: names of the placeholders that do not say their first dimension.
 """
 
@@ -64,6 +70,17 @@ _FIRST_NUMBER = 1009  # the primes from here on are seldom sizes of a model
 _ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
+_GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
+# Op type -> which of its inputs has the group of each row.
+_GROUPS = {
+    **{"UnsortedSegment" + how: 1 for how in ("Sum", "Max", "Min", "Prod")},
+    **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
+    "ScatterNd": 0,
+}
+# Ops that give values of an input as they are.
+_MOVES = frozenset(
+    ["Cast", "ExpandDims", "Identity", "Reshape", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack"]
+)
 _NUMBERS = frozenset(["Range", "MatrixDiag", "MatrixSetDiag"])
 _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
 
@@ -106,12 +123,11 @@ def find_dimensions(
 def without_rows(dimensions: Dimensions) -> List[str]:
     """The names of the placeholders that hold no rows which could be cut, or concatenated.
 
-    That are those whose first dimension cannot be the rows, or is that of another one that has it in two dimensions, as
-    the adjacency of a graph has; or is open and has a size of the model, which may be that of the batch if no other
-    placeholder has the rows.
+    That are those whose first dimension cannot be the rows, or is one whole; or is open and has a size of the model,
+    which may be that of the batch if no other placeholder has the rows.
     """
     sizes = {name: of for name, of in dimensions.sizes.items() if of}
-    others = dimensions.no_rows.union(of[0] for of in sizes.values() if of.count(of[0]) > 1)
+    others = dimensions.no_rows | dimensions.uncut
     written = {number for number, size in dimensions.known.items() if number == size}
     if all(of[0] in others | written for of in sizes.values()):
         written = set()
@@ -127,6 +143,7 @@ class _Forward(object):
       taken: names of the tensors that a node takes, and of the objective.
       shapes: of the tensors that come into the model, as the graph says.
       fed: the names of those of them that a user may feed.
+      in_batches: names of the gathers that pick in each row: their shapes do not say that these are the same rows.
     """
 
     def __init__(
@@ -150,6 +167,7 @@ class _Forward(object):
         self.types: Dict[str, str] = {}
         self.shapes: Shapes = {}
         self.fed: Set[str] = set()
+        self.in_batches: Set[str] = set()
         self.taken = {self._meant(name) for name in objective}
         roots = [_node_name(name) for name in self.taken]
         self._of_weights = self._computed_from_weights(roots)
@@ -213,6 +231,8 @@ class _Forward(object):
         node.device = ""
         self.inputs[node.name], self.types[node.name] = inputs, node.op
         self.taken.update(inputs)
+        if "batch_dims" in node.attr and node.attr["batch_dims"].i:
+            self.in_batches.add(node.name)
         copy = self._graph_def.node.add()
         copy.CopyFrom(node)
         if node.op == "Placeholder":
@@ -260,6 +280,21 @@ class _Forward(object):
         """Whether what is fed does not say its first dimension."""
         shape = self.shapes[self._key(name)]
         return not shape or shape[0] is None
+
+    def takes_rows(self, gather: str) -> bool:
+        """Whether a gather picks along the first dimension."""
+        if len(self.inputs[gather]) < 3:  # the others have no axis
+            return True
+        axis = _node_name(self.inputs[gather][2])
+        value = self._view.nodes[self._view.index[axis]].to_proto().attr["value"]
+        return self.types[axis] == "Const" and int(tf.make_ndarray(value.tensor)) == 0
+
+    def is_as_fed(self, tensor: str) -> bool:
+        """Whether a tensor has values of a placeholder as they were fed."""
+        name = _node_name(tensor)
+        if self.types[name] in _MOVES:
+            return any(self.is_as_fed(one) for one in self.inputs[name])
+        return name + ":0" in self.fed
 
     def is_numbering(self, tensor: str) -> bool:
         """Whether a tensor is computed from shapes and constants alone, with `tf.range` or `tf.eye`."""
@@ -394,8 +429,14 @@ def _dimensions(
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
     no_rows = _no_rows(forward, shapes, candidates, firsts)
+    grouped, picked = _named(forward, shapes, candidates)
+    twice = {of[0] for of in sizes.values() if of and of.count(of[0]) > 1}
+    uncut = twice | (picked - no_rows)
+    for rows, groups in grouped:
+        if groups is not None and groups in twice | picked:
+            uncut |= {rows, groups}
     is_open = frozenset(name for name in sizes if forward.is_open(name))
-    return Dimensions(sizes, known, frozenset(no_rows), is_open)
+    return Dimensions(sizes, known, frozenset(no_rows - uncut), frozenset(uncut), frozenset(grouped), is_open)
 
 
 def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
@@ -405,7 +446,7 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
     beside: Dict[int, Set[int]] = {number: set() for number in candidates}
     for name, tensors in forward.inputs.items():
         op_type = forward.types[name]
-        if op_type in _ASKS_SHAPE:
+        if op_type in _ASKS_SHAPE or name in forward.in_batches:
             continue
         taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
         outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
@@ -415,11 +456,30 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
             if not _holds(taken, number) or _holds(given, number):
                 continue
             picked[number].append(is_known and op_type in _PICKS)
-            if is_known:
+            if is_known and op_type not in _GROUPS:  # groups come out that did not go in
                 beside[number].update(other for other in firsts if other != number and _holds(given, other))
     only_picked = {number for number, are in picked.items() if are and all(are)}
     summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
     return only_picked if firsts == only_picked | summed else only_picked | summed
+
+
+def _named(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
+    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers."""
+    grouped: Set[Tuple[int, Optional[int]]] = set()
+    picked: Set[int] = set()
+    for name, tensors in forward.inputs.items():
+        op_type = forward.types[name]
+        if op_type not in _GROUPS and not (op_type in _GATHERS and forward.takes_rows(name)):
+            continue
+        ids = tensors[_GROUPS.get(op_type, 1)]
+        rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
+        if rows not in candidates or not forward.is_as_fed(ids):
+            continue
+        if op_type in _GATHERS:
+            picked |= candidates & {of_first}
+        elif groups is None or groups in candidates:
+            grouped.add((rows, groups))
+    return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
 
 
 def _paired(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Set[int]:
@@ -436,6 +496,10 @@ def _paired(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Set[int]
         elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
             found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
     return found
+
+
+def _first(shape: Shape) -> Optional[int]:
+    return shape[0] if shape else None
 
 
 def _is_written(number: int, primes: FrozenSet[int]) -> bool:

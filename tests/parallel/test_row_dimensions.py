@@ -135,6 +135,77 @@ def test_the_rank_of_what_is_fed_tells_where_the_graph_does_not():
     assert sizes[x.indices.name][0] == sizes[y.name][0] > 1 and sizes[x.indices.name][1] == 8
 
 
+def test_edges_name_the_nodes_of_one_graph():
+    x, y = tf.placeholder(F, [None, 6], "x"), tf.placeholder(F, [None, 1], "y")
+    edges = tf.placeholder(tf.int32, [None, 2], "edges")
+    sent = tf.gather(tf.layers.dense(x, 5), edges[:, 0])
+    nodes = tf.unsorted_segment_sum(sent, edges[:, 1], tf.shape(x)[0])
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(nodes, 1) - y)))
+    assert dimensions.uncut == {of[0] for of in dimensions.sizes.values()} and not dimensions.no_rows
+    assert set(without_rows(dimensions)) == {"x:0", "y:0", "edges:0"}
+
+
+def test_rows_that_are_mixed_by_fed_numbers_are_one_whole():
+    x, order = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "order")
+    assert found(tf.reduce_mean(tf.square(tf.layers.dense(x + tf.gather(x, order), 1)))).uncut
+    shuffled = tf.random_shuffle(tf.range(tf.shape(x)[0]))
+    assert not found(tf.reduce_mean(tf.square(tf.layers.dense(x + tf.gather(x, shuffled), 1)))).uncut
+
+
+def test_actions_that_pick_in_each_row_leave_the_rows_alone():
+    x, actions = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "actions")
+    picked = tf.gather(tf.layers.dense(x, 5), actions, batch_dims=1, axis=1)
+    dimensions = found(tf.reduce_mean(tf.square(picked)))
+    assert not dimensions.uncut and not dimensions.no_rows
+
+
+def segment_sum(rows, groups, y):
+    return tf.segment_sum(rows, groups)
+
+
+def unsorted_segment_sum(rows, groups, y):
+    return tf.unsorted_segment_sum(rows, groups, tf.shape(y)[0])
+
+
+def scatter_nd(rows, groups, y):
+    return tf.scatter_nd(tf.expand_dims(groups, 1), rows, [tf.shape(y)[0], 1])
+
+
+@pytest.mark.parametrize("how", [segment_sum, unsorted_segment_sum, scatter_nd])
+def test_rows_that_are_grouped_by_fed_numbers(how):
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    groups = tf.placeholder(tf.int32, [None], "groups")
+    dimensions = found(tf.reduce_mean(tf.square(how(tf.layers.dense(x, 1), groups, y) - y)))
+    number_of_groups = None if how is segment_sum else dimensions.sizes["y:0"][0]
+    assert dimensions.grouped == {(dimensions.sizes["groups:0"][0], number_of_groups)}
+    assert not dimensions.no_rows and not dimensions.uncut
+    own = found(tf.reduce_mean(tf.square(how(tf.layers.dense(x, 1), tf.range(tf.shape(x)[0]) // 2, y) - y)))
+    assert not own.grouped and not own.no_rows
+
+
+def test_sums_for_each_class_of_the_model_leave_the_rows_alone():
+    x, labels = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    dimensions = found(tf.reduce_mean(tf.square(tf.unsorted_segment_sum(tf.layers.dense(x, 1), labels, 10))))
+    assert not dimensions.grouped and not dimensions.no_rows
+
+
+def test_a_sparse_batch_of_an_embedding_is_not_grouped():
+    ids, y = tf.sparse_placeholder(tf.int64, [None, None], "ids"), tf.placeholder(F, [None, 1], "y")
+    looked_up = tf.nn.embedding_lookup_sparse(tf.get_variable("table", [9, 3]), ids, None, combiner="sum")
+    weights = tf.nn.embedding_lookup_sparse(tf.get_variable("other", [9, 3]), ids, ids, combiner="sum")
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(looked_up + weights, 1) - y))
+    assert not found(loss, [ids]).grouped
+
+
+@pytest.mark.parametrize("multiply", [tf.sparse_tensor_dense_matmul, tf.matmul])
+def test_rows_of_nodes_that_all_look_at(multiply):
+    is_sparse = multiply is tf.sparse_tensor_dense_matmul
+    x, labels = tf.placeholder(F, [None, 6], "x"), tf.placeholder(tf.int32, [None], "labels")
+    adjacency = (tf.sparse_placeholder if is_sparse else tf.placeholder)(F, [None, None], "adjacency")
+    dimensions = found(loss_of(labels, multiply(adjacency, tf.layers.dense(x, 5))), [adjacency] if is_sparse else ())
+    assert without_rows(dimensions) == ["x:0"]
+
+
 def test_flattened_rows_are_several_for_each_row():
     x, flat = tf.placeholder(tf.int32, [None, None], "x"), tf.placeholder(tf.int32, [None], "flat")
     words = tf.reshape(tf.nn.embedding_lookup(tf.get_variable("table", [50, 8]), x), [-1, 8])

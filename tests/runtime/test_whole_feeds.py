@@ -88,6 +88,16 @@ def sparse_rows_of_unknown_rank():
     return tf.reduce_mean(tf.square(out - y)), {x: (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape), y: Y}
 
 
+def graph_of_edges():
+    """A layer of a graph network that has edges as pairs of nodes."""
+    nodes, labels = placeholders()
+    edges = tf.placeholder(tf.int32, [None, 2], "edges")
+    sent = tf.gather(tf.layers.dense(nodes, 5, name="first"), edges[:, 0])
+    received = tf.unsorted_segment_sum(sent, edges[:, 1], tf.shape(nodes)[0])
+    out = tf.layers.dense(tf.tanh(received), 1, name="second")
+    return tf.reduce_mean(tf.square(out - labels)), {nodes: X, labels: Y, edges: NONZERO}
+
+
 def rows_of_known_number():
     """A placeholder of known first dimension and one of an open one, both with the rows of one batch."""
     x, y = placeholders(known=8)
@@ -120,6 +130,7 @@ MODELS = {
     "candidates": candidates,
     "dense graph": lambda: graph_of_nodes(False),
     "sparse graph": lambda: graph_of_nodes(True),
+    "graph of edges": graph_of_edges,
     "graph of unknown ranks": graph_of_unknown_ranks,
     "sparse rows of unknown rank": sparse_rows_of_unknown_rank,
     "known rows": rows_of_known_number,
@@ -234,6 +245,46 @@ def test_other_numbers_of_rows_where_the_graph_tells_nothing(init):
     factors = tf.placeholder(tf.float32, [None], "factors")
     loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)) * tf.reduce_mean(factors)
     refused(loss, {x: X, y: Y, factors: np.ones(4)}, "factors:0 was fed 4 rows and x:0 was fed 8, .*epl.keep_whole")
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_groups_that_are_fed_by_number(init, is_sorted, count):
+    init()
+    x, y = placeholders()
+    groups = tf.placeholder(tf.int32, [None], "groups")
+    rows = tf.layers.dense(x, 1)
+    out = tf.segment_sum(rows, groups) if is_sorted else tf.unsorted_segment_sum(rows, groups, tf.shape(y)[0])
+    feed = {x: X, y: Y[:count], groups: np.arange(8) * count // 8}
+    all_of_it = "" if is_sorted else ", x:0 was fed 8 rows, y:0 was fed {} rows".format(count)
+    match = "groups:0 would be cut .*groups:0 was fed 8 rows{}. .*epl.keep_whole for the numbers".format(all_of_it)
+    refused(tf.reduce_mean(tf.square(out - y)), feed, match)
+
+
+def test_groups_that_are_fed_by_number_can_all_be_whole(init):
+    def model():
+        x, y = placeholders()
+        groups = tf.placeholder(tf.int32, [None], "groups")
+        epl.keep_whole([x, y, groups])
+        out = tf.unsorted_segment_sum(tf.layers.dense(x, 1, name="dense"), groups, tf.shape(y)[0])
+        return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y[:4], groups: [3, 3, 2, 1, 1, 1, 0, 0]}
+
+    init(1, annotate=False)
+    expected = trained(model)
+    init()
+    for value, wanted in zip(trained(model), expected):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_nodes_of_several_graphs_are_not_cut_alone(init):
+    init()
+    loss, feed = graph_of_edges()
+    graphs = tf.placeholder(tf.int32, [None], "graphs")
+    wanted = tf.placeholder(tf.float32, [None, 1], "wanted")
+    nodes = tf.get_default_graph().get_tensor_by_name("second/BiasAdd:0")
+    pooled = tf.unsorted_segment_sum(nodes, graphs, tf.shape(wanted)[0])
+    feed.update({graphs: np.arange(8) // 4, wanted: Y[:2]})
+    refused(loss + tf.reduce_mean(tf.square(pooled - wanted)), feed, "wanted:0 would be cut .*graphs:0 was fed 8 rows")
 
 
 def test_a_whole_value_of_known_first_dimension_is_fed_once_without_a_warning(init, caplog):
