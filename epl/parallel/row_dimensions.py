@@ -65,7 +65,7 @@ Attributes:
 
 _ITERATORS = ("IteratorGetNext", "IteratorGetNextSync")
 _DEFAULTED = "PlaceholderWithDefault"
-_REFUSAL = re.compile(r"but are (\d+) and (\d+)")
+_REFUSAL = re.compile(r"(?:but are|must be) (\d+) (?:and|but is) (\d+)")
 _FIRST_NUMBER = 1009  # the primes from here on are seldom sizes of a model
 _ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
@@ -144,6 +144,7 @@ class _Forward(object):
       shapes: of the tensors that come into the model, as the graph says.
       fed: the names of those of them that a user may feed.
       in_batches: names of the gathers that pick in each row: their shapes do not say that these are the same rows.
+      indexed: names of the tensors of which a node takes a row by a constant index, `keep[0]`.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class _Forward(object):
         self.shapes: Shapes = {}
         self.fed: Set[str] = set()
         self.in_batches: Set[str] = set()
+        self.indexed: Set[str] = set()
         self.taken = {self._meant(name) for name in objective}
         roots = [_node_name(name) for name in self.taken]
         self._of_weights = self._computed_from_weights(roots)
@@ -233,6 +235,8 @@ class _Forward(object):
         self.taken.update(inputs)
         if "batch_dims" in node.attr and node.attr["batch_dims"].i:
             self.in_batches.add(node.name)
+        if node.op == "StridedSlice" and node.attr["shrink_axis_mask"].i & 1 and self._is_constant(inputs[1]):
+            self.indexed.add(inputs[0])
         copy = self._graph_def.node.add()
         copy.CopyFrom(node)
         if node.op == "Placeholder":
@@ -285,9 +289,15 @@ class _Forward(object):
         """Whether a gather picks along the first dimension."""
         if len(self.inputs[gather]) < 3:  # the others have no axis
             return True
-        axis = _node_name(self.inputs[gather][2])
-        value = self._view.nodes[self._view.index[axis]].to_proto().attr["value"]
-        return self.types[axis] == "Const" and int(tf.make_ndarray(value.tensor)) == 0
+        axis = self.inputs[gather][2]
+        if not self._is_constant(axis):
+            return False
+        node = self._view.nodes[self._view.index[_node_name(axis)]].to_proto()
+        return int(tf.make_ndarray(node.attr["value"].tensor)) == 0
+
+    def _is_constant(self, tensor: str) -> bool:
+        node = self._view.index.get(_node_name(tensor))
+        return node is not None and self._view.types[node] == "Const"
 
     def is_as_fed(self, tensor: str) -> bool:
         """Whether a tensor has values of a placeholder as they were fed."""
@@ -429,6 +439,7 @@ def _dimensions(
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
     no_rows = _no_rows(forward, shapes, candidates, firsts)
+    no_rows |= _vectors(forward, sizes, numbers, candidates, firsts - no_rows)
     grouped, picked = _named(forward, shapes, candidates)
     twice = {of[0] for of in sizes.values() if of and of.count(of[0]) > 1}
     uncut = twice | (picked - no_rows)
@@ -461,6 +472,18 @@ def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Se
     only_picked = {number for number, are in picked.items() if are and all(are)}
     summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
     return only_picked if firsts == only_picked | summed else only_picked | summed
+
+
+def _vectors(
+    forward: _Forward, sizes: Mapping[str, Tuple[int, ...]], numbers: Numbers, candidates: Set[int], others: Set[int]
+) -> Set[int]:
+    """The candidates that count single values of which the model takes some by constant indices, and no other has them.
+
+    The first row of a batch may be taken, too: so there are `others`, which may be the rows then.
+    """
+    vectors = {of[0] for name, of in sizes.items() if len(of) == 1 and name in forward.indexed}
+    alone = {number for number in vectors & candidates if sum(one % number == 0 for one in numbers.values()) == 1}
+    return alone if others - alone else set()
 
 
 def _named(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:

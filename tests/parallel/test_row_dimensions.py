@@ -45,6 +45,27 @@ def test_what_is_picked_from_holds_no_rows():
     assert without_rows(found(tf.reduce_mean(tf.layers.dense(x, 1) * keep[0] + keep[1]))) == ["keep:0"]
 
 
+def test_a_vector_that_is_picked_from_and_summed_holds_no_rows():
+    x, keep = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "keep")
+    loss = tf.reduce_mean(tf.layers.dense(x, 1) * keep[0]) / tf.reduce_sum(keep)
+    assert without_rows(found(loss)) == ["keep:0"]
+
+
+def test_a_row_may_be_taken_of_a_batch():
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "y")
+    rows = tf.squeeze(tf.layers.dense(x, 1), 1)
+    assert not without_rows(found(tf.reduce_mean(tf.square(rows - y)) + y[0] + tf.reduce_sum(x[0])))
+    assert not without_rows(found(tf.reduce_mean(tf.square(y)) + y[0]))
+    assert not without_rows(found(tf.reduce_mean(rows) + tf.reduce_sum(x[0]) + tf.reduce_mean(y)))
+
+
+def test_what_is_unstacked_has_a_size_of_the_model():
+    x, keep = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "keep")
+    first, second = tf.unstack(keep, num=2)
+    dimensions = found(tf.reduce_mean(tf.layers.dense(x, 1) * first + second))
+    assert dimensions.sizes["keep:0"] == (2,) and without_rows(dimensions) == ["keep:0"]
+
+
 def test_what_each_row_looks_at_holds_no_rows():
     x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
     read = tf.matmul(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), keys)

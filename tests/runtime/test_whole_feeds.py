@@ -26,6 +26,15 @@ def keep_probabilities():
     return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keep: [0.5, 2.0]}
 
 
+def unstacked():
+    """Numbers of which the model says how many there are, and some that it also sums."""
+    x, y = placeholders()
+    keep, rates = tf.placeholder(tf.float32, [None], "keep"), tf.placeholder(tf.float32, [None], "rates")
+    first, second = tf.unstack(keep, num=2)
+    out = tf.layers.dense(x * first, 1, name="dense") * second * rates[0] / tf.reduce_sum(rates)
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keep: [0.5, 2.0], rates: np.arange(1.0, 9.0)}
+
+
 def coefficients():
     """As many as the model has columns."""
     x, y = placeholders()
@@ -125,6 +134,7 @@ def a_table_that_is_written():
 
 MODELS = {
     "keep probabilities": keep_probabilities,
+    "unstacked": unstacked,
     "coefficients": coefficients,
     "table": table,
     "candidates": candidates,
