@@ -9,34 +9,18 @@ prime of its own. Where it refuses, the two sizes that it names become one, and 
 A size that is computed from others is a multiple of them: B sequences of T words, flattened, are B * T. Known first
 dimensions of placeholders are tried as open ones, too: so it is known which of them meet.
 
-A dimension is not that of the rows if it goes away in ops that pick some of it (`keep[0]`), or while another one that
-may be the rows is still there: a table that all rows look at, `softmax(rows * table^T) * table`. It may be nevertheless
-if the model takes the diagonal, as a loss over pairs of one batch does.
+Which of them cannot be the rows the ops tell (row_evidence.py).
 """
 
 import itertools
 import re
-from typing import (
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types
-from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ir.view import GraphView
-from epl.utils import tf_compat
+from epl.parallel.forward_shapes import ForwardShapes, Numbers, Shapes
+from epl.parallel.row_evidence import find_named_rows, find_no_rows, find_vectors
 
 Dimensions = NamedTuple(
     "Dimensions",
@@ -59,35 +43,12 @@ Attributes:
   uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a graph
     has, or other values that are fed name its rows by their numbers, as edges name nodes.
   grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how many
-    groups there are. Neither can be cut without the other, nor with it, as the groups are numbered over all rows.
+    groups there are. Neither rows nor groups can be cut, as the numbers count over all of them.
   open: names of the placeholders that do not say their first dimension.
 """
 
-_ITERATORS = ("IteratorGetNext", "IteratorGetNextSync")
-_DEFAULTED = "PlaceholderWithDefault"
 _REFUSAL = re.compile(r"(?:but are|must be) (\d+) (?:and|but is) (\d+)")
 _FIRST_NUMBER = 1009  # the primes from here on are seldom sizes of a model
-_ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
-_CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
-_DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
-_GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
-# Op type -> which of its inputs has the group of each row.
-_GROUPS = {
-    **{"UnsortedSegment" + how: 1 for how in ("Sum", "Max", "Min", "Prod")},
-    **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
-    "ScatterNd": 0,
-}
-# Ops that give values of an input as they are.
-_MOVES = frozenset(
-    ["Cast", "ExpandDims", "Identity", "Reshape", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack"]
-)
-_NUMBERS = frozenset(["Range", "MatrixDiag", "MatrixSetDiag"])
-_PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
-
-Dim = Tuple[str, int]  # name of a tensor that comes into the model, dimension
-Numbers = Dict[Dim, int]
-Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
-Shapes = Dict[str, Shape]  # by the name of a tensor
 
 
 def find_dimensions(
@@ -108,7 +69,7 @@ def find_dimensions(
       stand_ins: name of a tensor -> that of the tensor of the user in whose place it is computed.
       ranks: name of a placeholder whose rank the graph does not say -> the rank.
     """
-    forward = _Forward(tf_graph, view, objective, list(sparse), stand_ins or {}, ranks or {})
+    forward = ForwardShapes(tf_graph, view, objective, list(sparse), stand_ins or {}, ranks or {})
     for opens_known in (True, False):
         spare = _primes()
         numbers = {dim: next(spare) for dim in forward.open_dims(opens_known)}
@@ -134,258 +95,7 @@ def without_rows(dimensions: Dimensions) -> List[str]:
     return [name for name, of in sizes.items() if of[0] in others or (of[0] in written and name in dimensions.open)]
 
 
-class _Forward(object):
-    """A copy of what an objective is computed from, as a GraphDef whose sources get the sizes of a trial.
-
-    Attributes:
-      inputs: name of a node -> names of the tensors that it takes.
-      types: name of a node -> op type.
-      taken: names of the tensors that a node takes, and of the objective.
-      shapes: of the tensors that come into the model, as the graph says.
-      fed: the names of those of them that a user may feed.
-      in_batches: names of the gathers that pick in each row: their shapes do not say that these are the same rows.
-      indexed: names of the tensors of which a node takes a row by a constant index, `keep[0]`.
-    """
-
-    def __init__(
-        self,
-        tf_graph: tf.Graph,
-        view: GraphView,
-        objective: Iterable[str],
-        sparse: Sequence[tf.SparseTensor],
-        stand_ins: Mapping[str, str],
-        ranks: Mapping[str, int],
-    ) -> None:
-        self._tf_graph = tf_graph
-        self._view = view
-        self._graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
-        self._stand_ins = stand_ins
-        self._ranks = ranks
-        self._dense_shapes = {one.dense_shape.op.name: one.indices.name for one in sparse}
-        self._components = {tensor.name for one in sparse for tensor in (one.indices, one.values)}
-        self._sources: Dict[str, tf.NodeDef] = {}
-        self.inputs: Dict[str, List[str]] = {}
-        self.types: Dict[str, str] = {}
-        self.shapes: Shapes = {}
-        self.fed: Set[str] = set()
-        self.in_batches: Set[str] = set()
-        self.indexed: Set[str] = set()
-        self.taken = {self._meant(name) for name in objective}
-        roots = [_node_name(name) for name in self.taken]
-        self._of_weights = self._computed_from_weights(roots)
-        for name, inputs in self._reached(roots, lambda name: name in self._of_weights).items():
-            if name in self._of_weights:
-                self._add_given(name)
-            else:
-                self._add(view.nodes[view.index[name]].to_proto(), inputs)
-
-    def _reached(self, roots: Sequence[str], stop: Callable[[str], bool]) -> Dict[str, List[str]]:
-        """The roots and the nodes that they take data of, not beyond `stop`; with the tensors that each one takes."""
-        found: Dict[str, List[str]] = {}
-        stack = list(roots)
-        while stack:
-            name = stack.pop()
-            if name not in found:
-                inputs = self._view.nodes[self._view.index[name]].input
-                found[name] = [] if stop(name) else [self._meant(one) for one in inputs if one[0] != "^"]
-                stack += [_node_name(tensor) for tensor in found[name]]
-        return found
-
-    def _computed_from_weights(self, roots: Sequence[str]) -> Set[str]:
-        """The nodes that compute with variables and no data: how parts of weights become whole is no matter here."""
-        view = self._view
-        inputs = self._reached(roots, lambda name: False)
-        types = {name: view.types[view.index[name]] for name in inputs}
-        variables = {name for name, op_type in types.items() if op_type in op_types.VARIABLES}
-        reads = {
-            name
-            for name, tensors in inputs.items()
-            if types[name] in op_types.READS and _node_name(tensors[0]) in variables
-        }
-        sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
-        data = _depending(inputs, [name for name in inputs if view.index[name] in sources])
-        return _depending(inputs, variables) - variables - reads - data
-
-    def _add_given(self, name: str) -> None:
-        """A placeholder for each output of a node, with the shape that the graph says."""
-        for at, output in enumerate(self._tf_graph.get_operation_by_name(name).outputs):
-            node = self._graph_def.node.add(name=_given("{}:{}".format(name, at)), op="Placeholder")
-            node.attr["dtype"].type = output.dtype.base_dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(output.shape.as_proto())
-            self.inputs[node.name], self.types[node.name] = [], node.op
-
-    def _meant(self, name: str) -> str:
-        tensor = name if ":" in name else name + ":0"
-        return self._stand_ins.get(tensor, tensor)
-
-    def _add(self, node: tf.NodeDef, inputs: Sequence[str]) -> None:
-        inputs = [_given(tensor) if _node_name(tensor) in self._of_weights else tensor for tensor in inputs]
-        for attr in ("_output_shapes", "_class"):
-            node.attr.pop(attr, None)
-        if node.op == _DEFAULTED and DEFAULT_ATTR in node.attr:
-            node.op = "Identity"
-            node.attr["T"].CopyFrom(node.attr.pop("dtype"))
-            node.attr.pop("shape")
-        elif node.op == _DEFAULTED:
-            node.op, inputs = "Placeholder", []
-        del node.input[:]
-        node.input.extend(inputs)
-        node.device = ""
-        self.inputs[node.name], self.types[node.name] = inputs, node.op
-        self.taken.update(inputs)
-        if "batch_dims" in node.attr and node.attr["batch_dims"].i:
-            self.in_batches.add(node.name)
-        if node.op == "StridedSlice" and node.attr["shrink_axis_mask"].i & 1 and self._is_constant(inputs[1]):
-            self.indexed.add(inputs[0])
-        copy = self._graph_def.node.add()
-        copy.CopyFrom(node)
-        if node.op == "Placeholder":
-            self._add_fed(copy)
-        elif node.op == "Const" and node.name in self._dense_shapes:
-            self._add_sparse(node.name, tuple(int(size) for size in tf.make_ndarray(node.attr["value"].tensor)))
-        elif node.op in _ITERATORS:
-            self._sources[node.name] = copy
-            shapes = node.attr["output_shapes"].list.shape
-            self.shapes.update(("{}:{}".format(node.name, at), _as_tuple(shape)) for at, shape in enumerate(shapes))
-
-    def _add_fed(self, node: tf.NodeDef) -> None:
-        self._sources[node.name] = node
-        name, shape = node.name + ":0", _as_tuple(node.attr["shape"].shape)
-        if node.name in self._dense_shapes:
-            rank = shape[0] if shape else None
-            rank = self._ranks.get(self._dense_shapes[node.name]) if rank is None else rank
-            self._add_sparse(node.name, None if rank is None else (None,) * rank)
-            return
-        if shape is None and name in self._ranks:
-            shape = (None,) * self._ranks[name]
-            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
-        self.shapes[name] = shape
-        if name not in self._components:
-            self.fed.add(name)
-
-    def _add_sparse(self, dense_shape: str, shape: Shape) -> None:
-        indices = self._dense_shapes[dense_shape]
-        self.shapes[_dense(indices)] = shape
-        self.fed.add(indices)
-
-    def open_dims(self, opens_known: bool) -> Iterator[Dim]:
-        """The dimensions that get a number of their own: the open ones, and known first ones of placeholders."""
-        for name, shape in sorted(self.shapes.items()):
-            for dim, size in enumerate(shape or ()):
-                if size is None or (opens_known and dim == 0 and name in self.fed):
-                    yield name, dim
-
-    def numbers_of(self, name: str, numbers: Numbers) -> Tuple[int, ...]:
-        """The number, or size, of each dimension of what is fed, whose rank is known."""
-        key = self._key(name)
-        return tuple(numbers.get((key, dim), size or 0) for dim, size in enumerate(self.shapes[key] or ()))
-
-    def is_open(self, name: str) -> bool:
-        """Whether what is fed does not say its first dimension."""
-        shape = self.shapes[self._key(name)]
-        return not shape or shape[0] is None
-
-    def takes_rows(self, gather: str) -> bool:
-        """Whether a gather picks along the first dimension."""
-        if len(self.inputs[gather]) < 3:  # the others have no axis
-            return True
-        axis = self.inputs[gather][2]
-        if not self._is_constant(axis):
-            return False
-        node = self._view.nodes[self._view.index[_node_name(axis)]].to_proto()
-        return int(tf.make_ndarray(node.attr["value"].tensor)) == 0
-
-    def _is_constant(self, tensor: str) -> bool:
-        node = self._view.index.get(_node_name(tensor))
-        return node is not None and self._view.types[node] == "Const"
-
-    def is_as_fed(self, tensor: str) -> bool:
-        """Whether a tensor has values of a placeholder as they were fed."""
-        name = _node_name(tensor)
-        if self.types[name] in _MOVES:
-            return any(self.is_as_fed(one) for one in self.inputs[name])
-        return name + ":0" in self.fed
-
-    def is_numbering(self, tensor: str) -> bool:
-        """Whether a tensor is computed from shapes and constants alone, with `tf.range` or `tf.eye`."""
-        found = self._reached_from(tensor)
-        sources = {self.types[name] for name in found if not self.inputs[name]}
-        return sources <= {"Const"} and any(self.types[name] in _NUMBERS for name in found)
-
-    def _reached_from(self, tensor: str) -> Set[str]:
-        """The nodes that compute a tensor, not beyond those that ask for shapes, which are left out."""
-        found: Set[str] = set()
-        stack = [tensor]
-        while stack:
-            name = _node_name(stack.pop())
-            if name not in found and self.types[name] not in _ASKS_SHAPE:
-                found.add(name)
-                stack += self.inputs[name]
-        return found
-
-    def _key(self, name: str) -> str:
-        """The name under which the shape of what is fed is kept."""
-        return _dense(name) if _dense(name) in self.shapes else name
-
-    def inferred(self, numbers: Numbers) -> Shapes:
-        """The shapes of all tensors with these sizes of the open dimensions.
-
-        Raises:
-          ValueError: they do not fit.
-        """
-        for name, node in self._sources.items():
-            if node.op in _ITERATORS:
-                for at, shape in enumerate(node.attr["output_shapes"].list.shape):
-                    _fill(shape, "{}:{}".format(name, at), numbers)
-            elif name in self._dense_shapes:
-                self._fill_dense_shape(node, numbers)
-            else:
-                _fill(node.attr["shape"].shape, name + ":0", numbers)
-        scratch = tf.Graph()
-        tf_compat.import_nodes(scratch, self._graph_def.SerializeToString(), list(self.inputs), [], [])
-        return {
-            output.name: None if output.shape.ndims is None else tuple(output.shape.as_list())
-            for name in self.inputs
-            for output in scratch.get_operation_by_name(name).outputs
-        }
-
-    def _fill_dense_shape(self, node: tf.NodeDef, numbers: Numbers) -> None:
-        key = _dense(self._dense_shapes[node.name])
-        shape = self.shapes[key]
-        if shape is not None:
-            sizes = [numbers[key, dim] for dim in range(len(shape))]
-            node.op = "Const"
-            node.attr.pop("shape", None)
-            node.attr["dtype"].type = tf.int64.as_datatype_enum
-            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sizes, tf.int64))
-
-
-def _depending(inputs: Mapping[str, Sequence[str]], roots: Iterable[str]) -> Set[str]:
-    """The roots and the nodes that take of them, given what each node takes."""
-    takers: Dict[str, List[str]] = {}
-    for name, tensors in inputs.items():
-        for tensor in tensors:
-            takers.setdefault(_node_name(tensor), []).append(name)
-    found = set(roots)
-    stack = list(found)
-    while stack:
-        new = set(takers.get(stack.pop(), ())) - found
-        found |= new
-        stack.extend(new)
-    return found
-
-
-def _given(tensor: str) -> str:
-    """The name of what stands for a tensor that is computed from weights alone."""
-    return "EplGiven/" + tensor.replace(":", "_")
-
-
-def _dense(indices: str) -> str:
-    """Under which name the dense shape of a sparse tensor is kept."""
-    return indices + " dense"
-
-
-def _agreed_shapes(forward: _Forward, numbers: Numbers) -> Optional[Shapes]:
+def _agreed_shapes(forward: ForwardShapes, numbers: Numbers) -> Optional[Shapes]:
     """The shapes, once numbers that must be equal are; None if TensorFlow does not say which. `numbers` is changed."""
     free = set(numbers.values())
     for _ in range(len(numbers) + 1):
@@ -408,7 +118,7 @@ def _agreed_shapes(forward: _Forward, numbers: Numbers) -> Optional[Shapes]:
     return None
 
 
-def _release(forward: _Forward, numbers: Numbers, primes: FrozenSet[int], spare: Iterator[int]) -> Set[int]:
+def _release(forward: ForwardShapes, numbers: Numbers, primes: FrozenSet[int], spare: Iterator[int]) -> Set[int]:
     """Gives numbers of their own, which it returns, to first dimensions that have a size of the model for no reason.
 
     Where the model cuts a table to the rows, `table[:tf.shape(x)[0]]`, it has no more than there are in the trial.
@@ -428,7 +138,7 @@ def _release(forward: _Forward, numbers: Numbers, primes: FrozenSet[int], spare:
 
 
 def _dimensions(
-    forward: _Forward, numbers: Numbers, primes: FrozenSet[int], released: Set[int], shapes: Shapes
+    forward: ForwardShapes, numbers: Numbers, primes: FrozenSet[int], released: Set[int], shapes: Shapes
 ) -> Dimensions:
     sizes = {name: forward.numbers_of(name, numbers) for name in sorted(forward.fed)}
     known = {number: number for number in numbers.values() if _is_written(number, primes | released)}
@@ -438,9 +148,9 @@ def _dimensions(
             known[number] = said
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
-    no_rows = _no_rows(forward, shapes, candidates, firsts)
-    no_rows |= _vectors(forward, sizes, numbers, candidates, firsts - no_rows)
-    grouped, picked = _named(forward, shapes, candidates)
+    no_rows = find_no_rows(forward, shapes, candidates, firsts)
+    no_rows |= find_vectors(forward, sizes, numbers, candidates, firsts - no_rows)
+    grouped, picked = find_named_rows(forward, shapes, candidates)
     twice = {of[0] for of in sizes.values() if of and of.count(of[0]) > 1}
     uncut = twice | (picked - no_rows)
     for rows, groups in grouped:
@@ -450,110 +160,9 @@ def _dimensions(
     return Dimensions(sizes, known, frozenset(no_rows - uncut), frozenset(uncut), frozenset(grouped), is_open)
 
 
-def _no_rows(forward: _Forward, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
-    """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
-    candidates = candidates - _paired(forward, shapes, candidates)
-    picked = {number: [] for number in candidates}  # type: Dict[int, List[bool]]
-    beside: Dict[int, Set[int]] = {number: set() for number in candidates}
-    for name, tensors in forward.inputs.items():
-        op_type = forward.types[name]
-        if op_type in _ASKS_SHAPE or name in forward.in_batches:
-            continue
-        taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
-        outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
-        given = {size for shape in outputs for size in shape or ()}
-        is_known = all(shape is not None and None not in shape for shape in outputs)
-        for number in candidates:
-            if not _holds(taken, number) or _holds(given, number):
-                continue
-            picked[number].append(is_known and op_type in _PICKS)
-            if is_known and op_type not in _GROUPS:  # groups come out that did not go in
-                beside[number].update(other for other in firsts if other != number and _holds(given, other))
-    only_picked = {number for number, are in picked.items() if are and all(are)}
-    summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
-    return only_picked if firsts == only_picked | summed else only_picked | summed
-
-
-def _vectors(
-    forward: _Forward, sizes: Mapping[str, Tuple[int, ...]], numbers: Numbers, candidates: Set[int], others: Set[int]
-) -> Set[int]:
-    """The candidates that count single values of which the model takes some by constant indices, and no other has them.
-
-    The first row of a batch may be taken, too: so there are `others`, which may be the rows then.
-    """
-    vectors = {of[0] for name, of in sizes.items() if len(of) == 1 and name in forward.indexed}
-    alone = {number for number in vectors & candidates if sum(one % number == 0 for one in numbers.values()) == 1}
-    return alone if others - alone else set()
-
-
-def _named(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
-    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers."""
-    grouped: Set[Tuple[int, Optional[int]]] = set()
-    picked: Set[int] = set()
-    for name, tensors in forward.inputs.items():
-        op_type = forward.types[name]
-        if op_type not in _GROUPS and not (op_type in _GATHERS and forward.takes_rows(name)):
-            continue
-        ids = tensors[_GROUPS.get(op_type, 1)]
-        rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
-        if rows not in candidates or not forward.is_as_fed(ids):
-            continue
-        if op_type in _GATHERS:
-            picked |= candidates & {of_first}
-        elif groups is None or groups in candidates:
-            grouped.add((rows, groups))
-    return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
-
-
-def _paired(forward: _Forward, shapes: Shapes, candidates: Set[int]) -> Set[int]:
-    """Those of the candidates that count rows of which the model takes each with the one at the same place.
-
-    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels it makes
-    by `tf.range(tf.shape(x)[0])`. Where the classes are more than that, all candidates may be such.
-    """
-    found: Set[int] = set()
-    for name, tensors in forward.inputs.items():
-        entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
-        if forward.types[name] in _DIAGONALS:
-            found.update(candidates.intersection(entries))
-        elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
-            found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
-    return found
-
-
-def _first(shape: Shape) -> Optional[int]:
-    return shape[0] if shape else None
-
-
 def _is_written(number: int, primes: FrozenSet[int]) -> bool:
     """Whether a dimension has a size of the model."""
     return not any(number % prime == 0 for prime in primes)
-
-
-def _holds(sizes: Iterable[Optional[int]], number: int) -> bool:
-    return any(size is not None and size > 0 and size % number == 0 for size in sizes)
-
-
-def _outputs(name: str, shapes: Shapes) -> Iterator[str]:
-    for at in itertools.count():
-        output = "{}:{}".format(name, at)
-        if output not in shapes:
-            return
-        yield output
-
-
-def _fill(shape: tf.TensorShape, name: str, numbers: Numbers) -> None:
-    for at, dim in enumerate(shape.dim):
-        dim.size = numbers.get((name, at), dim.size)
-
-
-def _as_tuple(shape: tf.TensorShape) -> Shape:
-    """That of a TensorShapeProto."""
-    return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
-
-
-def _node_name(tensor: str) -> str:
-    return tensor.partition(":")[0]
 
 
 def _primes() -> Iterator[int]:
