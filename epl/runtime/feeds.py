@@ -143,8 +143,11 @@ class FeedSharing(object):
             size = _first_dimension(tensor) if key is None else None
             is_cut = copies[-1].name in by_name
             rows = shape[0] * (len(copies) if is_cut else 1) if shape else 0
+            says_rank = tensor.shape.ndims if key is None else tf.dimension_value(key.dense_shape.shape[0])
+            rank = len(shape) if says_rank is None else None
+            sharers = self._sharers(len(copies))
             if shape:
-                found[tensor.name] = Fed(int(rows), len(copies), self._sharers(len(copies)), size is not None, is_cut)
+                found[tensor.name] = Fed(int(rows), len(copies), sharers, rank, size is not None, is_cut)
         return found
 
     def _refuse_without_copies(self, feeds: Iterable[tf.Tensor]) -> None:

@@ -17,13 +17,24 @@ from epl.utils.errors import FeedError
 
 logger = logging.getLogger("epl")
 
-Fed = NamedTuple("Fed", [("rows", int), ("copies", int), ("sharers", str), ("is_known", bool), ("is_cut", bool)])
+Fed = NamedTuple(
+    "Fed",
+    [
+        ("rows", int),
+        ("copies", int),
+        ("sharers", str),
+        ("rank", Optional[int]),
+        ("is_known", bool),
+        ("is_cut", bool),
+    ],
+)
 Fed.__doc__ = """A value that is fed for several copies of a placeholder.
 
 Attributes:
   rows: of its first dimension, or of the dense shape.
   copies: of the placeholder.
   sharers: who has them, in words.
+  rank: of the value, if the placeholder does not say it.
   is_known: whether the placeholder says its first dimension.
   is_cut: whether it does, and the rows are those of all copies.
 """
@@ -39,7 +50,7 @@ class WholeFeeds(object):
         self._said = {tensor.name for tensor in rewrite.graph.whole_inputs}
         self._by_hand: Optional[FrozenSet[str]] = None
         self._trained: Optional[Set[int]] = None
-        self._dimensions: Dict[Tuple[str, ...], Optional[Dimensions]] = {}
+        self._dimensions: Dict[Tuple[FrozenSet[str], FrozenSet[Tuple[str, int]]], Optional[Dimensions]] = {}
         self._warned: Set[str] = set()
 
     def find(self, fed: Mapping[str, Fed], sparse: Sequence[tf.SparseTensor]) -> Set[str]:
@@ -52,13 +63,15 @@ class WholeFeeds(object):
         Raises:
           FeedError: two of them cannot be shared out together.
         """
-        dimensions = self._dimensions_of(sparse) if fed else None
+        dimensions = self._dimensions_of(fed, sparse) if fed else None
         sizes = {} if dimensions is None else {name: of for name, of in dimensions.sizes.items() if of and name in fed}
         whole = {name for name, one in fed.items() if self._is_whole(name, one, sizes, dimensions)}
-        whole |= self._cannot_be_cut(fed, sizes)
+        if dimensions is not None:
+            whole |= self._cannot_be_cut(fed, sizes, dimensions)
         cut = [name for name, one in sorted(fed.items()) if name not in whole and (one.is_cut or not one.is_known)]
         if dimensions is not None:
             _refuse_meetings(fed, cut, sizes, dimensions)
+            _refuse_groups(fed, cut, sizes, dimensions)
         together = self.of_batch(cut)
         for name in together[1:]:
             _refuse_other_rows(together[0], name, fed, sizes)
@@ -125,30 +138,36 @@ class WholeFeeds(object):
             self._by_hand = frozenset(view.nodes[node].name + ":0" for node in found)
         return self._by_hand
 
-    def _dimensions_of(self, sparse: Sequence[tf.SparseTensor]) -> Optional[Dimensions]:
-        key = tuple(sorted(one.indices.name for one in sparse))
+    def _dimensions_of(self, fed: Mapping[str, Fed], sparse: Sequence[tf.SparseTensor]) -> Optional[Dimensions]:
+        ranks = {name: one.rank for name, one in fed.items() if one.rank is not None}
+        key = frozenset(one.indices.name for one in sparse), frozenset(ranks.items())
         if key not in self._dimensions:
             graph = self._rewrite.graph
             objective = [first_tensor(y).name for call in graph.gradient_calls for y in call.ys]
             stand_ins = {} if graph.split is None else graph.split.stand_ins()
-            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, stand_ins)
+            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, stand_ins, ranks)
             self._dimensions[key] = found
             if found is not None and found.no_rows:
                 names = [name for name, of in found.sizes.items() if of and of[0] in found.no_rows]
                 logger.info("%s: the first dimension holds no rows of the batch; all get it whole.", ", ".join(names))
         return self._dimensions[key]
 
-    def _cannot_be_cut(self, fed: Mapping[str, Fed], sizes: Mapping[str, Tuple[int, ...]]) -> Set[str]:
-        """What has the same rows as a tensor that has them in two dimensions, as the adjacency of a graph does."""
+    def _cannot_be_cut(
+        self, fed: Mapping[str, Fed], sizes: Mapping[str, Tuple[int, ...]], dimensions: Dimensions
+    ) -> Set[str]:
+        """What is one whole, as a graph with the adjacency or the edges of its nodes."""
         twice = {of[0]: name for name, of in sizes.items() if of.count(of[0]) > 1}
-        found = {name for name, of in sizes.items() if of[0] in twice and not fed[name].is_known}
-        for name in sorted(found):
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "%s has the rows of %s, which has them in two dimensions and cannot be cut: each of the %s gets "
-                    "all of it, and computes the same.", name, twice[sizes[name][0]], fed[name].sharers,
-                )  # fmt: skip
+        found = {name for name, of in sizes.items() if of[0] in dimensions.uncut and not fed[name].is_known}
+        for name in sorted(found - self._warned):
+            self._warned.add(name)
+            if sizes[name][0] in twice:
+                why = "has the rows of {}, which has them in two dimensions and".format(twice[sizes[name][0]])
+            else:
+                why = "is part of a whole whose rows are fed by their numbers, as edges name the nodes of a graph, and"
+            logger.warning(
+                "%s %s cannot be cut: each of the %s gets all of it, and computes the same.",
+                name, why, fed[name].sharers,
+            )  # fmt: skip
         return found
 
 
@@ -174,6 +193,27 @@ def _refuse_meetings(
                     "Feed it with the rows first; or, if {} holds no rows of a batch, call epl.keep_whole for "
                     "it.".format(name, by_size[size], dim, fed[name].sharers, by_size[size])
                 )
+
+
+def _refuse_groups(
+    fed: Mapping[str, Fed], cut: List[str], sizes: Mapping[str, Tuple[int, ...]], dimensions: Dimensions
+) -> None:
+    """Raises FeedError for rows of groups that are fed by number, as those of unsorted_segment_sum, if any is cut."""
+    for rows, groups in dimensions.grouped:
+        names = [name for number in (rows, groups) for name, of in sorted(sizes.items()) if of[0] == number]
+        found = [name for name in names if name in cut]
+        if found:
+            raise FeedError(
+                "{} would be cut for {}, and the model groups rows by numbers that are fed and count over all of them, "
+                "as tf.segment_sum does: {}. If they hold no rows of a batch, call epl.keep_whole for the numbers, the "
+                "rows, and what has one row for each group: each gets all of them. If there are several rows for each "
+                "one of the batch, feed them with the rows of the batch first and the several ones in a dimension of "
+                "their own.".format(
+                    found[0],
+                    fed[found[0]].sharers,
+                    ", ".join("{} was fed {} rows".format(name, fed[name].rows) for name in names),
+                )
+            )
 
 
 def _rows_of_all(whole: Fed, cut: Fed) -> int:

@@ -26,6 +26,15 @@ def keep_probabilities():
     return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keep: [0.5, 2.0]}
 
 
+def unstacked():
+    """Numbers of which the model says how many there are, and some that it also sums."""
+    x, y = placeholders()
+    keep, rates = tf.placeholder(tf.float32, [None], "keep"), tf.placeholder(tf.float32, [None], "rates")
+    first, second = tf.unstack(keep, num=2)
+    out = tf.layers.dense(x * first, 1, name="dense") * second * rates[0] / tf.reduce_sum(rates)
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keep: [0.5, 2.0], rates: np.arange(1.0, 9.0)}
+
+
 def coefficients():
     """As many as the model has columns."""
     x, y = placeholders()
@@ -43,6 +52,15 @@ def table():
     return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, keys: X[:6] + 1}
 
 
+def candidates():
+    """Classes that are fed, and the loss in one op."""
+    x, labels = tf.placeholder(tf.float32, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    classes = tf.placeholder(tf.float32, [None, 3], "classes")
+    logits = tf.matmul(tf.layers.dense(x, 3, name="dense"), classes, transpose_b=True)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    return loss, {x: X, labels: LABELS, classes: X + 1}
+
+
 def graph_of_nodes(sparse):
     """Two layers of a graph network on a whole graph."""
     features = tf.placeholder(tf.float32, [None, 3], "features")
@@ -56,6 +74,37 @@ def graph_of_nodes(sparse):
     out = multiply(adjacency, tf.layers.dense(hidden, 4, name="second"))
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=out))
     return loss, {features: X, labels: LABELS, adjacency: value}
+
+
+def graph_of_unknown_ranks():
+    """Adjacency and mask of unknown rank, as the original GCN has them, and sparse features of constant shape."""
+    adjacency = tf.sparse_placeholder(tf.float32, name="adjacency")
+    features = tf.sparse_placeholder(tf.float32, tf.constant([8, 8], tf.int64), "features")
+    labels, mask = tf.placeholder(tf.int32, [None], "labels"), tf.placeholder(tf.float32, name="mask")
+    kernel = tf.get_variable("kernel", [8, 4])
+    hidden = tf.sparse_tensor_dense_matmul(adjacency, tf.sparse_tensor_dense_matmul(features, kernel))
+    out = tf.sparse_tensor_dense_matmul(adjacency, tf.nn.relu(hidden))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=out)
+    value = (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape)
+    feed = {features: value, labels: LABELS, adjacency: value, mask: np.arange(8.0)}
+    return tf.reduce_sum(losses * mask) / tf.reduce_sum(mask), feed
+
+
+def sparse_rows_of_unknown_rank():
+    """A sparse batch, which is cut."""
+    x, y = tf.sparse_placeholder(tf.float32, name="x"), tf.placeholder(tf.float32, [None, 1], "y")
+    out = tf.sparse_tensor_dense_matmul(x, tf.get_variable("kernel", [8, 1]))
+    return tf.reduce_mean(tf.square(out - y)), {x: (NONZERO, np.ones(len(NONZERO), "f"), ADJACENCY.shape), y: Y}
+
+
+def graph_of_edges():
+    """A layer of a graph network that has edges as pairs of nodes."""
+    nodes, labels = placeholders()
+    edges = tf.placeholder(tf.int32, [None, 2], "edges")
+    sent = tf.gather(tf.layers.dense(nodes, 5, name="first"), edges[:, 0])
+    received = tf.unsorted_segment_sum(sent, edges[:, 1], tf.shape(nodes)[0])
+    out = tf.layers.dense(tf.tanh(received), 1, name="second")
+    return tf.reduce_mean(tf.square(out - labels)), {nodes: X, labels: Y, edges: NONZERO}
 
 
 def rows_of_known_number():
@@ -85,10 +134,15 @@ def a_table_that_is_written():
 
 MODELS = {
     "keep probabilities": keep_probabilities,
+    "unstacked": unstacked,
     "coefficients": coefficients,
     "table": table,
+    "candidates": candidates,
     "dense graph": lambda: graph_of_nodes(False),
     "sparse graph": lambda: graph_of_nodes(True),
+    "graph of edges": graph_of_edges,
+    "graph of unknown ranks": graph_of_unknown_ranks,
+    "sparse rows of unknown rank": sparse_rows_of_unknown_rank,
     "known rows": rows_of_known_number,
     "said": said_to_be_whole,
     "written table": a_table_that_is_written,
@@ -128,7 +182,9 @@ def test_weights_in_parts_do_not_hide_it(init, level):
     check(init, "table", zero__level=level)
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"sparse graph"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(MODELS) - {"sparse graph", "graph of unknown ranks", "sparse rows of unknown rank"})
+)
 def test_in_a_split_it_is_no_batch(init, name):
     def split():
         with epl.split(2):
@@ -199,6 +255,46 @@ def test_other_numbers_of_rows_where_the_graph_tells_nothing(init):
     factors = tf.placeholder(tf.float32, [None], "factors")
     loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y)) * tf.reduce_mean(factors)
     refused(loss, {x: X, y: Y, factors: np.ones(4)}, "factors:0 was fed 4 rows and x:0 was fed 8, .*epl.keep_whole")
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_groups_that_are_fed_by_number(init, is_sorted, count):
+    init()
+    x, y = placeholders()
+    groups = tf.placeholder(tf.int32, [None], "groups")
+    rows = tf.layers.dense(x, 1)
+    out = tf.segment_sum(rows, groups) if is_sorted else tf.unsorted_segment_sum(rows, groups, tf.shape(y)[0])
+    feed = {x: X, y: Y[:count], groups: np.arange(8) * count // 8}
+    all_of_it = "" if is_sorted else ", x:0 was fed 8 rows, y:0 was fed {} rows".format(count)
+    match = "groups:0 would be cut .*groups:0 was fed 8 rows{}. .*epl.keep_whole for the numbers".format(all_of_it)
+    refused(tf.reduce_mean(tf.square(out - y)), feed, match)
+
+
+def test_groups_that_are_fed_by_number_can_all_be_whole(init):
+    def model():
+        x, y = placeholders()
+        groups = tf.placeholder(tf.int32, [None], "groups")
+        epl.keep_whole([x, y, groups])
+        out = tf.unsorted_segment_sum(tf.layers.dense(x, 1, name="dense"), groups, tf.shape(y)[0])
+        return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y[:4], groups: [3, 3, 2, 1, 1, 1, 0, 0]}
+
+    init(1, annotate=False)
+    expected = trained(model)
+    init()
+    for value, wanted in zip(trained(model), expected):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_nodes_of_several_graphs_are_not_cut_alone(init):
+    init()
+    loss, feed = graph_of_edges()
+    graphs = tf.placeholder(tf.int32, [None], "graphs")
+    wanted = tf.placeholder(tf.float32, [None, 1], "wanted")
+    nodes = tf.get_default_graph().get_tensor_by_name("second/BiasAdd:0")
+    pooled = tf.unsorted_segment_sum(nodes, graphs, tf.shape(wanted)[0])
+    feed.update({graphs: np.arange(8) // 4, wanted: Y[:2]})
+    refused(loss + tf.reduce_mean(tf.square(pooled - wanted)), feed, "wanted:0 would be cut .*graphs:0 was fed 8 rows")
 
 
 def test_a_whole_value_of_known_first_dimension_is_fed_once_without_a_warning(init, caplog):

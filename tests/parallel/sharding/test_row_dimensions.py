@@ -15,8 +15,8 @@ def graph():
     tf.reset_default_graph()
 
 
-def found(loss, sparse=()):
-    return find_dimensions(loss.graph, GraphView(loss.graph), [loss.name], sparse)
+def found(loss, sparse=(), ranks=None):
+    return find_dimensions(loss.graph, GraphView(loss.graph), [loss.name], sparse, ranks=ranks)
 
 
 def loss_of(labels, logits):
@@ -45,6 +45,27 @@ def test_what_is_picked_from_holds_no_rows():
     assert without_rows(found(tf.reduce_mean(tf.layers.dense(x, 1) * keep[0] + keep[1]))) == ["keep:0"]
 
 
+def test_a_vector_that_is_picked_from_and_summed_holds_no_rows():
+    x, keep = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "keep")
+    loss = tf.reduce_mean(tf.layers.dense(x, 1) * keep[0]) / tf.reduce_sum(keep)
+    assert without_rows(found(loss)) == ["keep:0"]
+
+
+def test_a_row_may_be_taken_of_a_batch():
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "y")
+    rows = tf.squeeze(tf.layers.dense(x, 1), 1)
+    assert not without_rows(found(tf.reduce_mean(tf.square(rows - y)) + y[0] + tf.reduce_sum(x[0])))
+    assert not without_rows(found(tf.reduce_mean(tf.square(y)) + y[0]))
+    assert not without_rows(found(tf.reduce_mean(rows) + tf.reduce_sum(x[0]) + tf.reduce_mean(y)))
+
+
+def test_what_is_unstacked_has_a_size_of_the_model():
+    x, keep = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "keep")
+    first, second = tf.unstack(keep, num=2)
+    dimensions = found(tf.reduce_mean(tf.layers.dense(x, 1) * first + second))
+    assert dimensions.sizes["keep:0"] == (2,) and without_rows(dimensions) == ["keep:0"]
+
+
 def test_what_each_row_looks_at_holds_no_rows():
     x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
     read = tf.matmul(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), keys)
@@ -56,6 +77,34 @@ def test_two_that_look_at_each_other_both_may_hold_rows():
     scores = tf.matmul(x, z, transpose_b=True)
     both = tf.reduce_mean(tf.reduce_logsumexp(scores, 0)) + tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
     assert not found(both).no_rows
+
+
+def one_hot_loss(labels, logits):
+    return tf.losses.softmax_cross_entropy(tf.one_hot(labels, tf.shape(logits)[1]), logits)
+
+
+@pytest.mark.parametrize("loss", [loss_of, tf.losses.sparse_softmax_cross_entropy, one_hot_loss])
+def test_the_classes_of_a_cross_entropy_hold_no_rows(loss):
+    x, classes = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "classes")
+    logits = tf.matmul(x, tf.gather(tf.get_variable("table", [9, 3]), classes), transpose_b=True)
+    assert without_rows(found(loss(tf.placeholder(tf.int32, [None], "labels"), logits))) == ["classes:0"]
+    first = tf.zeros([tf.shape(x)[0]], tf.int32)
+    assert without_rows(found(loss(first, tf.concat([tf.layers.dense(x, 1), logits], 1)))) == ["classes:0"]
+
+
+@pytest.mark.parametrize("with_more", [False, True])
+def test_classes_that_are_numbers_of_rows_may_be_rows(with_more):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    logits = tf.matmul(x, z, transpose_b=True)
+    if with_more:
+        logits = tf.concat([logits, tf.layers.dense(x, 2)], 1) / 0.1
+    assert not found(loss_of(tf.range(tf.shape(x)[0]), logits)).no_rows
+
+
+def test_what_the_diagonal_is_taken_of_may_hold_rows():
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    scores = tf.matmul(x, z, transpose_b=True)
+    assert not found(tf.reduce_mean(tf.reduce_logsumexp(scores, 1) - tf.linalg.diag_part(scores))).no_rows
 
 
 def test_a_size_of_the_model():
@@ -97,6 +146,85 @@ def test_a_graph_has_its_nodes_in_two_dimensions(is_sparse):
     name = adjacency.indices.name if is_sparse else adjacency.name
     assert len(set(dimensions.sizes[name])) == 1 and names_of_rows(dimensions) == {name, "x:0", "labels:0"}
     assert set(without_rows(dimensions)) == {name, "x:0", "labels:0"}
+
+
+def test_the_rank_of_what_is_fed_tells_where_the_graph_does_not():
+    x, y = tf.sparse_placeholder(F, name="x"), tf.placeholder(F, name="y")
+    loss = tf.reduce_mean(tf.square(tf.sparse_tensor_dense_matmul(x, tf.get_variable("kernel", [8, 1])) - y))
+    assert found(loss, [x]).sizes == {x.indices.name: (), y.name: ()}
+    sizes = found(loss, [x], {x.indices.name: 2, y.name: 2}).sizes
+    assert sizes[x.indices.name][0] == sizes[y.name][0] > 1 and sizes[x.indices.name][1] == 8
+
+
+def test_edges_name_the_nodes_of_one_graph():
+    x, y = tf.placeholder(F, [None, 6], "x"), tf.placeholder(F, [None, 1], "y")
+    edges = tf.placeholder(tf.int32, [None, 2], "edges")
+    sent = tf.gather(tf.layers.dense(x, 5), edges[:, 0])
+    nodes = tf.unsorted_segment_sum(sent, edges[:, 1], tf.shape(x)[0])
+    dimensions = found(tf.reduce_mean(tf.square(tf.layers.dense(nodes, 1) - y)))
+    assert dimensions.uncut == {of[0] for of in dimensions.sizes.values()} and not dimensions.no_rows
+    assert set(without_rows(dimensions)) == {"x:0", "y:0", "edges:0"}
+
+
+def test_rows_that_are_mixed_by_fed_numbers_are_one_whole():
+    x, order = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "order")
+    assert found(tf.reduce_mean(tf.square(tf.layers.dense(x + tf.gather(x, order), 1)))).uncut
+    shuffled = tf.random_shuffle(tf.range(tf.shape(x)[0]))
+    assert not found(tf.reduce_mean(tf.square(tf.layers.dense(x + tf.gather(x, shuffled), 1)))).uncut
+
+
+def test_actions_that_pick_in_each_row_leave_the_rows_alone():
+    x, actions = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "actions")
+    picked = tf.gather(tf.layers.dense(x, 5), actions, batch_dims=1, axis=1)
+    dimensions = found(tf.reduce_mean(tf.square(picked)))
+    assert not dimensions.uncut and not dimensions.no_rows
+
+
+def segment_sum(rows, groups, y):
+    return tf.segment_sum(rows, groups)
+
+
+def unsorted_segment_sum(rows, groups, y):
+    return tf.unsorted_segment_sum(rows, groups, tf.shape(y)[0])
+
+
+def scatter_nd(rows, groups, y):
+    return tf.scatter_nd(tf.expand_dims(groups, 1), rows, [tf.shape(y)[0], 1])
+
+
+@pytest.mark.parametrize("how", [segment_sum, unsorted_segment_sum, scatter_nd])
+def test_rows_that_are_grouped_by_fed_numbers(how):
+    x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    groups = tf.placeholder(tf.int32, [None], "groups")
+    dimensions = found(tf.reduce_mean(tf.square(how(tf.layers.dense(x, 1), groups, y) - y)))
+    number_of_groups = None if how is segment_sum else dimensions.sizes["y:0"][0]
+    assert dimensions.grouped == {(dimensions.sizes["groups:0"][0], number_of_groups)}
+    assert not dimensions.no_rows and not dimensions.uncut
+    own = found(tf.reduce_mean(tf.square(how(tf.layers.dense(x, 1), tf.range(tf.shape(x)[0]) // 2, y) - y)))
+    assert not own.grouped and not own.no_rows
+
+
+def test_sums_for_each_class_of_the_model_leave_the_rows_alone():
+    x, labels = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    dimensions = found(tf.reduce_mean(tf.square(tf.unsorted_segment_sum(tf.layers.dense(x, 1), labels, 10))))
+    assert not dimensions.grouped and not dimensions.no_rows
+
+
+def test_a_sparse_batch_of_an_embedding_is_not_grouped():
+    ids, y = tf.sparse_placeholder(tf.int64, [None, None], "ids"), tf.placeholder(F, [None, 1], "y")
+    looked_up = tf.nn.embedding_lookup_sparse(tf.get_variable("table", [9, 3]), ids, None, combiner="sum")
+    weights = tf.nn.embedding_lookup_sparse(tf.get_variable("other", [9, 3]), ids, ids, combiner="sum")
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(looked_up + weights, 1) - y))
+    assert not found(loss, [ids]).grouped
+
+
+@pytest.mark.parametrize("multiply", [tf.sparse_tensor_dense_matmul, tf.matmul])
+def test_rows_of_nodes_that_all_look_at(multiply):
+    is_sparse = multiply is tf.sparse_tensor_dense_matmul
+    x, labels = tf.placeholder(F, [None, 6], "x"), tf.placeholder(tf.int32, [None], "labels")
+    adjacency = (tf.sparse_placeholder if is_sparse else tf.placeholder)(F, [None, None], "adjacency")
+    dimensions = found(loss_of(labels, multiply(adjacency, tf.layers.dense(x, 5))), [adjacency] if is_sparse else ())
+    assert without_rows(dimensions) == ["x:0"]
 
 
 def test_flattened_rows_are_several_for_each_row():

@@ -1,0 +1,289 @@
+"""The shapes of all that an objective is computed from, inferred by TensorFlow from trial sizes of what comes in."""
+
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.ir.view import GraphView
+from epl.utils import tf_compat
+
+ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+_ITERATORS = ("IteratorGetNext", "IteratorGetNextSync")
+_DEFAULTED = "PlaceholderWithDefault"
+# Ops that give values of an input as they are.
+_MOVES = frozenset(
+    ["Cast", "ExpandDims", "Identity", "Reshape", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack"]
+)
+_NUMBERS = frozenset(["Range", "MatrixDiag", "MatrixSetDiag"])
+
+Dim = Tuple[str, int]  # name of a tensor that comes into the model, dimension
+Numbers = Dict[Dim, int]
+Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
+Shapes = Dict[str, Shape]  # by the name of a tensor
+
+
+class ForwardShapes(object):
+    """A copy of what an objective is computed from, as a GraphDef whose sources get the sizes of a trial.
+
+    Attributes:
+      inputs: name of a node -> names of the tensors that it takes.
+      types: name of a node -> op type.
+      taken: names of the tensors that a node takes, and of the objective.
+      shapes: of the tensors that come into the model, as the graph says.
+      fed: the names of those of them that a user may feed.
+      in_batches: names of the gathers that pick in each row: their shapes do not say that these are the same rows.
+      indexed: names of the tensors of which a node takes a row by a constant index, `keep[0]`.
+    """
+
+    def __init__(
+        self,
+        tf_graph: tf.Graph,
+        view: GraphView,
+        objective: Iterable[str],
+        sparse: Sequence[tf.SparseTensor],
+        stand_ins: Mapping[str, str],
+        ranks: Mapping[str, int],
+    ) -> None:
+        self._tf_graph = tf_graph
+        self._view = view
+        self._graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
+        self._stand_ins = stand_ins
+        self._ranks = ranks
+        self._dense_shapes = {one.dense_shape.op.name: one.indices.name for one in sparse}
+        self._components = {tensor.name for one in sparse for tensor in (one.indices, one.values)}
+        self._sources: Dict[str, tf.NodeDef] = {}
+        self.inputs: Dict[str, List[str]] = {}
+        self.types: Dict[str, str] = {}
+        self.shapes: Shapes = {}
+        self.fed: Set[str] = set()
+        self.in_batches: Set[str] = set()
+        self.indexed: Set[str] = set()
+        self.taken = {self._meant(name) for name in objective}
+        roots = [_node_name(name) for name in self.taken]
+        self._of_weights = self._computed_from_weights(roots)
+        for name, inputs in self._reached(roots, lambda name: name in self._of_weights).items():
+            if name in self._of_weights:
+                self._add_given(name)
+            else:
+                self._add(view.nodes[view.index[name]].to_proto(), inputs)
+
+    def _reached(self, roots: Sequence[str], stop: Callable[[str], bool]) -> Dict[str, List[str]]:
+        """The roots and the nodes that they take data of, not beyond `stop`; with the tensors that each one takes."""
+        found: Dict[str, List[str]] = {}
+        stack = list(roots)
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                inputs = self._view.nodes[self._view.index[name]].input
+                found[name] = [] if stop(name) else [self._meant(one) for one in inputs if one[0] != "^"]
+                stack += [_node_name(tensor) for tensor in found[name]]
+        return found
+
+    def _computed_from_weights(self, roots: Sequence[str]) -> Set[str]:
+        """The nodes that compute with variables and no data: how parts of weights become whole is no matter here."""
+        view = self._view
+        inputs = self._reached(roots, lambda name: False)
+        types = {name: view.types[view.index[name]] for name in inputs}
+        variables = {name for name, op_type in types.items() if op_type in op_types.VARIABLES}
+        reads = {
+            name
+            for name, tensors in inputs.items()
+            if types[name] in op_types.READS and _node_name(tensors[0]) in variables
+        }
+        sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
+        data = _depending(inputs, [name for name in inputs if view.index[name] in sources])
+        return _depending(inputs, variables) - variables - reads - data
+
+    def _add_given(self, name: str) -> None:
+        """A placeholder for each output of a node, with the shape that the graph says."""
+        for at, output in enumerate(self._tf_graph.get_operation_by_name(name).outputs):
+            node = self._graph_def.node.add(name=_given("{}:{}".format(name, at)), op="Placeholder")
+            node.attr["dtype"].type = output.dtype.base_dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(output.shape.as_proto())
+            self.inputs[node.name], self.types[node.name] = [], node.op
+
+    def _meant(self, name: str) -> str:
+        tensor = name if ":" in name else name + ":0"
+        return self._stand_ins.get(tensor, tensor)
+
+    def _add(self, node: tf.NodeDef, inputs: Sequence[str]) -> None:
+        inputs = [_given(tensor) if _node_name(tensor) in self._of_weights else tensor for tensor in inputs]
+        for attr in ("_output_shapes", "_class"):
+            node.attr.pop(attr, None)
+        if node.op == _DEFAULTED and DEFAULT_ATTR in node.attr:
+            node.op = "Identity"
+            node.attr["T"].CopyFrom(node.attr.pop("dtype"))
+            node.attr.pop("shape")
+        elif node.op == _DEFAULTED:
+            node.op, inputs = "Placeholder", []
+        del node.input[:]
+        node.input.extend(inputs)
+        node.device = ""
+        self.inputs[node.name], self.types[node.name] = inputs, node.op
+        self.taken.update(inputs)
+        if "batch_dims" in node.attr and node.attr["batch_dims"].i:
+            self.in_batches.add(node.name)
+        if node.op == "StridedSlice" and node.attr["shrink_axis_mask"].i & 1 and self._is_constant(inputs[1]):
+            self.indexed.add(inputs[0])
+        copy = self._graph_def.node.add()
+        copy.CopyFrom(node)
+        if node.op == "Placeholder":
+            self._add_fed(copy)
+        elif node.op == "Const" and node.name in self._dense_shapes:
+            self._add_sparse(node.name, tuple(int(size) for size in tf.make_ndarray(node.attr["value"].tensor)))
+        elif node.op in _ITERATORS:
+            self._sources[node.name] = copy
+            shapes = node.attr["output_shapes"].list.shape
+            self.shapes.update(("{}:{}".format(node.name, at), _as_tuple(shape)) for at, shape in enumerate(shapes))
+
+    def _add_fed(self, node: tf.NodeDef) -> None:
+        self._sources[node.name] = node
+        name, shape = node.name + ":0", _as_tuple(node.attr["shape"].shape)
+        if node.name in self._dense_shapes:
+            rank = shape[0] if shape else None
+            rank = self._ranks.get(self._dense_shapes[node.name]) if rank is None else rank
+            self._add_sparse(node.name, None if rank is None else (None,) * rank)
+            return
+        if shape is None and name in self._ranks:
+            shape = (None,) * self._ranks[name]
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        self.shapes[name] = shape
+        if name not in self._components:
+            self.fed.add(name)
+
+    def _add_sparse(self, dense_shape: str, shape: Shape) -> None:
+        indices = self._dense_shapes[dense_shape]
+        self.shapes[_dense(indices)] = shape
+        self.fed.add(indices)
+
+    def open_dims(self, opens_known: bool) -> Iterator[Dim]:
+        """The dimensions that get a number of their own: the open ones, and known first ones of placeholders."""
+        for name, shape in sorted(self.shapes.items()):
+            for dim, size in enumerate(shape or ()):
+                if size is None or (opens_known and dim == 0 and name in self.fed):
+                    yield name, dim
+
+    def numbers_of(self, name: str, numbers: Numbers) -> Tuple[int, ...]:
+        """The number, or size, of each dimension of what is fed, whose rank is known."""
+        key = self._key(name)
+        return tuple(numbers.get((key, dim), size or 0) for dim, size in enumerate(self.shapes[key] or ()))
+
+    def is_open(self, name: str) -> bool:
+        """Whether what is fed does not say its first dimension."""
+        shape = self.shapes[self._key(name)]
+        return not shape or shape[0] is None
+
+    def takes_rows(self, gather: str) -> bool:
+        """Whether a gather picks along the first dimension."""
+        if len(self.inputs[gather]) < 3:  # the others have no axis
+            return True
+        axis = self.inputs[gather][2]
+        if not self._is_constant(axis):
+            return False
+        node = self._view.nodes[self._view.index[_node_name(axis)]].to_proto()
+        return int(tf.make_ndarray(node.attr["value"].tensor)) == 0
+
+    def _is_constant(self, tensor: str) -> bool:
+        node = self._view.index.get(_node_name(tensor))
+        return node is not None and self._view.types[node] == "Const"
+
+    def is_as_fed(self, tensor: str) -> bool:
+        """Whether a tensor has values of a placeholder as they were fed."""
+        name = _node_name(tensor)
+        if self.types[name] in _MOVES:
+            return any(self.is_as_fed(one) for one in self.inputs[name])
+        return name + ":0" in self.fed
+
+    def is_numbering(self, tensor: str) -> bool:
+        """Whether a tensor is computed from shapes and constants alone, with `tf.range` or `tf.eye`."""
+        found = self._reached_from(tensor)
+        sources = {self.types[name] for name in found if not self.inputs[name]}
+        return sources <= {"Const"} and any(self.types[name] in _NUMBERS for name in found)
+
+    def _reached_from(self, tensor: str) -> Set[str]:
+        """The nodes that compute a tensor, not beyond those that ask for shapes, which are left out."""
+        found: Set[str] = set()
+        stack = [tensor]
+        while stack:
+            name = _node_name(stack.pop())
+            if name not in found and self.types[name] not in ASKS_SHAPE:
+                found.add(name)
+                stack += self.inputs[name]
+        return found
+
+    def _key(self, name: str) -> str:
+        """The name under which the shape of what is fed is kept."""
+        return _dense(name) if _dense(name) in self.shapes else name
+
+    def inferred(self, numbers: Numbers) -> Shapes:
+        """The shapes of all tensors with these sizes of the open dimensions.
+
+        Raises:
+          ValueError: they do not fit.
+        """
+        for name, node in self._sources.items():
+            if node.op in _ITERATORS:
+                for at, shape in enumerate(node.attr["output_shapes"].list.shape):
+                    _fill(shape, "{}:{}".format(name, at), numbers)
+            elif name in self._dense_shapes:
+                self._fill_dense_shape(node, numbers)
+            else:
+                _fill(node.attr["shape"].shape, name + ":0", numbers)
+        scratch = tf.Graph()
+        tf_compat.import_nodes(scratch, self._graph_def.SerializeToString(), list(self.inputs), [], [])
+        return {
+            output.name: None if output.shape.ndims is None else tuple(output.shape.as_list())
+            for name in self.inputs
+            for output in scratch.get_operation_by_name(name).outputs
+        }
+
+    def _fill_dense_shape(self, node: tf.NodeDef, numbers: Numbers) -> None:
+        key = _dense(self._dense_shapes[node.name])
+        shape = self.shapes[key]
+        if shape is not None:
+            sizes = [numbers[key, dim] for dim in range(len(shape))]
+            node.op = "Const"
+            node.attr.pop("shape", None)
+            node.attr["dtype"].type = tf.int64.as_datatype_enum
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sizes, tf.int64))
+
+
+def _depending(inputs: Mapping[str, Sequence[str]], roots: Iterable[str]) -> Set[str]:
+    """The roots and the nodes that take of them, given what each node takes."""
+    takers: Dict[str, List[str]] = {}
+    for name, tensors in inputs.items():
+        for tensor in tensors:
+            takers.setdefault(_node_name(tensor), []).append(name)
+    found = set(roots)
+    stack = list(found)
+    while stack:
+        new = set(takers.get(stack.pop(), ())) - found
+        found |= new
+        stack.extend(new)
+    return found
+
+
+def _given(tensor: str) -> str:
+    """The name of what stands for a tensor that is computed from weights alone."""
+    return "EplGiven/" + tensor.replace(":", "_")
+
+
+def _dense(indices: str) -> str:
+    """Under which name the dense shape of a sparse tensor is kept."""
+    return indices + " dense"
+
+
+def _fill(shape: tf.TensorShape, name: str, numbers: Numbers) -> None:
+    for at, dim in enumerate(shape.dim):
+        dim.size = numbers.get((name, at), dim.size)
+
+
+def _as_tuple(shape: tf.TensorShape) -> Shape:
+    """That of a TensorShapeProto."""
+    return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
+
+
+def _node_name(tensor: str) -> str:
+    return tensor.partition(":")[0]

@@ -1,0 +1,117 @@
+"""What the ops of a model show of first dimensions: which cannot be the rows of a batch, and which cannot be cut.
+
+A dimension is not that of the rows if it goes away in ops that pick some of it (`keep[0]`), or while another one that
+may be the rows is still there: a table that all rows look at, `softmax(rows * table^T) * table`. It may be nevertheless
+if the model takes the diagonal, as a loss over pairs of one batch does.
+
+It cannot be cut if values that are fed, and would be cut themselves, name its rows by their numbers.
+"""
+
+import itertools
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+
+from epl.parallel.forward_shapes import ASKS_SHAPE, ForwardShapes, Numbers, Shape, Shapes
+
+_CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
+_DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
+_GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
+# Op type -> which of its inputs has the group of each row.
+_GROUPS = {
+    **{"UnsortedSegment" + how: 1 for how in ("Sum", "Max", "Min", "Prod")},
+    **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
+    "ScatterNd": 0,
+}
+_PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
+
+
+def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
+    """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
+    candidates = candidates - _paired(forward, shapes, candidates)
+    picked: Dict[int, List[bool]] = {number: [] for number in candidates}
+    beside: Dict[int, Set[int]] = {number: set() for number in candidates}
+    for name, tensors in forward.inputs.items():
+        op_type = forward.types[name]
+        if op_type in ASKS_SHAPE or name in forward.in_batches:
+            continue
+        taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
+        outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
+        given = {size for shape in outputs for size in shape or ()}
+        is_known = all(shape is not None and None not in shape for shape in outputs)
+        for number in candidates:
+            if not _holds(taken, number) or _holds(given, number):
+                continue
+            picked[number].append(is_known and op_type in _PICKS)
+            if is_known and op_type not in _GROUPS:  # groups come out that did not go in
+                beside[number].update(other for other in firsts if other != number and _holds(given, other))
+    only_picked = {number for number, are in picked.items() if are and all(are)}
+    summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
+    return only_picked if firsts == only_picked | summed else only_picked | summed
+
+
+def find_vectors(
+    forward: ForwardShapes,
+    sizes: Mapping[str, Tuple[int, ...]],
+    numbers: Numbers,
+    candidates: Set[int],
+    others: Set[int],
+) -> Set[int]:
+    """The candidates that count single values of which the model takes some by constant indices, and no other has them.
+
+    The first row of a batch may be taken, too: so there are `others`, which may be the rows then.
+    """
+    vectors = {of[0] for name, of in sizes.items() if len(of) == 1 and name in forward.indexed}
+    alone = {number for number in vectors & candidates if sum(one % number == 0 for one in numbers.values()) == 1}
+    return alone if others - alone else set()
+
+
+def find_named_rows(
+    forward: ForwardShapes, shapes: Shapes, candidates: Set[int]
+) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
+    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers."""
+    grouped: Set[Tuple[int, Optional[int]]] = set()
+    picked: Set[int] = set()
+    for name, tensors in forward.inputs.items():
+        op_type = forward.types[name]
+        if op_type not in _GROUPS and not (op_type in _GATHERS and forward.takes_rows(name)):
+            continue
+        ids = tensors[_GROUPS.get(op_type, 1)]
+        rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
+        if rows not in candidates or not forward.is_as_fed(ids):
+            continue
+        if op_type in _GATHERS:
+            picked |= candidates & {of_first}
+        elif groups is None or groups in candidates:
+            grouped.add((rows, groups))
+    return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
+
+
+def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int]) -> Set[int]:
+    """Those of the candidates that count rows of which the model takes each with the one at the same place.
+
+    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels it makes
+    by `tf.range(tf.shape(x)[0])`. Where the classes are more than that, all candidates may be such.
+    """
+    found: Set[int] = set()
+    for name, tensors in forward.inputs.items():
+        entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
+        if forward.types[name] in _DIAGONALS:
+            found.update(candidates.intersection(entries))
+        elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
+            found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
+    return found
+
+
+def _first(shape: Shape) -> Optional[int]:
+    return shape[0] if shape else None
+
+
+def _holds(sizes: Iterable[Optional[int]], number: int) -> bool:
+    return any(size is not None and size > 0 and size % number == 0 for size in sizes)
+
+
+def _outputs(name: str, shapes: Shapes) -> Iterator[str]:
+    for at in itertools.count():
+        output = "{}:{}".format(name, at)
+        if output not in shapes:
+            return
+        yield output
