@@ -19,8 +19,8 @@ from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTupl
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
-from epl.parallel.forward_shapes import ForwardShapes, Numbers, Shapes
-from epl.parallel.row_evidence import find_named_rows, find_no_rows, find_vectors
+from epl.parallel.sharding.forward_shapes import ForwardShapes, Numbers, Shapes
+from epl.parallel.sharding.row_evidence import find_named_rows, find_no_rows, find_vectors
 
 Dimensions = NamedTuple(
     "Dimensions",

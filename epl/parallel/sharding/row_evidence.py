@@ -10,7 +10,7 @@ It cannot be cut if values that are fed, and would be cut themselves, name its r
 import itertools
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
-from epl.parallel.forward_shapes import ASKS_SHAPE, ForwardShapes, Numbers, Shape, Shapes
+from epl.parallel.sharding.forward_shapes import ASKS_SHAPE, ForwardShapes, Numbers, Shape, Shapes
 
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
