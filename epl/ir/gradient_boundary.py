@@ -1,13 +1,13 @@
 """Boundaries: the identities that gradients pass through, so that they can be given another source later."""
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union, overload
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.accumulation import Boundary
+from epl.ir.accumulation import Boundary, Gradient
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.ir.graph import ApplyCall, Gradient, GradientCall, Graph, first_tensor
+from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
@@ -41,6 +41,14 @@ def identity(tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor, name="epl_boundary")
 
 
+@overload
+def source_of(bound: tf.Tensor) -> tf.Tensor: ...
+
+
+@overload
+def source_of(bound: tf.IndexedSlices) -> tf.IndexedSlices: ...
+
+
 def source_of(bound: Gradient) -> Gradient:
     """What the identities of a boundary are taken from."""
     if isinstance(bound, tf.IndexedSlices):
@@ -49,6 +57,15 @@ def source_of(bound: Gradient) -> Gradient:
             bound.values.op.inputs[0], bound.indices.op.inputs[0], None if shape is None else shape.op.inputs[0]
         )
     return bound.op.inputs[0]
+
+
+def inputs_for(bound: Gradient, source: Gradient) -> List[Tuple[tf.Operation, tf.Tensor]]:
+    """Each identity of a boundary that is to take `source`, with the part of it; the dense shape stays."""
+    if isinstance(bound, tf.IndexedSlices):
+        assert isinstance(source, tf.IndexedSlices), source
+        return [(bound.values.op, source.values), (bound.indices.op, source.indices)]
+    assert not isinstance(source, tf.IndexedSlices), source
+    return [(bound.op, source)]
 
 
 def times(gradient: Gradient, factor: Union[float, tf.Tensor]) -> Gradient:

@@ -21,7 +21,7 @@ LIST, STRING = b"\x0a", b"\x12"
 _GRAPH_FIELDS = (NODE[0], LIBRARY[0], VERSIONS[0])
 
 
-class Attributes(MutableMapping):
+class Attributes(MutableMapping):  # type: ignore[type-arg]  # typing's takes five times as long to make
     """The attributes of a node, like `NodeDef.attr`: one that is not there reads as an empty AttrValue.
 
     What is read is a copy: an attribute is changed by setting it.

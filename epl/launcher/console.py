@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from typing import IO, BinaryIO, Dict, Iterable, Iterator, List, Optional
+from typing import IO, Any, BinaryIO, Dict, Iterable, Iterator, List, Optional
 
 # Text without a line end is shown after so long: a prompt, or the latest state of a progress bar.
 _PARTIAL_SECONDS = 0.1
@@ -127,7 +127,7 @@ class Console:
         _mute(self._out)
 
 
-def _mute(stream: IO) -> None:
+def _mute(stream: IO[Any]) -> None:
     """Sends to nowhere what nobody reads any more: the job goes on, its logs are complete.
 
     What is left in the stream's buffer would fail again when Python ends, and change the exit code.

@@ -106,7 +106,7 @@ class _Guard:
         self._control = control
         self._reports = reports
         self._workers: Dict[int, int] = {}
-        self._popens: List[subprocess.Popen] = []
+        self._popens: "List[subprocess.Popen[bytes]]" = []
         self._groups: Set[int] = set()
 
     def run(self) -> None:

@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from epl.launcher import guard as guards
 from epl.launcher import processes
@@ -135,7 +135,7 @@ class Job:
             self._guard_is_dead()
         return self._finish()
 
-    def _take(self, report: dict, guard: guards.Guard) -> None:
+    def _take(self, report: Dict[str, Any], guard: guards.Guard) -> None:
         what = report["what"]
         if what == "started":
             self._pids[report["index"]] = report["pid"]

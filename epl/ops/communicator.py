@@ -319,14 +319,16 @@ class Communicator(object):
         self._check_rank(rank)
         single = not isinstance(tensors, (list, tuple))
         given = [tensors] if single else list(tensors)
-        values = [tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in given]
-        groups: Dict[tf.DType, List[int]] = {}
-        slices = []
+        values: List[Union[tf.Tensor, tf.IndexedSlices]] = [
+            tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in given
+        ]
+        groups: Dict[tf.DType, List[Tuple[int, tf.Tensor]]] = {}
+        slices: List[Tuple[int, tf.IndexedSlices]] = []
         for index, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
-                slices.append(index)
+                slices.append((index, value))
             else:
-                groups.setdefault(value.dtype, []).append(index)
+                groups.setdefault(value.dtype, []).append((index, value))
         if slices and not sparse:
             raise TypeError(
                 "\"{}\": IndexedSlices can only be all-reduced; convert them with tf.convert_to_tensor.".format(key))
@@ -335,15 +337,14 @@ class Communicator(object):
         previous: List[tf.Operation] = []
         with _scope("collective", key):
             for dtype in sorted(groups, key=lambda dtype: dtype.name):
-                indices = groups[dtype]
                 op_key = key if plain else "{}/{}".format(key, dtype.name)
-                group = [values[i] for i in indices]
+                group = [tensor for _, tensor in groups[dtype]]
                 outputs = self._reduce_group(group, self._member(rank, op_key), reduce_op, weight, build, previous)
-                for index, output in zip(indices, outputs):
+                for (index, _), output in zip(groups[dtype], outputs):
                     results[index] = output
-            for index in slices:
+            for index, sparse_value in slices:
                 op_key = key if plain else "{}/{}".format(key, index)
-                results[index] = self._reduce_slices(values[index], rank, op_key, str(reduce_op), weight, previous)
+                results[index] = self._reduce_slices(sparse_value, rank, op_key, str(reduce_op), weight, previous)
         return results[0] if single else results
 
     def _reduce_group(self, group: List[tf.Tensor], member: Member, reduce_op: Optional[str],

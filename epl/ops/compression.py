@@ -1,6 +1,6 @@
 """Half precision on the wire: floats travel as float16 and come back as what they were."""
 
-from typing import Union
+from typing import Union, overload
 
 import tensorflow.compat.v1 as tf
 
@@ -10,6 +10,14 @@ Compressible = Union[tf.Tensor, tf.IndexedSlices]
 def compressible(dtype: tf.DType) -> bool:
     """Whether tensors of this dtype get smaller: float32, float64."""
     return dtype in (tf.float32, tf.float64)
+
+
+@overload
+def compress(tensor: tf.Tensor, scale: float) -> tf.Tensor: ...
+
+
+@overload
+def compress(tensor: tf.IndexedSlices, scale: float) -> tf.IndexedSlices: ...
 
 
 def compress(tensor: Compressible, scale: float) -> Compressible:
@@ -27,6 +35,14 @@ def compress(tensor: Compressible, scale: float) -> Compressible:
     if not compressible(tensor.dtype):
         return tensor
     return tf.cast(tensor if scale == 1 else tensor * tf.cast(scale, tensor.dtype), tf.float16)
+
+
+@overload
+def decompress(tensor: tf.Tensor, dtype: tf.DType, scale: float) -> tf.Tensor: ...
+
+
+@overload
+def decompress(tensor: tf.IndexedSlices, dtype: tf.DType, scale: float) -> tf.IndexedSlices: ...
 
 
 def decompress(tensor: Compressible, dtype: tf.DType, scale: float) -> Compressible:

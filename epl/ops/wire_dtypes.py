@@ -4,7 +4,7 @@ The core moves uint8, int8, int32, int64, float16, float32 and float64. This mod
 cannot travel is refused with words.
 """
 
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -15,7 +15,7 @@ _Conversion = Callable[[tf.Tensor], tf.Tensor]
 Carrier = NamedTuple("Carrier", [
     ("encode", _Conversion),  # to a native dtype; keeps the first dimension
     ("decode", _Conversion),  # and back
-    ("reductions", tuple),  # the reductions that are right on the encoded values
+    ("reductions", Tuple[str, ...]),  # the reductions that are right on the encoded values
 ])
 
 _ALL = ("sum", "prod", "min", "max")
@@ -58,11 +58,11 @@ def integer_mean(dtype: tf.DType, world: int) -> Carrier:
                    lambda total: tf.cast(tf.truncatediv(total, tf.constant(world, tf.int64)), dtype), ("sum",))
 
 
-def _cast(dtype: tf.DType, wire: tf.DType, reductions: tuple = _ALL) -> Carrier:
+def _cast(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...] = _ALL) -> Carrier:
     return Carrier(lambda tensor: tf.cast(tensor, wire), lambda tensor: tf.cast(tensor, dtype), reductions)
 
 
-def _bits(dtype: tf.DType, wire: tf.DType, reductions: tuple) -> Carrier:
+def _bits(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...]) -> Carrier:
     return Carrier(lambda tensor: tf.bitcast(tensor, wire), lambda tensor: tf.bitcast(tensor, dtype), reductions)
 
 

@@ -32,7 +32,7 @@ _ORDER = {
 
 _Lane = NamedTuple("_Lane", [("order", Tuple[int, int, int, str]), ("title", str)])
 _Slice = NamedTuple(
-    "_Slice", [("lane", _Lane), ("name", str), ("kind", str), ("start_ns", int), ("end_ns", int), ("args", Dict)]
+    "_Slice", [("lane", _Lane), ("name", str), ("kind", str), ("start_ns", int), ("end_ns", int), ("args", Event)]
 )
 
 

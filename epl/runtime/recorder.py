@@ -15,11 +15,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.colocation import separate_taskgraphs
-from epl.ir.gradient_boundary import boundary, variable_name
+from epl.ir.gradient_boundary import boundary, returned_gradients, variable_name
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.accumulation import apply as accumulation
-from epl.parallel.accumulation import gradients as accumulation_gradients
 from epl.parallel.amp import gradients as amp
 from epl.parallel.amp import loss_scale
 from epl.parallel.auto_partition.annotate import partition_model
@@ -174,7 +173,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
 def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
     """The pairs as the configuration wants them; and whether some gradient is another than tf.gradients returned."""
     sparse_as_dense = Env.get().config.communication.sparse_as_dense
-    returned = accumulation_gradients.returned_gradients(graph)
+    returned = returned_gradients(graph)
     changed = False
     pairs = []
     for gradient, variable in grads_and_vars:

@@ -35,6 +35,7 @@ from epl.ops.waits import Limits
 from epl.parallel.plan.agreement import meet
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.split.groups import split_taskgraphs
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd
 
@@ -136,7 +137,7 @@ class ProcessServer(object):
         own = "{}:{}".format(machine, server.target.rpartition(":")[2])
         self._addresses, planned = _exchange_facts(job, own, Env.get().transformed_graphs)
         Env.get().transformed_graphs = max(planned)  # who served before has planned fewer; names must be the same
-        self._sessions: weakref.WeakSet = weakref.WeakSet()
+        self._sessions: "weakref.WeakSet[tf.Session]" = weakref.WeakSet()
         self._lost_sessions: List[tf.Session] = []
         self._abandoned = False  # a run goes on that nobody waits for any more
         self._in_call = threading.local()
@@ -296,7 +297,7 @@ class ProcessServer(object):
         failed = ScriptEnd.failure() is not None or self._service.failure() is not None
         for session in list(self._sessions):
             if failed or self._abandoned:
-                session._session = None  # its __del__ would wait for processes that are gone
+                tf_compat.abandon(session)
             else:
                 session.close()
         if failed:

@@ -48,7 +48,7 @@ class GraphRunner(object):
         self._shards = rewrite.graph.shards
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
-        self._states: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._replica_lock = threading.Lock()
         self._pid = os.getpid()
@@ -137,7 +137,7 @@ class GraphRunner(object):
         if self.rewrite.counted and not step.counts_rows:
             for weight in self.rewrite.weights:
                 feeds.setdefault(weight, np.asarray(1.0))
-        if step.has_whole_batch:
+        if step.has_whole_batch and self.rewrite.batch_count is not None:
             feeds[self.rewrite.batch_count] = np.asarray(1, np.int64)
             feeds.update(dict.fromkeys(self.rewrite.batch_checks, np.asarray(True)))
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))

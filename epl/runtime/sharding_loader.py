@@ -60,7 +60,7 @@ class ShardingLoader(object):
         reader = tf.train.NewCheckpointReader(self._ckpt_file)
         shapes, kinds = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         specs = {variable: self._spec(variable, shapes, kinds) for variable in self._variables}
-        before: list = []
+        before: List[tf.Operation] = []
         for variable in self._variables:
             name, spec = specs[variable]
             with tf.control_dependencies(before), tf.device("/cpu:0"):

@@ -11,7 +11,7 @@ The barriers of the schedule order training steps alone: in other runs they are 
 between groups of updates, in runs that do not update all of their variables.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -93,7 +93,7 @@ class StepFinder(object):
         assert view is not None
         self._rewrite = rewrite
         self._view = view
-        self._cache: Dict[tuple, Step] = {}
+        self._cache: Dict[Tuple[Hashable, ...], Step] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set,
 
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
 from tensorflow.python.client import session as session_module
 from tensorflow.python.framework import (
@@ -80,17 +81,17 @@ def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
             yield key, value
 
 
-class LazyOperations(dict):
+class LazyOperations(Dict[str, tf.Operation]):
     """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
 
     Two fifths of the cost of a clone is its Python wrapper (`Operation`), and almost no clone is touched from Python.
     A name that is asked for and is one of `unwrapped` gets its wrapper then.
     """
 
-    def __init__(self, graph: tf.Graph, known: dict) -> None:
+    def __init__(self, graph: tf.Graph, known: Dict[str, tf.Operation]) -> None:
         super(LazyOperations, self).__init__(known)
         self._graph = graph
-        self.unwrapped: set = set()
+        self.unwrapped: Set[str] = set()
 
     def __missing__(self, name: str) -> tf.Operation:
         if name not in self.unwrapped:
@@ -298,12 +299,12 @@ class replaced_dependencies:
             one._control_inputs_val = named
 
 
-def function_of(owner: Any, name: str) -> Callable:
+def function_of(owner: Any, name: str) -> Callable[..., Any]:
     """`owner.name`, without the warning with which some modules of TensorFlow answer whoever looks up a name."""
     return getattr(getattr(owner, "_tfmw_wrapped_module", owner), name)
 
 
-def replace_function(owner: Any, name: str, wrapper: Callable) -> Callable:
+def replace_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """Sets `owner.name` to `wrapper` and returns what was there. Used by `epl.runtime.hooks` alone."""
     original = function_of(owner, name)
     setattr(owner, name, wrapper)
@@ -407,6 +408,11 @@ def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
     c_graph = graph._c_graph
     for name, device in devices:
         c_api.SetRequestedDevice(c_graph, c_api.TF_GraphOperationByName(c_graph, name), device)
+
+
+def abandon(session: tf.Session) -> None:
+    """Makes the end of a session wait for no process: what it would tell are gone. It cannot run any more."""
+    session._session = None
 
 
 def save_path(hook: tf.train.CheckpointSaverHook) -> str:

@@ -19,12 +19,11 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Accumulation, Held
+from epl.ir.accumulation import Accumulation, Boundary, Held
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
 from epl.parallel.accumulation.gradients import (
     HOST,
-    Boundary,
     Late,
     Pair,
     Steps,

@@ -13,9 +13,17 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Accumulation, Boundary, Held
-from epl.ir.gradient_boundary import boundary, readiness, returned_gradients, source_of, upstream, variable_name
-from epl.ir.graph import Gradient, Graph, first_tensor
+from epl.ir.accumulation import Accumulation, Boundary, Gradient, Held
+from epl.ir.gradient_boundary import (
+    boundary,
+    inputs_for,
+    readiness,
+    returned_gradients,
+    source_of,
+    upstream,
+    variable_name,
+)
+from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
 from epl.parallel.accumulation.sums import Storage
 from epl.utils import tf_compat
@@ -105,11 +113,8 @@ def _for_all_reduce(is_last: tf.Tensor, means: List[Gradient]) -> Tuple[List[Gra
 
 
 def _give_source(bound: Gradient, source: Gradient) -> None:
-    if isinstance(bound, tf.IndexedSlices):
-        bound.values.op._update_input(0, source.values)
-        bound.indices.op._update_input(0, source.indices)
-    else:
-        bound.op._update_input(0, source)
+    for op, tensor in inputs_for(bound, source):
+        op._update_input(0, tensor)
 
 
 # ---- Gradients that are applied as tf.gradients returned them, or that come from elsewhere
@@ -169,6 +174,7 @@ def note_late(
     replaced = {}
     for one in late:
         gradient, variable = pairs[one.place]
+        assert gradient is not None  # else it were not late
         name = first_tensor(gradient).op.name
         bound = applied.get(variable_name(variable) or "")
         if name in returned and bound is not None:

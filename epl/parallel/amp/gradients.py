@@ -12,9 +12,10 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
+from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.gradient_boundary import times, variable_name
-from epl.ir.graph import Gradient, Graph, first_tensor
+from epl.ir.graph import Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.parallel.amp import half_ops, op_selection
 from epl.parallel.amp.loss_scale import loss_scale_of

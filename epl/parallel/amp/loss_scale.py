@@ -19,9 +19,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
+from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.gradient_boundary import readiness, returned_gradients, upstream, variable_name
-from epl.ir.graph import Gradient, Graph, ScaleUpdate, first_tensor
+from epl.ir.graph import Graph, ScaleUpdate, first_tensor
 from epl.ir.taskgraph import REPLICA_0_ATTR
 from epl.parallel.accumulation.apply import control_flow_v1
 from epl.utils import tf_compat

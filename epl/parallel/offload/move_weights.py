@@ -23,6 +23,7 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.gradient_boundary import boundary_nodes, variables_by_gradient
 from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView, variable_bytes
+from epl.parallel.costs.shapes import num_elements
 from epl.parallel.offload.host_region import HostRegion
 from epl.parallel.plan.plan import Offloaded
 from epl.parallel.plan.stages import stages_of_nodes
@@ -73,7 +74,7 @@ def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:
     if not shapes:
         return variable_bytes(view, node) or 0
     size = tf.as_dtype(view.nodes[node].attr["dtype"].type).size
-    return max(tf.TensorShape(shape).num_elements() for shape in shapes) * size
+    return max(num_elements(shape) for shape in shapes) * size
 
 
 def run(rewrite: Rewrite) -> None:

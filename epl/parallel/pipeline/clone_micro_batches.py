@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import node_wire, op_types
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pipeline import micro_batches
@@ -43,7 +44,7 @@ def run(rewrite: Rewrite) -> None:
     tf_graph = rewrite.tf_graph
     view = GraphView(tf_graph)
     _free_colocated(rewrite, view)
-    boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
+    boundaries = boundary_nodes(view, rewrite.trainings)
     writes = find_training_writes(tf_graph, view, view.writes(), boundaries)
     outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
     lanes = lanes_of(rewrite, view)
@@ -155,7 +156,7 @@ def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, wr
 
     What it takes of a variable that micro batches write is read when it runs.
     """
-    boundaries = micro_batches.boundary_nodes(view, rewrite.trainings)
+    boundaries = boundary_nodes(view, rewrite.trainings)
     fixed = boundaries | ops.cloned
     region = view.ancestors(writes - ops.writes, fixed.__contains__) - fixed
     differing = (ops.cloned & ops.varying) - boundaries

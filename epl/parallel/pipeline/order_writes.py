@@ -22,6 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order, depths_of, ends_of, loops_of
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.pipeline import micro_batches
 from epl.parallel.pipeline.micro_batches import MicroBatchOps
@@ -46,7 +47,7 @@ def _read_together(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, source
         return {source: {source} for source in sources}
     outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs} & ops.cloned
     gradients = [
-        {p for node in micro_batches.boundary_nodes(view, [training]) for p in view.producers[node]} & ops.cloned
+        {p for node in boundary_nodes(view, [training]) for p in view.producers[node]} & ops.cloned
         for training in rewrite.trainings
     ]
     leading = _leading_to(view, ops, sources, ops.writes | outputs | set().union(*gradients))
@@ -78,7 +79,7 @@ def order_writes(
     depths = depths_of(view)
     loops = loops_of(view)
     trained = view.ancestors(boundaries)
-    data = [view.ancestors(micro_batches.boundary_nodes(view, [training])) for training in rewrite.trainings]
+    data = [view.ancestors(boundary_nodes(view, [training])) for training in rewrite.trainings]
     sources = _ends_of_sources(view, ops)
     readers_of = {write: _readers_of(view, write) for write in ops.writes}
     consumers = view.consumers()

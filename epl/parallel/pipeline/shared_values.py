@@ -10,7 +10,7 @@ TensorFlow works out the value of `perm` and the like for each op that takes it 
 which is a fifth of the time that it takes to add the clones. Micro batch 0, the user's own graph, stays as it is.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -69,7 +69,7 @@ def _equal_shapes(
     """Ops that give the shape of a tensor for a gradient -> the first one that does so in the same actions."""
     outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs}
     kept = outputs.union(*[view.producers[node] for node in boundary_nodes(view, rewrite.trainings)])
-    first: Dict[tuple, int] = {}
+    first: Dict[Tuple[Hashable, ...], int] = {}
     merged: Dict[int, int] = {}
     for node in view.of_types(["Shape"]):
         if node not in ops.cloned or _reads_variable(view, view.producers[node][0]):
@@ -95,7 +95,7 @@ class _Constants(object):
         self._view = view
         self._stages = stages
         self._structures: Dict[int, Optional[int]] = {}  # node -> number of what it computes, if it is a constant
-        self._numbers: Dict[tuple, Optional[int]] = {}
+        self._numbers: Dict[Tuple[Hashable, ...], Optional[int]] = {}
         self._foldable: Dict[str, bool] = {}
         self._names: Dict[Tuple[int, int], str] = {}  # what is computed, stage -> constant; "" for none
         self._added: Dict[int, PlanNodes] = {}

@@ -9,8 +9,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
+from epl.ir.accumulation import Gradient
 from epl.ir.gradient_boundary import readiness
-from epl.ir.graph import Gradient, Graph, GraphKeys
+from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ops import bucketing
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import BatchPart, GradientGroup, Output, Plan, Reduction, Stage, Transfer
@@ -132,7 +133,7 @@ def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List
 
 def _reduction(variable: str, gradient: Gradient) -> Reduction:
     sparse = isinstance(gradient, tf.IndexedSlices)
-    value = gradient.values if sparse else gradient
+    value = first_tensor(gradient)
     if not value.dtype.is_floating:
         raise PlanError(
             "The gradient of variable {!r} has dtype {}: only floating gradients can be averaged over replicas.".format(

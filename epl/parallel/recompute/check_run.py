@@ -56,7 +56,7 @@ def run(
     copies = [tensor(name) for name in sorted(frozenset().union(*[check.copies for check in checks]))]
     feeds = dict(list(feeds.items()) + list(zip(copies, read(copies) if copies else [])))
     values = run_step(list(fetches) + [tensor(check.difference) for check in checks], feeds)
-    session._epl_checked = _done(session) | {check.gradient for check in checks}
+    _done(session).update(check.gradient for check in checks)
     differences = values[len(fetches) :]
     for check, difference in zip(checks, differences):
         if not difference <= TOLERANCE:
@@ -109,7 +109,9 @@ def _due(
 
 
 def _done(session: tf.Session) -> Set[str]:
-    return getattr(session, "_epl_checked", set())
+    """The gradients that a session has compared; kept with it."""
+    done: Set[str] = vars(session).setdefault("_epl_checked", set())
+    return done
 
 
 def _needed(targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> Set[str]:

@@ -20,7 +20,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.clone import Edit, clone_nodes
 from epl.ir.control_flow import depths_of
-from epl.ir.gradient_boundary import boundary_nodes, tensors_of
+from epl.ir.dataflow import batch_nodes, data_inputs, viewed_variables
+from epl.ir.gradient_boundary import boundary_nodes, tensors_of, variables_by_gradient
 from epl.ir.graph import GradientCall, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
@@ -159,7 +160,7 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
     for node, copy in copies.items():
         rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
     gradients = _gradients(rewrite, view, sweep, ends, depths)
-    late = late_reads(view, sweep, segments, waits, gradients, recompute.viewed_variables(view))
+    late = late_reads(view, sweep, segments, waits, gradients, viewed_variables(view))
     delayed = {gradient: [copies[node] for node in readers] for gradient, readers in late.items() if readers}
     delay_gradients(rewrite, view, delayed, scope)
 
@@ -232,10 +233,10 @@ def _gradients(
     rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
     """By variable, the nodes of the backward pass that give its gradient."""
-    variables = check_graph.variables_by_gradient(rewrite.graph)
+    variables = variables_by_gradient(rewrite.graph)
     found: Dict[int, List[int]] = {}
     for end in ends:
-        for node, output in recompute.data_inputs(view, end):
+        for node, output in data_inputs(view, end):
             variable = variables.get("{}:{}".format(view.nodes[node].name, output))
             if variable is not None and node in sweep.backward and depths[node] == (0, 0):
                 found.setdefault(view.index[variable], []).append(node)
@@ -244,7 +245,7 @@ def _gradients(
 
 def _moving(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-    return recompute.batch_nodes(tf_graph, view, stateful)
+    return batch_nodes(tf_graph, view, stateful)
 
 
 def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence[int], prefix: str) -> None:

@@ -13,8 +13,9 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.gradient_boundary import source_of
-from epl.ir.graph import Gradient, first_tensor
+from epl.ir.accumulation import Gradient
+from epl.ir.gradient_boundary import inputs_for, source_of
+from epl.ir.graph import first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -128,7 +129,7 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
         gradients = [sources[i] for i in transfer.members]
         after = previous.get(transfer.communicator, [])
         if transfer.scattered:
-            wholes = [boundaries.boundaries[i][1] for i in transfer.members]
+            wholes = [first_tensor(boundaries.boundaries[i][1]) for i in transfer.members]
             reduced = []  # nothing is reduced as a whole
             ops = _scatter(rewrite, place, transfer.key, wholes, share, after)
         else:
@@ -185,11 +186,8 @@ def _scatter(
 
 
 def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
-    if isinstance(boundary, tf.IndexedSlices):
-        rewrite.remember(boundary.values.op)._update_input(0, new.values)
-        rewrite.remember(boundary.indices.op)._update_input(0, new.indices)
-    else:
-        rewrite.remember(boundary.op)._update_input(0, new)
+    for op, tensor in inputs_for(boundary, new):
+        rewrite.remember(op)._update_input(0, tensor)
 
 
 PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)

@@ -164,14 +164,14 @@ def _refuse_constant_rows(
     except ValueError as error:
         found = _FAILED_OP.search(str(error))
         failed = found.group(1) if found else ""
-        op = rewrite.operation(failed) if failed in view.index and view.index[failed] in reads else None
+        refused = rewrite.operation(failed) if failed in view.index and view.index[failed] in reads else None
         raise PlanError(
             "{} divides the batches of {} among devices, and the model counts on batches of one size: {}{}. Compute "
             "sizes from the batch (tf.shape(x)[0], -1 in tf.reshape), or write epl.replicate(1), with which each "
             "device reads a batch of the script's own size.".format(
                 _strategy(rewrite),
                 ", ".join(repr(name) for name in cut),
-                "" if op is None else "{!r} ({}) ".format(op.name, user_line(op)),
+                "" if refused is None else "{!r} ({}) ".format(refused.name, user_line(refused)),
                 "does not take {} rows: {}".format(_TRIAL_ROWS, error),
             )
         ) from None

@@ -76,8 +76,8 @@ class _Cut(object):
                 part.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
             self._give(tensor, part, takers[tensor])
         for op, (begin, end) in zip(sparse, bounds[len(dense) :]):
-            part = _sparse_rows(tf.SparseTensor(*op.outputs), begin, end)
-            for tensor, value in zip(op.outputs, (part.indices, part.values, part.dense_shape)):
+            own = _sparse_rows(tf.SparseTensor(*op.outputs), begin, end)
+            for tensor, value in zip(op.outputs, (own.indices, own.values, own.dense_shape)):
                 self._give(tensor, value, takers[tensor])
 
     def _checks(self, rows: Sequence[tf.Tensor]) -> List[tf.Operation]:

@@ -24,7 +24,7 @@ class PlanNodes(object):
         self._built = rewrite.built
         self._scope = "{}/{}/".format(PLAN_SCOPE, scope)
         self._taskgraph = rewrite.plan.stages[stage].taskgraphs[0]
-        self._constants: Dict[tuple, str] = {}
+        self._constants: Dict[Tuple[Any, ...], str] = {}
 
     def add(self, name: str, op: str, inputs: Sequence[str], **types: tf.DType) -> tf.NodeDef:
         """A node with the given attributes; its name is the scope's and `name`."""

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
+from epl.parallel.costs.shapes import num_elements
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
@@ -133,7 +134,7 @@ def initial_part(
     restored = restored_part(full, full_shape, layout, exchange)
     if restored is not None:
         return restored, {}
-    size = tf.TensorShape(full_shape).num_elements() * full.dtype.size
+    size = num_elements(tuple(full_shape)) * full.dtype.size
     if size > LARGEST_CUT:
         redraw = Redraw(full_shape, local_shapes(full_shape, layout), exchange)
         part = redraw.build(full, built_slice(full_shape, layout, exchange.rank)[1])

@@ -223,7 +223,7 @@ def _without_rows(variable: tf.Operation) -> tf.Tensor:
 def _write_beside(assign: tf.Operation, variable: tf.Operation, value: tf.Tensor) -> None:
     """Whoever waits for an assignment waits for one of another rank, too."""
     written = _assign(variable, value)
-    for waiting in assign._control_outputs:
+    for waiting in tf_compat.control_outputs(assign):
         waiting._add_control_inputs([written])
 
 

@@ -367,7 +367,7 @@ class Users(object):
 
 def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
     """Whoever waits for `before` waits for `after`."""
-    for waiting in before._control_outputs:
+    for waiting in tf_compat.control_outputs(before):
         controls = waiting.control_inputs
         waiting._remove_all_control_inputs()
         waiting._add_control_inputs([after if op is before else op for op in controls])

@@ -275,13 +275,13 @@ def _dense(indices: str) -> str:
     return indices + " dense"
 
 
-def _fill(shape: tf.TensorShape, name: str, numbers: Numbers) -> None:
+def _fill(shape: tf_compat.TensorShapeProto, name: str, numbers: Numbers) -> None:
     for at, dim in enumerate(shape.dim):
         dim.size = numbers.get((name, at), dim.size)
 
 
-def _as_tuple(shape: tf.TensorShape) -> Shape:
-    """That of a TensorShapeProto."""
+def _as_tuple(shape: tf_compat.TensorShapeProto) -> Shape:
+    """The sizes of the dimensions."""
     return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 

@@ -8,7 +8,7 @@ So a sum over rows that are cut has addends of the leads alone, and what is comp
 device computes. In a training step each rank is its own lead; a run that trains nothing feeds who the leads are.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -48,7 +48,7 @@ class CopiedRows(object):
         """By rank, how many of its rows are in the whole, given how many it has; int64."""
         return rows * self._get().is_lead
 
-    def begin(self, rows: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+    def begin(self, rows: tf.Tensor, rank: Union[int, tf.Tensor]) -> tf.Tensor:
         """Where in the whole the rows of a rank begin; int64."""
         return tf.cumsum(self.kept(rows), exclusive=True)[self._get().leads[rank]]
 

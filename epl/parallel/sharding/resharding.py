@@ -31,7 +31,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.placements import Layout, balanced_sizes, offsets, shard
 from epl.parallel.sharding.replicated_rows import CopiedRows
 from epl.parallel.sharding.row_weights import RowWeights
-from epl.parallel.sharding.slices import slice_along
+from epl.parallel.sharding.slices import known_ndims, slice_along
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
@@ -298,7 +298,7 @@ class Exchange(object):
         shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
         if target.sizes is None and self.copied_rows is not None:
             tensor = self.copied_rows.repeat(tensor, b, _required(rows))
-        order = [a, b] + [dim for dim in range(tensor.shape.ndims) if dim not in (a, b)]
+        order = [a, b] + [dim for dim in range(known_ndims(tensor)) if dim not in (a, b)]
         outer = _transposed(tensor, order)
         if not is_uneven(target):
             moved = self._move_equal_target(outer, source)
@@ -317,18 +317,18 @@ class Exchange(object):
         shape = tf.shape(tensor)
         part = shape[1] // self.ranks
         cut = tf.reshape(tensor, tf.concat([shape[:1], [self.ranks, part], shape[2:]], axis=0))
-        swapped = tf.transpose(cut, [1, 0] + list(range(2, tensor.shape.ndims + 1)))
+        swapped = tf.transpose(cut, [1, 0] + list(range(2, known_ndims(tensor) + 1)))
         lines = tf.reshape(swapped, tf.concat([[-1, part], shape[2:]], axis=0))
         splits = tf.fill([self.ranks], tf.cast(shape[0], tf.int64)) if is_uneven(source) else None
         return self._send(lines, splits, "move")
 
     def _move_equal_source(self, tensor: tf.Tensor, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """[a/n, b, ...] -> [a, b/n, ...]: rows of b, each of a/n and the rest; from each rank the same rows of b."""
-        swapped = tf.transpose(tensor, [1, 0] + list(range(2, tensor.shape.ndims)))
+        swapped = tf.transpose(tensor, [1, 0] + list(range(2, known_ndims(tensor))))
         received = self._send(swapped, _splits(target, rows), "move")
         shape = tf.shape(tensor)
         parts = tf.reshape(received, tf.concat([[self.ranks, -1, shape[0]], shape[2:]], axis=0))
-        parts = tf.transpose(parts, [0, 2, 1] + list(range(3, tensor.shape.ndims + 1)))
+        parts = tf.transpose(parts, [0, 2, 1] + list(range(3, known_ndims(tensor) + 1)))
         part = tf.shape(parts)[2]
         return tf.reshape(parts, tf.concat([[self.ranks * shape[0], part], shape[2:]], axis=0))
 
@@ -412,12 +412,12 @@ def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
     """The tensor with dimension `dim` first."""
-    return _transposed(tensor, [dim] + [other for other in range(tensor.shape.ndims) if other != dim])
+    return _transposed(tensor, [dim] + [other for other in range(known_ndims(tensor)) if other != dim])
 
 
 def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
     """What `to_front` was given."""
-    return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, tensor.shape.ndims)))
+    return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, known_ndims(tensor))))
 
 
 def _transposed(tensor: tf.Tensor, order: List[int]) -> tf.Tensor:

@@ -5,6 +5,13 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 
+def known_ndims(tensor: tf.Tensor) -> int:
+    """The number of dimensions of a tensor of which it is known."""
+    ndims = tensor.shape.ndims
+    assert ndims is not None, tensor
+    return ndims
+
+
 def slice_along(tensor: tf.Tensor, dim: int, begin: Any, size: tf.Tensor) -> tf.Tensor:
     """So many rows of dimension `dim`, from the row `begin`; all of the other dimensions."""
     before, after = dim, (tensor.shape.ndims or 0) - dim - 1

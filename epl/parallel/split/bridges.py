@@ -12,8 +12,9 @@ from typing import Callable
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.accumulation import Gradient
 from epl.ir.gradient_boundary import times
-from epl.ir.graph import Gradient, first_tensor
+from epl.ir.graph import first_tensor
 from epl.parallel.sharding.resharding import Exchange, Factor, with_gradient
 
 

@@ -19,9 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
+from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.gradient_boundary import times
-from epl.ir.graph import Gradient, Graph, GraphKeys, first_tensor
+from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator

@@ -7,7 +7,7 @@ its bytes, as each rank keeps, updates and saves all of it. All is counted from 
 the same graph decide alike.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from epl.parallel.sharding.placements import FULL, Layout, shares
 from epl.parallel.sharding.rules.registry import Choice
@@ -49,7 +49,7 @@ class _State(object):
 
     __slots__ = ("cost", "forms", "key", "last")
 
-    def __init__(self, cost: float, forms: Dict[int, _Forms], key: int, last: Optional[Tuple]) -> None:
+    def __init__(self, cost: float, forms: Dict[int, _Forms], key: int, last: Optional[Tuple[Any, int]]) -> None:
         self.cost = cost
         self.forms = forms  # of the values that are there and still needed
         self.key = key  # of the forms

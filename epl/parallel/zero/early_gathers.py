@@ -12,6 +12,7 @@ from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequenc
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import ancestor_ops
+from epl.parallel.costs.shapes import num_elements
 from epl.parallel.sharded_variables.variables import beside, initializer_of
 from epl.parallel.sharding.packed import Member, all_gather
 from epl.parallel.sharding.resharding import Exchange
@@ -50,8 +51,7 @@ def packs(
 
 def size_of(variable: WholeVariable) -> int:
     """Bytes of the whole."""
-    elements: int = tf.TensorShape(variable.made.full_shape).num_elements()
-    return elements * variable.made.variable.dtype.base_dtype.size
+    return num_elements(variable.made.full_shape) * variable.made.variable.dtype.base_dtype.size
 
 
 def behind_writes(variables: Iterable[WholeVariable]) -> Set[tf.Operation]:

@@ -21,9 +21,10 @@ import tensorflow.compat.v1 as tf
 from epl.cluster.cluster import Cluster
 from epl.env import Env
 from epl.ir import op_types
+from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph
 from epl.ir.gradient_boundary import variable_name
-from epl.ir.graph import Gradient, Graph
+from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
@@ -263,8 +264,9 @@ class ZeroModel(Shards):
             if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
-                part: Gradient = self._own_rows(gradient, whole)
-                self._note_rows(part, layout)
+                rows = self._own_rows(gradient, whole)
+                self._note_rows(rows, layout)
+                part: Gradient = rows
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
                 self._parts[part] = layout
@@ -280,9 +282,9 @@ class ZeroModel(Shards):
         """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
         if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user is shown the mean
             return False
-        return self.cut_of(gradient) is not None
+        return not isinstance(gradient, tf.IndexedSlices) and self.cut_of(gradient) is not None
 
-    def cut_of(self, gradient: Gradient) -> Optional[Cut]:
+    def cut_of(self, gradient: tf.Tensor) -> Optional[Cut]:
         """Where a gradient is cut, if nothing else becomes of it."""
         while gradient not in self._cuts:
             consumers = gradient.consumers()

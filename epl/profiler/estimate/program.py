@@ -296,7 +296,9 @@ class _Builder(object):
         outputs = (Output(0, -1, (), "", True),) * len(self._types[node])
         self.ops.append(Op(self._devices.of_node(node), 0.0, True, (), after, outputs, 0, (-1, 0)))
 
-    def _kernel(self, node: tf.NodeDef, inputs: Sequence, outputs: Sequence) -> Tuple[float, bool, int]:
+    def _kernel(
+        self, node: tf.NodeDef, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
+    ) -> Tuple[float, bool, int]:
         """Seconds, whether it is cheap to start, temporary bytes."""
         cost = op_cost(node, inputs, outputs)
         temporary = kernels.temporary_bytes(node.op, inputs, outputs, self._on_gpu, os.cpu_count() or 1)

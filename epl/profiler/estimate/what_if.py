@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of
+from epl.ir.dataflow import batch_nodes
 from epl.parallel.costs.costs import Costs
 from epl.parallel.plan.schedule import from_text, peak_in_flight
 from epl.parallel.plan.schedule_generators import generate
@@ -111,7 +112,7 @@ def _recomputed(
     if not segments:
         return None
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(graph.tf_graph, op_type)}
-    moving = recompute.batch_nodes(graph.tf_graph, view, stateful)
+    moving = batch_nodes(graph.tf_graph, view, stateful)
     waits = find_waits(view, sweep, segments, moving, depths_of(view), stages)
     ops = list(program.ops)
     originals: Dict[int, int] = {}

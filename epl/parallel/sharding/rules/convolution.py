@@ -4,8 +4,8 @@ from typing import Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout, shard
-from epl.parallel.sharding.rules.common import FULL, Labels, labelled, own_shape, replaced, text_attr
+from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.rules.common import Labels, labelled, own_shape, replaced, text_attr
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
 
 

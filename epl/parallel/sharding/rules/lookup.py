@@ -22,6 +22,7 @@ from epl.parallel.sharding.rules.common import (
     own_shape,
 )
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule
+from epl.parallel.sharding.slices import known_ndims
 
 
 @rule("Gather", "GatherV2", "ResourceGather")
@@ -87,14 +88,14 @@ def _emit_masked_gather(layout: Layout) -> Emit:
 
 def _spread(found: tf.Tensor, places: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
     """Zeros with what was found at its places, for the shape of the indices in place of dimension `axis`."""
-    rank = found.shape.ndims
+    rank = known_ndims(found)
     front = [axis] + [dim for dim in range(rank) if dim != axis]
     moved = found if axis == 0 else tf.transpose(found, front)
     rest = tf.shape(moved)[1:]
     count = tf.size(indices)
     spread = tf.scatter_nd(tf.cast(places, tf.int32), moved, tf.concat([[count], rest], axis=0))
     spread = tf.reshape(spread, tf.concat([tf.shape(indices), rest], axis=0))
-    outer = indices.shape.ndims
+    outer = known_ndims(indices)
     spread.set_shape(indices.shape.concatenate(moved.shape[1:]))
     order = list(range(outer, outer + axis)) + list(range(outer)) + list(range(outer + axis, outer + rank - 1))
     return spread if axis == 0 else tf.transpose(spread, order)

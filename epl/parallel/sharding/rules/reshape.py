@@ -11,8 +11,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout, shard
-from epl.parallel.sharding.rules.common import FULL, linear, own_size, replaced
+from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.rules.common import linear, own_size, replaced
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
 
 _Sizes = Sequence[Optional[int]]
