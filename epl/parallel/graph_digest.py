@@ -11,7 +11,7 @@ Compared is what the gradients and the updates of variables are computed from, a
     strings in constants                        left out: file names, vocabularies
     names in attributes                         left out: `shared_name`, frames of loops, the token of a py_func
     devices, attributes that begin with "_"     left out: placement is the plan's; it is compared there
-    functions                                   by what their bodies do, not by name
+    functions                                   by what their bodies do, not by name, nor by what runs them
     variables                                   by name, type and shape; initial values come from worker 0
 
 With `epl.split` or `zero.level` part of the graph exists already when it is compared, and differs by rank: what EPL
@@ -34,6 +34,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 OMITTED_ATTRS = frozenset(
     [
         "seed", "seed2", "shared_name", "container", "token", "message",
+        "config_proto", "executor_type",  # of calls of functions: how they run; the former in the order of a hash map
         "frame_name", "stack_name", "tensor_array_name", "source",  # of loops: names of ops are in them
     ]  # fmt: skip
 )  # fmt: skip

@@ -135,6 +135,22 @@ def test_the_bodies_of_functions_count_not_their_names(digest):
     assert tops[0] == tops[1] != tops[2]
 
 
+def test_how_a_function_is_run_may_differ(digest):
+    """TensorFlow writes the map in `config_proto` in an order that differs between processes."""
+
+    def with_config(*devices):
+        def extra(hidden):
+            called = tf.function(lambda h: h * 2.0)(hidden)
+            counts = [tf.ConfigProto(device_count={device: 1}).SerializeToString() for device in devices]
+            called.op._set_attr("config_proto", tf.AttrValue(s=b"".join(counts)))
+            return called
+
+        return extra
+
+    first, second = [digest(extra=with_config(*devices))[0].top for devices in (("CPU", "GPU"), ("GPU", "CPU"))]
+    assert first == second
+
+
 def test_loops_have_a_digest(digest):
     def loop(steps, factor, others=0):
         def extra(hidden):
