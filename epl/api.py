@@ -35,6 +35,7 @@ def init(config: Optional[Config] = None) -> None:
       RuntimeError: TensorFlow executes eagerly.
       TypeError: `config` is not an epl.Config.
       ClusterError: TF_CONFIG is incomplete.
+      JobSecretError: there are several workers, and the job's secret cannot be used.
     """
     if tf.executing_eagerly():
         raise RuntimeError(

@@ -6,6 +6,7 @@ This is data. `epl/config.py` turns it into objects, `tools/gen_config_docs.py` 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from epl.config_types import Bool, Choice, DeviceList, Int, LossScale, Seconds, ValueType
+from epl.utils.job_variables import JOB_NAME, SECRET, SECRET_FILE
 
 
 class Key(NamedTuple):
@@ -123,7 +124,8 @@ KEYS: Tuple[Key, ...] = (
         300.0,
         "seconds",
         "How long a process waits for the others when it first needs them, at its first session that trains, before it "
-        "gives up and names those missing.",
+        "gives up and names those missing. epl-launch without --machine_list sets it to 21600 through the environment: "
+        "it ends all workers when one fails, so a worker may prepare data for hours.",
     ),
     Key(
         "communication.stall_warning",
@@ -308,7 +310,7 @@ KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
 OTHER_ENV = frozenset(
     ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
-    + ["EPL_JOB_SECRET", "EPL_JOB_SECRET_FILE", "EPL_JOB_ID"]
+    + [SECRET, SECRET_FILE, JOB_NAME]
 )
 
 

@@ -103,7 +103,7 @@ void ControlPlane::ServeOnce() {
     for (size_t process = 0; process < connections_.size(); ++process) {
       Connection* connection = connections_[process].get();
       if (connection == nullptr) {
-        pulse_.Heard(process);
+        pulse_.Gone(process);
         continue;
       }
       connection->Flush();
@@ -139,13 +139,18 @@ void ControlPlane::ServeOnce() {
 
 bool ControlPlane::TakePulse(size_t process, const std::string& frame, bool* sane) {
   pulse_.Heard(process);
+  const int num_processes = static_cast<int>(connections_.size());
   const Message kind = Reader(frame).Get<Message>();
   if (coordinator_ != nullptr && kind == Message::kPulse) {
-    connections_[process]->Send(pulse_.Report());
+    ToCoordinator pulse;
+    *sane = Parse(frame, num_processes, &pulse);
+    if (*sane) connections_[process]->Send(pulse_.Report());
     return true;
   }
   if (coordinator_ == nullptr && kind == Message::kSilent) {
-    *sane = pulse_.Take(frame);
+    FromCoordinator silent;
+    *sane = Parse(frame, num_processes, &silent);
+    if (*sane) pulse_.Take(std::move(silent.silences));
     return true;
   }
   return false;

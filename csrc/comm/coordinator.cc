@@ -39,6 +39,8 @@ std::string Coordinator::Handle(int from, std::string_view bytes) {
     case Message::kAbort:
       Broadcast(from, Writer().Put(Message::kAborted).Put<int32_t>(from).PutBytes(message.reason).bytes());
       break;
+    case Message::kPulse:  // the control plane answers it
+      break;
     default:  // kGoodbye
       gone_[from] = true;
       Broadcast(from, Writer().Put(Message::kLeft).Put<int32_t>(from).bytes());

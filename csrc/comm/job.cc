@@ -221,6 +221,8 @@ void Job::OnMessage(std::string_view bytes) {
       return Fail(Format("worker %d: %s", message.process, message.reason.c_str()));
     case Message::kDied:
       return Fail(NameOf(message.process) + " died or was lost: " + message.reason);
+    case Message::kSilent:  // the control plane takes it
+      return;
     default: {  // kLeft
       std::lock_guard<std::mutex> lock(mutex_);
       lives_[message.process] = Life::kLeft;

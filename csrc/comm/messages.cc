@@ -2,6 +2,7 @@
 
 #include "comm/messages.h"
 
+#include <cmath>
 #include <set>
 
 #include "comm/wire.h"
@@ -33,6 +34,18 @@ bool GetGeneration(Reader* reader, int64_t* generation) {
   return *generation >= 0 && *generation < kMostGenerations;
 }
 
+// Seconds of some processes, none twice.
+bool GetSilences(Reader* reader, int num_processes, std::vector<double>* silences) {
+  silences->assign(num_processes, 0);
+  for (int left = reader->GetCount(num_processes, sizeof(int32_t) + sizeof(double)); left > 0; --left) {
+    int process = 0;
+    if (!GetProcess(reader, num_processes, &process) || (*silences)[process] != 0) return false;
+    const double seconds = (*silences)[process] = reader->Get<double>();
+    if (!std::isfinite(seconds) || seconds <= 0) return false;
+  }
+  return true;
+}
+
 std::string GetText(Reader* reader) { return std::string(reader->GetBytes()); }
 
 }  // namespace
@@ -59,6 +72,7 @@ bool Parse(std::string_view message, int num_processes, ToCoordinator* parsed) {
       parsed->reason = GetText(&reader);
       break;
     case Message::kGoodbye:
+    case Message::kPulse:
       break;
     default:
       sane = false;
@@ -94,6 +108,9 @@ bool Parse(std::string_view message, int num_processes, FromCoordinator* parsed)
       break;
     case Message::kLeft:
       sane = GetProcess(&reader, num_processes, &parsed->process);
+      break;
+    case Message::kSilent:
+      sane = GetSilences(&reader, num_processes, &parsed->silences);
       break;
     default:
       sane = false;

@@ -53,10 +53,11 @@ struct FromCoordinator {
   int process = 0;
   int64_t generation = 0;
   std::string reason;
+  std::vector<double> silences;  // of kSilent: seconds by process, 0 for those that it does not name
 };
 
 // Takes a message apart. False if it is none of a job of `num_processes`: another number of bytes than its counts and
-// lengths say, a process or a generation that cannot be, a member named twice.
+// lengths say, a process, a generation or a silence that cannot be, a process named twice.
 bool Parse(std::string_view message, int num_processes, ToCoordinator* parsed);
 bool Parse(std::string_view message, int num_processes, FromCoordinator* parsed);
 

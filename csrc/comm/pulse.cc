@@ -3,7 +3,6 @@
 #include "comm/pulse.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "comm/coordinator.h"
 #include "comm/wire.h"
@@ -29,6 +28,11 @@ void Pulse::Begin(double now) {
   if (due_) next_pulse_ = now + kInterval;
 }
 
+void Pulse::Gone(int process) {
+  Heard(process);
+  if (process == 0) reported_.assign(reported_.size(), 0);  // nobody says any more that a silence has ended
+}
+
 std::string Pulse::Report() const {
   const std::vector<double> silences = Silences();
   Writer writer;
@@ -37,22 +41,6 @@ std::string Pulse::Report() const {
     if (silences[process] > 0) writer.Put<int32_t>(process).Put(silences[process]);
   }
   return writer.bytes();
-}
-
-bool Pulse::Take(std::string_view message) {
-  Reader reader(message);
-  reader.Get<Message>();
-  std::vector<double> reported(reported_.size());
-  for (int left = reader.GetCount(reported.size(), sizeof(int32_t) + sizeof(double)); left > 0; --left) {
-    const int32_t process = reader.Get<int32_t>();
-    const double seconds = reader.Get<double>();
-    if (!reader.ok() || process < 0 || process >= static_cast<int32_t>(reported.size())) return false;
-    if (!std::isfinite(seconds) || seconds <= 0 || reported[process] != 0) return false;
-    reported[process] = seconds;
-  }
-  if (!reader.done()) return false;
-  reported_.swap(reported);
-  return true;
 }
 
 std::vector<double> Pulse::Silences() const {

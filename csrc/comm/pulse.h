@@ -11,7 +11,7 @@
 #define EPL_COMM_PULSE_H_
 
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace epl {
@@ -24,12 +24,14 @@ class Pulse {
   void Begin(double now);
   // Whether this round sends a pulse.
   bool due() const { return due_; }
-  // Something came from a process, or nothing is expected of it any more.
+  // Something came from a process.
   void Heard(int process) { heard_[process] = round_; }
+  // Nothing is expected of a process any more: it left, died, or has no connection with this one.
+  void Gone(int process);
   // Process 0: the kSilent for another process.
   std::string Report() const;
-  // The others: takes a kSilent. False if it makes no sense.
-  bool Take(std::string_view message);
+  // The others: takes the seconds, by process, of a kSilent.
+  void Take(std::vector<double> silences) { reported_ = std::move(silences); }
   // Seconds since each process was heard; 0 for those that are well.
   std::vector<double> Silences() const;
 

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 namespace epl {
 namespace {
@@ -22,8 +23,10 @@ constexpr double kHandshakeTimeout = 10;  // seconds that a caller may take to p
 constexpr double kReportEvery = 10;
 constexpr double kFirstProbe = 3;     // seconds until it is first probed why someone is missing
 constexpr size_t kMostCallers = 128;  // that have not proved themselves, besides the processes of the job
-constexpr size_t kMostRefusals = 20;  // that are reported; a port scanner must not fill the log
 constexpr size_t kMostNamed = 8;      // missing processes in a line
+// Refusals that are reported; a port scanner must neither fill the log nor hide why a worker is refused.
+constexpr size_t kMostRefusals = 3;  // of callers from one host for one reason
+constexpr size_t kMostReasons = 99;  // of hosts and reasons
 
 void Print(const std::string& text) { fprintf(stderr, "EPL: %s\n", text.c_str()); }
 
@@ -190,17 +193,32 @@ class Acceptor {
   }
 
   void Note(Caller* caller, const std::string& why) {
-    if (++refusals_ > kMostRefusals) return;
-    notes_.push_back("a caller from " + PeerAddress(caller->connection->fd()) + " was refused: " + why);
-    Print(notes_.back());
-    if (refusals_ == kMostRefusals) Print("more callers that are refused are not reported");
+    const std::string address = PeerAddress(caller->connection->fd());
+    const std::string host = address.substr(0, address.rfind(':'));
+    const std::pair<std::string, std::string> reason(host, why);
+    const bool is_new = refusals_.count(reason) == 0;
+    if (is_new && refusals_.size() == kMostReasons) return;
+    const size_t times = ++refusals_[reason];
+    if (times > kMostRefusals) return;
+    const std::string note = "a caller from " + address + " was refused: " + why;
+    Print(note);
+    if (is_new) notes_.push_back(note);
+    if (times == kMostRefusals) {
+      Print("more callers from " + host + " that are refused for this reason are not reported");
+    }
+    if (is_new && refusals_.size() == kMostReasons) {
+      Print("callers from other hosts, or refused for other reasons, are not reported");
+    }
   }
 
-  // One that came and went (it was killed, say) is awaited again.
+  // One that came and went (it was killed, say) is awaited again; so is one that speaks before the job starts, which no
+  // worker does.
   void ForgetTheLost() {
     for (size_t process = 1; process < connections_.size(); ++process) {
-      if (connections_[process] == nullptr || connections_[process]->Receive(kHelloLimit)) continue;
-      notes_.push_back(options_.NameOf(static_cast<int>(process)) + " appeared and was lost again");
+      Connection* connection = connections_[process].get();
+      if (connection == nullptr || (connection->Receive(kHelloLimit) && connection->received().empty())) continue;
+      const std::string note = options_.NameOf(static_cast<int>(process)) + " appeared and was lost again";
+      if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
       connections_[process].reset();
     }
   }
@@ -242,9 +260,10 @@ class Acceptor {
     const bool several = missing.size() > 1;
     std::string message = Format(
         "%s did not appear within %s s; worker 0 waited for %s at %s: look into %s log for an earlier error, and check "
-        "that the address of worker 0 can be reached from there",
+        "that the address of worker 0 can be reached from there; if %s data before the first session, raise "
+        "communication.start_timeout",
         Names(missing, false).c_str(), Seconds(options_.start_timeout_s).c_str(), several ? "them" : "it",
-        options_.hosts[0].c_str(), several ? "their" : "its");
+        options_.hosts[0].c_str(), several ? "their" : "its", several ? "they prepare" : "it prepares");
     for (size_t i = 0; i < missing.size() && i < kMostNamed; ++i) {
       const std::string why = reachability_.About(missing[i]);
       if (!why.empty()) message += Format("; worker %d: %s", missing[i], why.c_str());
@@ -262,7 +281,7 @@ class Acceptor {
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Caller>> callers_;
   std::vector<std::string> notes_;
-  size_t refusals_ = 0;
+  std::map<std::pair<std::string, std::string>, size_t> refusals_;  // how often, by host and reason
   Reachability reachability_;
   const double start_ = Now();
   double next_probe_ = kFirstProbe;

@@ -4,16 +4,19 @@
 
 #include <string.h>
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/collective.h"
 #include "comm/coordinator.h"
 #include "comm/handshake.h"
 #include "comm/messages.h"
+#include "comm/pulse.h"
 #include "comm/wire.h"
 #include "tests/check.h"
 
@@ -73,6 +76,13 @@ std::string Gather(const std::string& key, const std::vector<int>& members) {
   return Gather(key, members, members.size());
 }
 
+std::string Silent(const std::vector<std::pair<int32_t, double>>& silences) {
+  Writer writer;
+  writer.Put(Message::kSilent).Put<int32_t>(silences.size());
+  for (const auto& entry : silences) writer.Put(entry.first).Put(entry.second);
+  return writer.bytes();
+}
+
 std::vector<std::string> MessagesToCoordinator() {
   return {
       Gather("a", {0, 1}),
@@ -81,6 +91,7 @@ std::vector<std::string> MessagesToCoordinator() {
       Writer().Put(Message::kQuery).PutBytes("b").bytes(),
       Writer().Put(Message::kEndGeneration).Put<int64_t>(7).PutBytes("no data").bytes(),
       Writer().Put(Message::kAbort).PutBytes("reason").bytes(),
+      Writer().Put(Message::kPulse).bytes(),
   };
 }
 
@@ -93,6 +104,7 @@ std::vector<std::string> MessagesFromCoordinator() {
       Writer().Put(Message::kAborted).Put<int32_t>(2).PutBytes("reason").bytes(),
       Writer().Put(Message::kDied).Put<int32_t>(1).PutBytes("reason").bytes(),
       Writer().Put(Message::kLeft).Put<int32_t>(0).bytes(),
+      Silent({{2, 40.5}, {3, 7}}),
   };
 }
 
@@ -126,6 +138,30 @@ TEST(a_message_of_the_coordinator_with_numbers_that_cannot_be_is_refused) {
     CHECK(!epl::Parse(Writer().Put(Message::kEnded).Put<int32_t>(0).Put(generation).PutBytes("").bytes(), kProcesses,
                       &parsed));
   }
+  for (const auto& entry :
+       std::vector<std::pair<int32_t, double>>{{-1, 1}, {kProcesses, 1}, {2, 0}, {2, -1}, {2, NAN}}) {
+    CHECK(!epl::Parse(Silent({entry}), kProcesses, &parsed));
+  }
+  CHECK(!epl::Parse(Silent({{2, 1}, {2, 1}}), kProcesses, &parsed));
+}
+
+TEST(a_pulse_is_no_more_than_a_pulse) {
+  epl::Coordinator coordinator(kProcesses, [](int, const std::string&) { CHECK(false); });
+  CHECK(coordinator.Handle(1, Writer().Put(Message::kPulse).bytes()).empty());
+  CHECK(!coordinator.gone(1));
+  CHECK(coordinator.Handle(1, Writer().Put(Message::kPulse).Put<uint8_t>(0).bytes()) == "it sent what makes no sense");
+}
+
+TEST(what_worker_0_says_of_silence_is_forgotten_when_it_is_gone) {
+  epl::Pulse pulse(kProcesses);
+  FromCoordinator parsed;
+  CHECK(epl::Parse(Silent({{2, 40.5}}), kProcesses, &parsed));
+  pulse.Take(parsed.silences);
+  CHECK(pulse.Silences() == std::vector<double>({0, 0, 40.5, 0}));
+  pulse.Gone(1);
+  CHECK(pulse.Silences() == std::vector<double>({0, 0, 40.5, 0}));
+  pulse.Gone(0);
+  CHECK(pulse.Silences() == std::vector<double>(kProcesses));
 }
 
 TEST(mutated_messages_to_the_coordinator) {
@@ -158,6 +194,8 @@ TEST(mutated_messages_of_the_coordinator) {
     CHECK(parsed.parts.size() <= kProcesses && parsed.missing.size() <= kProcesses);
     for (int process : parsed.missing) CHECK(process >= 0 && process < kProcesses);
     CHECK(parsed.generation >= 0 && parsed.generation + 1 > 0);
+    CHECK(parsed.silences.empty() || parsed.silences.size() == kProcesses);
+    for (double silence : parsed.silences) CHECK(std::isfinite(silence) && silence >= 0);
   });
   CHECK(taken > Rounds() / 100);
 }

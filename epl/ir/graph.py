@@ -207,12 +207,20 @@ class Graph(object):
         if first is None or position is None:
             self.beginning = Beginning(strategy, tf_compat.last_op_id(self.tf_graph) > 0, False)
         elif first.is_inherited:
-            if first.amid_ops:
+            if first.amid_ops or self._says_again(first.strategy, strategy):
                 self._taskgraphs[position] = self._taskgraphs[position]._replace(strategy=strategy)
                 first = first._replace(strategy=strategy)
             self.beginning = first._replace(is_inherited=False)
         self.default_strategy = strategy
         self.open_taskgraph(strategy)
+
+    def _says_again(self, inherited: Any, strategy: Any) -> bool:
+        """Whether a model function states what its script has stated ahead of it: it has made input and steps alone.
+
+        What the two would divide has no weights yet, and a stage without weights is hardly meant.
+        """
+        has_weights = bool(self.tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES))
+        return not has_weights and (inherited.device_count or 1) == (strategy.device_count or 1)
 
     def replace_taskgraphs(self, strategies: Sequence[Any]) -> None:
         """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""

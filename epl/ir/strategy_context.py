@@ -51,7 +51,7 @@ class StrategyContext(object):
 
         A graph that is made later begins with the first default strategy of this one. If that was set amid the building
         of a model, the graph made later is likely built by the same function: its own first call is that strategy then,
-        and begins no second TaskGraph.
+        and begins no second TaskGraph. Nor does one that states the same strategy again, ahead of all weights.
         """
         if self._open.strategies:
             inner = self._open.strategies[-1]

@@ -132,7 +132,13 @@ class Job(object):
 
     @classmethod
     def announce(cls, announcement: Optional[Announcement]) -> None:
-        """Says which job this process belongs to. Nothing is connected before `join`; None takes the word back."""
+        """Says which job this process belongs to. Nothing is connected before `join`; None takes the word back.
+
+        Raises:
+            JobSecretError: if the job's secret, as the environment gives it, cannot be used.
+        """
+        if announcement is not None:
+            job_secret.job_secret(os.environ)  # known from here on, or refused before the script does its work
         cls._announced = announcement
 
     @classmethod

@@ -5,6 +5,7 @@ gives it. It proves who a worker is when workers meet, by HMAC-SHA256 (csrc/comm
 """
 
 import ctypes
+import functools
 import hashlib
 import hmac
 import os
@@ -12,10 +13,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from epl.ops import native
 from epl.utils.errors import JobSecretError
-
-SECRET = "EPL_JOB_SECRET"
-SECRET_FILE = "EPL_JOB_SECRET_FILE"
-NAME = "EPL_JOB_ID"
+from epl.utils.job_variables import JOB_NAME, SECRET, SECRET_FILE
 
 _FEWEST_BYTES = 16
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
@@ -24,7 +22,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 def job_name(environ: Mapping[str, str]) -> bytes:
     """The name of the job, empty if it has none."""
-    return os.fsencode(environ.get(NAME, ""))
+    return os.fsencode(environ.get(JOB_NAME, ""))
 
 
 def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
@@ -48,7 +46,9 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
     return secret
 
 
+@functools.lru_cache(maxsize=None)
 def _read(path: str) -> bytes:
+    """What the file held when it was first read: a script may change its directory after epl.init()."""
     try:
         with open(path, "rb") as source:
             mode = os.fstat(source.fileno()).st_mode

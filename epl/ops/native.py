@@ -7,7 +7,7 @@ when a collective is first needed. Jobs and communicators are in `job.py` and `c
 import ctypes
 import os
 import threading
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -130,10 +130,11 @@ def _load_core(path: str) -> ctypes.CDLL:
         core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise _unavailable("{} does not load: {}.".format(path, error)) from error
-    _bind(core)
-    version = core.epl_comm_abi_version()
+    # The version first: a build of another one may lack functions.
+    version = _function(core, "epl_comm_abi_version", ctypes.c_int, [])()
     if version != ABI_VERSION:
         raise _unavailable("{} has ABI version {}, this package needs {}.".format(path, version, ABI_VERSION))
+    _bind(core)
     return core
 
 
@@ -151,7 +152,7 @@ def _bind(core: ctypes.CDLL) -> None:
     """Gives the functions of the core their types; without them ctypes would cut pointers to 32 bits."""
     text, number, pointer = ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p
     status = ctypes.POINTER(Status)
-    signatures = {
+    signatures: Dict[str, Tuple[Any, List[Any]]] = {
         "epl_job_start": (number, [ctypes.POINTER(JobOptions), ctypes.POINTER(pointer), status]),
         "epl_listen": (number, [text, ctypes.POINTER(text), number, ctypes.POINTER(number), status]),
         "epl_job_stop": (None, [pointer]),
@@ -173,13 +174,18 @@ def _bind(core: ctypes.CDLL) -> None:
         "epl_communicator_size": (number, [pointer]),
         "epl_communicator_transport": (text, [pointer]),
         "epl_communicator_destroy": (None, [pointer]),
-        "epl_comm_abi_version": (number, []),
         "epl_comm_transports": (text, [ctypes.POINTER(text)]),
     }
     for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(core, name)
-        except AttributeError as error:
-            raise _unavailable("{} has no function {}.".format(CORE_LIBRARY, name)) from error
-        function.restype = result
-        function.argtypes = arguments
+        _function(core, name, result, arguments)
+
+
+def _function(core: ctypes.CDLL, name: str, result: Any, arguments: List[Any]) -> Any:
+    """A function of the core, with its types from now on."""
+    try:
+        function = getattr(core, name)
+    except AttributeError as error:
+        raise _unavailable("{} has no function {}.".format(CORE_LIBRARY, name)) from error
+    function.restype = result
+    function.argtypes = arguments
+    return function

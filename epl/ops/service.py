@@ -22,13 +22,15 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from epl.ops.job import Job, JobError
 from epl.ops.waits import Limits, Wait
+from epl.utils.last_words import LastWords, has_launcher, tell_failure
 from epl.utils.script_end import ScriptEnd
 
 _FAILED = 13  # the core's code for the failure of a process
 _LEFT = 9  # and for a process that left in good order
 # A process that has finished its script keeps the job so long, for collectives of the last step that still go on.
 _LAST_STEP_S = 10.0
-# Whoever failed ends before those that end because of it: a launcher looks at the first that ends.
+# Whoever failed ends before those that end because of it. epl-launch is told whose failure it was; what else starts
+# workers (Slurm, say) takes the first that ends for the cause.
 _CAUSE_FIRST_S = 2.0
 _DIED = "died or was lost"  # the core's words for a process that has ended already
 
@@ -169,11 +171,14 @@ class Service(object):
         if self._over:
             return
         self._over = True
-        if self._failure is not None and _DIED not in self._failure:
+        failure = ScriptEnd.failure() if self._companion.alive else None  # a fork has nothing to say
+        if failure is not None:
+            # The job may learn the first failure later than its companion.
+            tell_failure(LastWords(failure, self._companion.first_failure))
+        if self._failure is not None and _DIED not in self._failure and not has_launcher():
             time.sleep(_CAUSE_FIRST_S)
-        cause = ScriptEnd.failure()
-        if cause is not None:
-            self._companion.abort(cause)
+        if failure is not None:
+            self._companion.abort(failure)
         self._companion.stop()
         self._job.stop_at_exit()
 

@@ -92,7 +92,7 @@ class Rewrite(object):
       over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
       stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
       barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
-      later_writes: tensors that wait for the writes of the further micro batches; fed in runs of the first one alone.
+      later_writes: tensors that wait for writes or data of further micro batches; fed in runs of the first one alone.
       holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
       orders: what is in order in runs with certain ops: groups of updates, what they share, the last writes of a step,
         gathers of weights.
@@ -107,8 +107,10 @@ class Rewrite(object):
       writes: those of them that write variables.
       divisions: the data sources whose batches are divided among replicas.
       batch_index, batch_count: which part of a batch replica 0 has, of how many; None if it has all of it.
+      batch_checks: to be fed True where replica 0 has all of a batch; else its cuts wait for checks of all outputs.
       rows_read: name of a data source whose batch is divided -> rows of replica 0's part, float64.
       read_once: names of the ops that replicas with a common batch share: what reads it, and what that needs.
+      data_shown: tensor name of an output of a data source -> the op that has run once it has a value.
       weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut.
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: by group, and of accumulations that have none; groups that count together share the op.
@@ -162,8 +164,10 @@ class Rewrite(object):
         self.divisions: Sequence[Any] = ()
         self.batch_index: Optional[tf.Tensor] = None
         self.batch_count: Optional[tf.Tensor] = None
+        self.batch_checks: List[tf.Tensor] = []
         self.rows_read: Dict[str, tf.Tensor] = {}
         self.read_once: FrozenSet[str] = frozenset()
+        self.data_shown: Dict[str, tf.Operation] = {}
         self.weights: List[tf.Tensor] = []
         self.counted: FrozenSet[str] = frozenset()
         self.gates: List[Gate] = []

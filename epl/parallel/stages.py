@@ -166,7 +166,17 @@ def stage_devices(
     """
     if not has_own_devices(taskgraphs, cluster):
         annotated = _annotated_stages(taskgraphs)
-        return annotated, cluster.generate_virtual_devices(_device_counts(annotated))
+        try:
+            return annotated, cluster.generate_virtual_devices(_device_counts(annotated))
+        except LayoutError as error:
+            if len(taskgraphs) == 1:
+                raise
+            raise LayoutError(
+                "{} The TaskGraphs are {}: each scope begins one, and so does each call of epl.set_default_strategy "
+                "behind ops of the model. What belongs together is annotated once.".format(
+                    error, ", ".join(str(one.strategy) for one in taskgraphs)
+                )
+            ) from None
     devices = rank_devices(taskgraphs, cluster)
     return ([list(taskgraphs)] if len(devices) == 1 else [[one] for one in taskgraphs]), devices
 

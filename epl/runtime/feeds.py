@@ -130,6 +130,7 @@ class FeedSharing(object):
         """Of what a run needs, what is fed for several copies; a sparse tensor by the name of its indices."""
         by_name = {tensor.name: value for tensor, value in feeds.items()}
         parts = {part.name for key in self._sparse.values() for part in (key.values, key.dense_shape)}
+        parts.update(copy.name for tensor in feeds for copy in self.copies(tensor) if copy is not tensor)  # cut ahead
         found = {}
         for tensor, value in feeds.items():
             copies = self.copies(tensor)

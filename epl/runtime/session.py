@@ -139,6 +139,7 @@ class GraphRunner(object):
                 feeds.setdefault(weight, np.asarray(1.0))
         if step.has_whole_batch:
             feeds[self.rewrite.batch_count] = np.asarray(1, np.int64)
+            feeds.update(dict.fromkeys(self.rewrite.batch_checks, np.asarray(True)))
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
         feeds.update(wholes)
         if self._shards is not None:

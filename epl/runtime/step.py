@@ -19,6 +19,7 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel.passes.data_waits import outputs_taken
 from epl.parallel.rewrite import Rewrite
 from epl.runtime.shards import Choice
 from epl.utils.errors import FeedError
@@ -97,6 +98,10 @@ class StepFinder(object):
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
+        later = {rewrite.micro_prefix(copy) for copy in range(1, rewrite.plan.num_micro_batch)}
+        of_later = {prefix + name for prefix in later for name in rewrite.micro_batched}
+        # The first micro batch reads whenever another one does.
+        self._readers = {n for n in view.of_types(op_types.DATA_SOURCES) if view.nodes[n].name not in of_later}
         self._global_writes = {
             node
             for node in rewrite.writes
@@ -245,7 +250,7 @@ class StepFinder(object):
         """
         view = self._view
         writes = needed & self._global_writes & self._updates
-        if not writes or needed & (self._gradients | self._all_boundaries) or self._reads_data(needed):
+        if not writes or needed & (self._gradients | self._all_boundaries) or self._reads_data(needed, fed):
             return set()
         if not self._merges_globally(fetches, needed, fed):
             return writes
@@ -368,10 +373,20 @@ class StepFinder(object):
 
     def _is_fed_inference(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
-        return bool(fed) and not self._reads_data(needed)
+        return bool(fed) and not self._reads_data(needed, fed)
 
-    def _reads_data(self, needed: Set[int]) -> bool:
-        return any(self._view.types[node] in op_types.DATA_SOURCES for node in needed)
+    def _reads_data(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
+        """Whether a run reads data, or divides it, which it does to a batch that is fed in its place, too."""
+        read = needed & self._readers
+        if self._rewrite.batch_count is not None:
+            return bool(read)
+        return any(not self._is_taken_from(fed, node, needed) for node in read)
+
+    def _is_taken_from(self, fed: FrozenSet[str], node: int, takers: Set[int]) -> bool:
+        """Whether all that `takers` take of a data source is fed."""
+        op = self._rewrite.operation(self._view.nodes[node].name)
+        taken = outputs_taken(self._view, node, takers)
+        return bool(taken) and all(op.outputs[position].name in fed for position in taken)
 
     def _divides_one_batch(self) -> bool:
         """Whether replicas divide a batch, so that replica 0 by itself can have what they have together."""

@@ -10,6 +10,8 @@ import re
 import sys
 from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
+from epl.utils.job_variables import SECRET, SECRET_FILE
+
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _SWITCHES = ("--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
@@ -245,7 +247,9 @@ def _check_env(parser: argparse.ArgumentParser, settings: List[str]) -> Dict[str
         key, equals, value = setting.partition("=")
         if not key or not equals:
             parser.error(f"--env: {setting!r} is not KEY=VALUE")
-        if key == "EPL_JOB_SECRET":
-            parser.error("--env EPL_JOB_SECRET: every user of this machine can read a command line; use --secret_file")
+        if key == SECRET:
+            parser.error(f"--env {key}: every user of this machine can read a command line; use --secret_file")
+        if key == SECRET_FILE:
+            parser.error(f"--env {key}: give the file by --secret_file {value}")
         env[key] = value
     return env

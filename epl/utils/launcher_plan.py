@@ -22,6 +22,9 @@ FIRST_FD = 100
 # every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
 # threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
+# Workers cannot tell one that prepares data from one that died, and the launcher ends all of its workers if one fails:
+# where it has all workers of the job, they may wait for one another longer than by default. Six hours.
+_START_TIMEOUT = {"EPL_COMMUNICATION_START_TIMEOUT": "21600"}
 # Of a launcher that started this one; each gives its workers their own.
 _OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
 
@@ -104,6 +107,8 @@ def plan_workers(
         task_dir = os.path.join(log_dir, str(index))
         name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
         settings = _common_settings()
+        if not options.hosts:
+            settings.update((key, value) for key, value in _START_TIMEOUT.items() if key not in os.environ)
         settings.update(device_settings)
         if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
             settings.update(_malloc_settings())

@@ -8,10 +8,9 @@ import os
 import secrets
 from typing import Dict, Mapping
 
+from epl.utils.job_variables import SECRET, SECRET_FILE
 from epl.utils.launcher_options import Options
 
-SECRET = "EPL_JOB_SECRET"
-SECRET_FILE = "EPL_JOB_SECRET_FILE"
 _BYTES = 32
 
 

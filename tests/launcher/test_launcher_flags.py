@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 SHOW_ENV = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], sys.executable]))"
+START = "EPL_COMMUNICATION_START_TIMEOUT"
 SIZE = ("--num_workers", "2", "--gpu_per_worker", "1")
 
 
@@ -112,6 +113,15 @@ def test_machine_rank_starts_only_that_worker_with_the_addresses_as_given(run, l
         "task": {"type": "worker", "index": 1},
     }
     assert "EPL_LISTEN_FD" not in env
+    assert START not in env  # who waits cannot know that the other machine has started
+
+
+@pytest.mark.parametrize(
+    "flags, environment, expected", [([], {}, "21600"), ([], {START: "5"}, "5"), (["--env", START + "=7"], {}, "7")]
+)
+def test_workers_that_one_launcher_ends_together_may_wait_for_hours(run, log, flags, environment, expected):
+    run(SHOW_ENV, *flags, name="job.py", **environment)
+    assert [shown(log, worker)[0][START] for worker in (0, 1)] == [expected] * 2
 
 
 def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):

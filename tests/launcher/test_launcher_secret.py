@@ -53,6 +53,7 @@ def test_a_secret_file_reaches_the_worker_as_a_path(run, log, tmp_path):
 @pytest.mark.parametrize("flags, words", [
     (["--secret_file", "nowhere"], "'nowhere' cannot be read"),
     (["--env", "EPL_JOB_SECRET=x"], "every user of this machine can read a command line"),
+    (["--env", "EPL_JOB_SECRET_FILE=job.key"], "--env EPL_JOB_SECRET_FILE: give the file by --secret_file job.key"),
 ])  # fmt: skip
 def test_what_would_give_no_secret_or_give_it_away_is_refused(launcher, tmp_path, flags, words):
     (tmp_path / "job.sh").write_text("true")

@@ -1,5 +1,6 @@
 """The secret of a job: where it comes from, and that workers and companions of workers meet by it."""
 
+import os
 import socket
 
 import ops_harness
@@ -76,6 +77,30 @@ def test_a_file_that_everyone_can_read_or_that_is_not_there_is_refused(tmp_path)
     key.chmod(0o644)
     with pytest.raises(JobSecretError, match=r"every user of this machine can read or write it \(mode 644\)"):
         job_secret.job_secret({"EPL_JOB_SECRET_FILE": str(key)})
+
+
+# What epl.init() makes for worker 1 of two.
+ANNOUNCEMENT = job.Announcement(("10.0.0.1:1", "10.0.0.2:1"), 1, lambda: None, 1.0, 0.0, 1.0, os.getpid())
+
+
+def test_announcing_a_job_refuses_a_secret_that_cannot_be_used(monkeypatch):
+    monkeypatch.setenv("EPL_JOB_SECRET_FILE", "nowhere")
+    with pytest.raises(JobSecretError, match="EPL_JOB_SECRET_FILE=nowhere: No such file"):
+        job.Job.announce(ANNOUNCEMENT)
+    assert job.Job.announced_hosts() == ()
+
+
+def test_the_file_is_read_where_the_job_is_announced(monkeypatch, tmp_path):
+    (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EPL_JOB_SECRET_FILE", "key")
+    try:
+        job.Job.announce(ANNOUNCEMENT)
+        monkeypatch.chdir("/")
+        assert job_secret.job_secret(os.environ) == SECRET.encode()
+    finally:
+        job.Job.announce(None)
 
 
 def test_only_a_job_that_others_can_reach_is_warned_of_its_missing_secret():

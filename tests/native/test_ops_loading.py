@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -27,9 +28,12 @@ def test_missing_library_is_reported_with_the_command_to_build_it(monkeypatch, t
     assert "make build" in native.why_not()
 
 
-def test_library_of_another_abi_is_refused(monkeypatch, loader):
-    monkeypatch.setattr(native, "ABI_VERSION", 99)
-    with pytest.raises(native.NativeUnavailableError, match="this package needs 99"):
+def test_older_library_without_todays_functions_is_refused_by_its_version(monkeypatch, tmp_path, loader):
+    source = tmp_path / "older.c"
+    source.write_text("int epl_comm_abi_version(void) { return 1; }")
+    subprocess.check_call(["gcc", "-shared", "-fPIC", "-o", str(tmp_path / native.CORE_LIBRARY), str(source)])
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    with pytest.raises(native.NativeUnavailableError, match="has ABI version 1, this package needs .* `make build`"):
         loader.load()
 
 

@@ -103,3 +103,33 @@ def test_a_constructor_that_waits_for_another_says_so(tmp_path):
     assert [code for code, _, _ in ended] == [0, 0], ended
     waits = r"EPL: stalled: worker 0 \S+ compares plan and waits for the others for \d s; missing: worker 1 \("
     assert re.search(waits, ended[0][2])
+
+
+FOLLOWS = """
+import atexit, os, time
+from epl.ops import service as services
+from epl.utils import last_words
+service = Service(job, Limits(0, 0))
+if not process:
+    service._companion.abort("ValueError: bad row")
+    time.sleep(3)  # it still prints, and has not told the job
+    sys.exit(1)
+
+def leave():
+    begin = time.monotonic()
+    service.leave()
+    print("at once:", time.monotonic() - begin < 20)
+    print(os.read(read_end, 9999).decode())
+
+services._CAUSE_FIRST_S = 30
+read_end, write_end = os.pipe()
+os.environ[last_words.PIPE_VARIABLE] = last_words.name_pipe(write_end)
+atexit.register(leave)
+service.serve()
+"""
+
+
+def test_who_follows_a_failure_tells_the_launcher_at_once_whose_it_is(tmp_path):
+    _, (_, out, _) = run(tmp_path, FOLLOWS)
+    assert "at once: True\n" in out
+    assert '"cause": [0, "ValueError: bad row"]' in out

@@ -149,7 +149,7 @@ def test_writes_from_the_same_data_wait_for_the_gate(init):
     (gate, _), = rewrite.gates
     barrier = next(op for op in count.op.control_inputs if op.name.endswith("same_data/stage0/passed"))
     assert gate in ancestor_ops([barrier])
-    assert any(op.type == "IteratorGetNext" for op in gate.control_inputs)
+    assert any(op.type == "IteratorGetNext" for op in ancestor_ops(gate.control_inputs))
     node = tf_compat.full_graph_def(rewrite.tf_graph)
     copy = next(n for n in node.node if n.name == "EPL_REPLICA_1/" + count.op.name)
     assert "^EPL_REPLICA_1/" + barrier.name in copy.input

@@ -45,6 +45,18 @@ def test_a_graph_that_is_refused_is_refused_again(init):
     assert text.startswith("LayoutError") and "is not divisible by num_device_per_replica 5" in text
 
 
+def test_devices_that_do_not_fit_several_taskgraphs_name_these(init):
+    init(4, annotate=False)
+    with epl.replicate(4, name="stem"):
+        model = Linear()
+    epl.set_default_strategy(epl.replicate(4))
+    model.minimize()
+    with tf.Session() as sess:
+        text = error_text(sess.run, model.train_op, model.feed())
+    assert "4 is not divisible by num_device_per_replica 8" in text
+    assert "The TaskGraphs are epl.replicate(device_count=4, name='stem'), epl.replicate(device_count=4" in text
+
+
 @pytest.mark.parametrize("where", ["tf.function", "tf.cond with control flow v2"])
 def test_applying_gradients_in_a_function_body_is_refused(init, where):
     init()

@@ -121,19 +121,45 @@ def test_a_function_that_sets_the_default_strategy_builds_the_same_in_every_grap
 def test_a_default_strategy_set_ahead_of_all_graphs_begins_each_of_them(init):
     init()
     for _ in range(2):
-        assert two_stages(tf.Graph()) == [0, 1, 2]
+        assert two_stages(tf.Graph()) == [0, 0, 1]
+
+
+def stated_in_a_script_and(in_model_function, behind_weights=False):
+    """The TaskGraphs of an Estimator's graph whose model function sets a default strategy, as the script has done."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        data = tf.constant(1)
+        if behind_weights:
+            tf.get_variable("stem", [])
+        epl.set_default_strategy(in_model_function)
+        return taskgraph(step, data, tf.get_variable("w", []))
+
+
+def test_a_model_function_may_state_the_strategy_of_its_script_again(init):
+    init(annotate=False)
+    epl.set_default_strategy(epl.replicate(4))
+    for _ in range(2):
+        assert stated_in_a_script_and(epl.replicate(4, name="model")) == [0, 0, 0]
+    init()
+    assert stated_in_a_script_and(epl.replicate()) == [0, 0, 0]
+
+
+def test_a_default_strategy_behind_weights_or_of_other_devices_begins_a_taskgraph(init):
+    init()
+    assert stated_in_a_script_and(epl.replicate(1), behind_weights=True) == [0, 0, 1]
+    assert stated_in_a_script_and(epl.replicate(2)) == [0, 0, 1]
 
 
 def test_a_default_strategy_holds_in_its_own_graph(init):
     init()
     with tf.Graph().as_default():
-        tf.constant(1)
+        tf.get_variable("w", [])
         epl.set_default_strategy(epl.replicate(1))
         inner = tf.constant(1)
     with epl.replicate(1):
         tf.constant(1)
     after = tf.constant(1)
-    assert taskgraph(inner, after) == [1, 1]
+    assert taskgraph(inner) == taskgraph(after) == [1]
     assert Graph.get().taskgraphs[1].strategy is Graph.get().default_strategy
 
 

@@ -18,7 +18,7 @@ What is written from the data of the gradients, a metric for example, waits for 
 The barriers are fed in runs without the data, or without all of the updates: a write by itself needs neither.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ir import op_types
 from epl.ir.control_flow import depths_of, ends_of
@@ -28,6 +28,7 @@ from epl.parallel.gradient_groups import find_trainings
 from epl.parallel.micro_batches import boundary_nodes, data_descendants
 from epl.parallel.pass_manager import Pass
 from epl.parallel.passes.barriers import build_barrier
+from epl.parallel.passes.data_waits import ends_of_data
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewrite import Order, Rewrite
 from epl.parallel.training_writes import find_training_writes
@@ -62,13 +63,15 @@ def run(rewrite: Rewrite) -> None:
     late = {write for write in step_writes - needed if depths[write] == (0, 0)}
     for number, training in enumerate(trainings):
         scope = "step_writes{}".format(number)
-        data = view.ancestors(training.gradients) & sources
+        trained = view.ancestors(training.gradients)
+        data = trained & sources
         ready = _ends(view, (node for node in data if depths[node][0] == 0), depths)
         if ready:
             early = step_writes | (_of_some_data(view, writes, data) if rewrite.is_plain else set())
             early -= view.ancestors(data | training.gate)
             early = {write for write in early if depths[write][0] == 0}  # a loop cannot wait in its midst
-            _wait(rewrite, view, early, training.gate or ready, _step(view, training) or ready, scope + "/data")
+            step = _step(view, training) or ready
+            _wait(rewrite, view, early, training.gate or ready, step, scope + "/data", trained)
         if training.gate:
             beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data)}
             ungated -= beside
@@ -121,16 +124,25 @@ def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) 
 
 
 def _wait(
-    rewrite: Rewrite, view: GraphView, waiting: Set[int], ends: Set[int], needed: Set[int], scope: str
+    rewrite: Rewrite,
+    view: GraphView,
+    waiting: Set[int],
+    ends: Set[int],
+    needed: Set[int],
+    scope: str,
+    trained: AbstractSet[int] = frozenset(),
 ) -> None:
-    """Lets writes wait for `ends`, in runs of which all of `needed` is a part. One barrier in each stage of `ends`."""
+    """Lets writes wait for `ends`, in runs of which all of `needed` is a part. One barrier in each stage of `ends`.
+
+    Of data sources among the ends, what `trained` takes of them is waited for.
+    """
     names = frozenset(view.names(needed))
     by_stage: Dict[int, List[int]] = {}
     for end in sorted(ends if waiting else ()):
         by_stage.setdefault(rewrite.stage_of.get(view.nodes[end].name, 0), []).append(end)
     for stage, own in sorted(by_stage.items()):
         with rewrite.building("{}/stage{}".format(scope, stage), stage):
-            name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in own])
+            name, barrier = build_barrier(ends_of_data(rewrite, view, own, trained))
         for write in sorted(waiting):
             rewrite.remember(rewrite.operation(view.nodes[write].name))._add_control_input(barrier)
             view.producers[write].extend(own)  # the barrier is not in the view: as if there were none

@@ -16,7 +16,7 @@ A write in a branch is waited for where the branch ends, as what waits for an op
 runs; a write in a loop waits where the loop begins.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, Sequence, Set
+from typing import Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -26,6 +26,7 @@ from epl.ir.view import GraphView
 from epl.parallel import micro_batches
 from epl.parallel.micro_batches import MicroBatchOps
 from epl.parallel.passes.barriers import build_barrier
+from epl.parallel.passes.data_waits import ends_of_data
 from epl.parallel.rewrite import Rewrite
 from epl.utils.errors import PlanError
 
@@ -79,22 +80,29 @@ def order_writes(
     trained = view.ancestors(boundaries)
     data = [view.ancestors(micro_batches.boundary_nodes(view, [training])) for training in rewrite.trainings]
     sources = _ends_of_sources(view, ops)
-    data = [needed.intersection(sources) for needed in data]
     readers_of = {write: _readers_of(view, write) for write in ops.writes}
     consumers = view.consumers()
     readers_of_all: Set[int] = set().union(*readers_of.values())
     takers = {consumer for reader in readers_of_all for consumer in consumers[reader]}
+    takers.update(taker for source in sources for taker in consumers[source])
     leading = _leading_to(view, ops, ops.writes | readers_of_all | takers | set(sources), ops.writes)
     taken_by = _taken_by(view, leading)
     copies = range(1, rewrite.plan.num_micro_batch)
+    barriers: Dict[Tuple[int, FrozenSet[tf.Operation]], tf.Operation] = {}
     for write in sorted(ops.writes):
         path = leading[write]
         waiting = _beginnings(view, {write}, loops, ops)
         own = path.intersection(sources)
-        together = next((sorted(needed) for needed in data if own and own <= needed), sorted(own))
-        read = set().union(*[sources[source] for source in together])
+        together = next((needed for needed in data if own and own <= needed), own)
+        read = set().union(*[sources[source] for source in together.intersection(sources)])
+        last = ends_of_data(rewrite, view, sorted(read), path | together, copies.stop - 1)
+        if copies and last:  # a run of micro batch 0 alone needs no other data
+            key = stages[write], frozenset(last)
+            if key not in barriers:
+                barriers[key] = _barrier(rewrite, last, stages[write])
+            last = [barriers[key]]
         for op in _operations(rewrite, view, waiting, 0):
-            rewrite.remember(op)._add_control_inputs(_operations(rewrite, view, read, copies.stop - 1))
+            rewrite.remember(op)._add_control_inputs(last)
         ends = ends_of(view, write, depths)
         if not ends:
             raise PlanError(
@@ -251,9 +259,9 @@ def _wait_for_all_writes(
             rewrite.remember(rewrite.operation(view.nodes[node].name))._add_control_input(groups[waited])
 
 
-def _barrier(rewrite: Rewrite, writes: List[tf.Operation], stage: int) -> tf.Operation:
-    """What waits for the writes, in runs that do not feed it."""
+def _barrier(rewrite: Rewrite, awaited: List[tf.Operation], stage: int) -> tf.Operation:
+    """What waits for ops of other micro batches, in runs that do not feed it."""
     with rewrite.building("micro_batches/writes", stage):
-        name, barrier = build_barrier(writes)
+        name, barrier = build_barrier(awaited)
     rewrite.later_writes.append(name)
     return barrier

@@ -7,12 +7,11 @@ drawn from (iterators, queues, readers) and tables. A staging area is no such st
 
 from typing import Dict, Sequence, Set, Tuple
 
-import tensorflow.compat.v1 as tf
-
 from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pass_manager import Pass
+from epl.parallel.passes.data_waits import ends_of_data
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewrite import Rewrite
 from epl.parallel.training_writes import find_training_writes
@@ -21,7 +20,8 @@ from epl.utils.errors import PlanError
 
 
 def run(rewrite: Rewrite) -> None:
-    """Reads the graph, selects the ops, and gates the gradients."""
+    """Gates the gradients, reads the graph, and selects the ops."""
+    _gate(rewrite)
     view = rewrite.view = current_view(rewrite)
     all_writes = view.writes()
     writes = find_training_writes(
@@ -54,7 +54,6 @@ def run(rewrite: Rewrite) -> None:
     _refuse_tapes(rewrite, view)
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
-    _gate(rewrite, view)
 
 
 def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]) -> None:
@@ -108,23 +107,28 @@ def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[
     return {view.nodes[node].name for node in others if any(p in cloned for p in view.variable_inputs(node))}
 
 
-def _gate(rewrite: Rewrite, view: GraphView) -> None:
+def _gate(rewrite: Rewrite) -> None:
     """The gate of a group waits for the data of its gradients, and what is written from it for the gate.
 
     So a step for which some replica of the job has no data changes nothing anywhere (see order_step_writes.py).
     """
+    view = rewrite.view = current_view(rewrite)
     sources = set(view.of_types(op_types.DATA_SOURCES))
     if not sources:
         return
-    data: Dict[int, Set[int]] = {}
+    needed: Dict[str, Set[int]] = {}
     for one in rewrite.gates:
-        gate = view.index[one.op.name]
         gradients = [view.index[name] for name in one.gradients]
-        data[gate] = data.get(gate, set()) | view.ancestors(gradients) & sources
-    for gate in data:
-        for source in sorted(data[gate]):
-            if not tf_compat.control_flow_context_of(_op(rewrite, view, source)):
-                _add_edge(rewrite, view, source, gate)
+        needed[one.op.name] = needed.get(one.op.name, set()) | view.ancestors(gradients)
+    for name, takers in needed.items():
+        data = [
+            source
+            for source in sorted(takers & sources)
+            if not tf_compat.control_flow_context_of(rewrite.operation(view.nodes[source].name))
+        ]
+        if data:
+            gate = rewrite.remember(rewrite.operation(name))
+            gate._add_control_inputs(ends_of_data(rewrite, view, data, takers))
 
 
 def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
@@ -136,15 +140,6 @@ def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
                 view.nodes[node].name, view.types[node]
             )
         )
-
-
-def _op(rewrite: Rewrite, view: GraphView, node: int) -> tf.Operation:
-    return rewrite.tf_graph.get_operation_by_name(view.nodes[node].name)
-
-
-def _add_edge(rewrite: Rewrite, view: GraphView, producer: int, node: int) -> None:
-    rewrite.remember(_op(rewrite, view, node))._add_control_input(_op(rewrite, view, producer))
-    view.add_control_input(node, producer)
 
 
 def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:

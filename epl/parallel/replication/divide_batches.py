@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
 from epl.parallel.pass_manager import Pass
+from epl.parallel.passes.barriers import build_barrier
 from epl.parallel.replication.batch_division import Division
 from epl.parallel.rewrite import Rewrite
 from epl.utils import tf_compat
@@ -66,36 +67,43 @@ class _Cut(object):
         takers = {tensor: tensor.consumers() for tensor in dense}
         takers.update((tensor, tensor.consumers()) for op in sparse for tensor in op.outputs)
         rows = [tf.shape(tensor, out_type=tf.int64)[0] for tensor in dense] + [op.outputs[2][0] for op in sparse]
-        begin, end = self._bounds(self._agreed(rows))
-        for tensor in dense:
+        with tf.control_dependencies(self._checks(rows)):
+            rows = [tf.identity(own) for own in rows]
+        bounds = [self._bounds(own) for own in rows]
+        for tensor, (begin, end) in zip(dense, bounds):
             part = tensor[begin:end]
             if tensor.shape.ndims is not None:
                 part.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
             self._give(tensor, part, takers[tensor])
-        for op in sparse:
+        for op, (begin, end) in zip(sparse, bounds[len(dense) :]):
             part = _sparse_rows(tf.SparseTensor(*op.outputs), begin, end)
             for tensor, value in zip(op.outputs, (part.indices, part.values, part.dense_shape)):
                 self._give(tensor, value, takers[tensor])
 
-    def _agreed(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The rows of the batch, which all that is cut has to have."""
-        if len(rows) == 1:
-            return rows[0]
-        together = tf.stack(rows)
-        check = tf.debugging.assert_equal(
-            together,
-            rows[0],
-            message="What {!r} reads is divided by rows among devices, and has different numbers of rows. Name what "
-            "all devices get whole: epl.keep_whole(tensor)".format(self._source.name),
-        )
-        with tf.control_dependencies([check]):
-            return tf.identity(rows[0])
+    def _checks(self, rows: Sequence[tf.Tensor]) -> List[tf.Operation]:
+        """What the cuts wait for: all that is cut has the same rows, and a split has one for each device.
+
+        A run of replica 0 alone cuts nothing. It leaves the checks out, which would read what it is not fed.
+        """
+        checks = []
+        if len(rows) > 1:
+            message = (
+                "What {!r} reads is divided by rows among devices, and has different numbers of rows. Name what all "
+                "devices get whole: epl.keep_whole(tensor)".format(self._source.name)
+            )
+            checks.append(tf.debugging.assert_equal(tf.stack(rows), rows[0], message=message))
+        if self._rewrite.graph.split is not None:
+            checks.append(self._assert_rows_for_all(rows[0]))
+        if not checks:
+            return []
+        name, barrier = build_barrier(checks)
+        done = self._rewrite.tf_graph.get_tensor_by_name(name)
+        done.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+        self._rewrite.batch_checks.append(done)
+        return [barrier]
 
     def _bounds(self, rows: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
         """Where the part begins and ends: the first parts have a row more, as those of feeds have."""
-        if self._rewrite.graph.split is not None:
-            with tf.control_dependencies([self._assert_rows_for_all(rows)]):
-                rows = tf.identity(rows)
         each, rest = rows // self._count, rows % self._count
         begin = self._index * each + tf.minimum(self._index, rest)
         own = each + tf.cast(self._index < rest, tf.int64)

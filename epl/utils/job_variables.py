@@ -1,0 +1,9 @@
+"""The names of the environment variables by which the workers of a job know each other.
+
+The launcher sets them, the workers read them, and the configuration knows that they are none of its keys. What they
+mean is in docs/launcher.md.
+"""
+
+SECRET = "EPL_JOB_SECRET"
+SECRET_FILE = "EPL_JOB_SECRET_FILE"
+JOB_NAME = "EPL_JOB_ID"
