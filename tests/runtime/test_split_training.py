@@ -67,7 +67,7 @@ def test_writes_from_own_data_wait_for_the_data_of_all_where_parts_alone_are_tra
                 steps += 1
         assert sess.run(seen) == steps * 4 * 8
     ((gate, _),) = Graph.get().plan.gates
-    assert x.op in gate.control_inputs and gate in ancestor_ops(count.op.control_inputs)
+    assert x.op in ancestor_ops(gate.control_inputs) and gate in ancestor_ops(count.op.control_inputs)
 
 
 @pytest.mark.parametrize("broken", ["finish", "planning"])
