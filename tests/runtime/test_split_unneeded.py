@@ -106,10 +106,10 @@ def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
 def test_in_the_stages_of_a_pipeline(init, micro_batches):
     def build(annotated):
         x, query, y = [tf.placeholder(tf.float32, [None, n], name) for n, name in ((6, "x"), (6, "query"), (1, "y"))]
-        with staged() if annotated else contextlib.suppress():
+        with staged() if annotated else contextlib.ExitStack():
             u = tf.get_variable("u", [6, 6], initializer=tf.random_normal_initializer(seed=2))
             hidden, asked = tf.tanh(tf.matmul(x, u)), tf.tanh(tf.matmul(query, u))
-        with staged() if annotated else contextlib.suppress():
+        with staged() if annotated else contextlib.ExitStack():
             w = tf.get_variable("w", [6, WIDE], initializer=tf.random_normal_initializer(seed=1, stddev=0.01))
             v = tf.get_variable("v", [WIDE, 1], initializer=tf.random_normal_initializer(seed=3, stddev=0.01))
             score = tf.matmul(tf.tanh(tf.matmul(asked, w)), v)
