@@ -81,16 +81,9 @@ class WholeFeeds(object):
         """Those of the names of fed tensors that training needs; all if it needs none of them."""
         if self._trained is None:
             view = self._view
-            self._trained = self._needed_by({view.index[name] for name in self._gradients()})
+            self._trained = self._rewrite.needed_by(view, {view.index[name] for name in self._gradients()})
         trained = [name for name in names if self._view.index.get(name.partition(":")[0]) in self._trained]
         return trained or list(names)
-
-    def _needed_by(self, nodes: Set[int]) -> Set[int]:
-        """What nodes need, and do not only wait for where the plan puts things in order."""
-        rewrite, index = self._rewrite, self._view.index
-        barriers = [*rewrite.later_writes, *[name for names in rewrite.barriers for name in names]]
-        barriers += [name for order in rewrite.orders for name in order.barriers]
-        return self._view.ancestors(nodes, {index[name.partition(":")[0]] for name in barriers}.__contains__)
 
     def _gradients(self) -> Set[str]:
         """Names of the ops that give gradients, and what they are gradients of."""
@@ -133,7 +126,7 @@ class WholeFeeds(object):
             }
             names = self._gradients().union(output.tensor.partition(":")[0] for output in rewrite.plan.outputs)
             others = {view.index[name] for name in names} | (rewrite.writes - writes)
-            alone = self._needed_by(writes) - self._needed_by(others)
+            alone = rewrite.needed_by(view, writes) - rewrite.needed_by(view, others)
             found = alone.intersection(view.user_placeholders())
             self._by_hand = frozenset(view.nodes[node].name + ":0" for node in found)
         return self._by_hand

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.ir import op_types
+from epl.ir import node_wire, op_types
 from epl.ir.view import GraphView
 from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
 from epl.utils import tf_compat
@@ -112,9 +112,16 @@ def facts_of(digest: GraphDigest, tf_graph: tf.Graph, name: str) -> Optional[OpF
         user_line(op),
         _words(view, tf_graph, node) if entry.op == "Const" else "",
         _value(op) if entry.op == "Const" else None,
-        {key: _shortened(str(entry.attr[key])) for key in digest.rules.kept(entry.op, entry.attr) if key != "value"},
+        _attributes(digest, entry),
         list(entry.input),
     )
+
+
+def _attributes(digest: GraphDigest, entry: node_wire.Node) -> Dict[str, str]:
+    """Those that are compared as they are: not the value of a constant, nor the names of functions."""
+    names = [name for name in digest.rules.kept(entry.op, entry.attr) if name != "value"]
+    values = {name: entry.attr[name] for name in names}
+    return {name: _shortened(str(value)) for name, value in values.items() if not value.HasField("func")}
 
 
 def in_words(workers: Sequence[int], facts: Sequence[Optional[OpFacts]]) -> str:

@@ -11,7 +11,8 @@ Compared is what the gradients and the updates of variables are computed from, a
     strings in constants                        left out: file names, vocabularies
     names in attributes                         left out: `shared_name`, frames of loops, the token of a py_func
     devices, attributes that begin with "_"     left out: placement is the plan's; it is compared there
-    functions                                   by what their bodies do, not by name
+    functions                                   by what they do for a call (function_digest.py), not by what runs them
+    sums                                        in whatever order
     variables                                   by name, type and shape; initial values come from worker 0
 
 With `epl.split` or `zero.level` part of the graph exists already when it is compared, and differs by rank: what EPL
@@ -19,8 +20,7 @@ built for the parts is left out, as are shapes of parts. Of a split the user's o
 gradients.
 """
 
-import hashlib
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -29,11 +29,23 @@ from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.plan.function_digest import (
+    ATTRS_OF_ARGUMENTS,
+    CALLS,
+    Functions,
+    Kind,
+    Result,
+    hash_of,
+    producers_first,
+    sized_hash_of,
+    value_of,
+)
 
 # Attributes that may differ between workers that compute the same.
 OMITTED_ATTRS = frozenset(
     [
         "seed", "seed2", "shared_name", "container", "token", "message",
+        "config_proto", "executor_type",  # of calls of functions: how they run; the former in the order of a hash map
         "frame_name", "stack_name", "tensor_array_name", "source",  # of loops: names of ops are in them
     ]  # fmt: skip
 )  # fmt: skip
@@ -53,9 +65,7 @@ SOURCES = (
     | {"Placeholder", "PlaceholderV2"}
 )  # fmt: skip
 
-_SIZE = 12  # bytes of a digest
-_BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop
-_OF_PARTS = b"EPL's own".ljust(_SIZE)
+_OF_PARTS = hash_of(b"EPL's own")
 
 
 def _type_field(dtype: tf.DType) -> bytes:
@@ -89,37 +99,35 @@ class GraphDigest(object):
         """Reads the graph."""
         self.view = GraphView(graph.tf_graph)
         self.rules = Rules(graph, self.view)
-        self._digests: Dict[int, bytes] = {}
-        for node in _producers_first(self.view, self.rules.compared, self.rules.taken):
-            self._digests[node] = self._digest(node)
-        self.top = _hash(*sorted(set(self._digests.values()))).hex()
+        self._results: Dict[int, Result] = {}
+        back_edges = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS))
+        for node in producers_first(self.rules.compared, self.rules.taken, back_edges):
+            self._results[node] = self._result(node)
+        self.top = hash_of(*sorted({result.digest for result in self._results.values()})).hex()
 
     def ops(self) -> List[OpDigest]:
         """The compared ops; each stands after its producers, except at the back edges of loops."""
-        nodes, position = self.view.nodes, {node: i for i, node in enumerate(self._digests)}
+        nodes, position = self.view.nodes, {node: i for i, node in enumerate(self._results)}
         return [
             OpDigest(
-                nodes[node].name, nodes[node].op, digest.hex(), tuple(position[p] for p in self.rules.taken(node))
+                nodes[node].name, nodes[node].op, one.digest.hex(), tuple(position[p] for p in self.rules.taken(node))
             )
-            for node, digest in self._digests.items()
+            for node, one in self._results.items()
         ]  # fmt: skip
 
-    def _digest(self, node: int) -> bytes:
-        entry, rules, digests = self.view.nodes[node], self.rules, self._digests
+    def _result(self, node: int) -> Result:
+        entry, rules = self.view.nodes[node], self.rules
         if node in rules.variables:
-            return _hash(rules.attributes(node), entry.name.encode())
+            return Result(hash_of(rules.kind(node).digest, entry.name.encode()), None)
         if node in rules.parts:
-            return _OF_PARTS
-        pieces = [rules.attributes(node)]
-        control = []
+            return Result(_OF_PARTS, None)
+        values, control = [], []
         for name, producer in zip(entry.input, rules.taken(node)):
-            digest = digests.get(producer, _BACK_EDGE)
             if name[0] == "^":
-                control.append(digest)
+                control.append(value_of(self._results, producer))
             else:
-                pieces += (digest, name.partition(":")[2].encode(), b";") if ":" in name else (digest, b";")
-        control.sort()
-        return _hash(*pieces, b"^", *control)
+                values.append(value_of(self._results, producer, name.partition(":")[2]))
+        return rules.functions.result(entry.op, rules.kind(node), values, control)
 
 
 class Rules(object):
@@ -129,14 +137,16 @@ class Rules(object):
       compared: the nodes that do.
       parts: nodes that are known by nothing but that they are there: EPL made them for variables in parts.
       variables: nodes that are variables, whole or in parts.
+      functions: what calls compute.
     """
 
     def __init__(self, graph: Graph, view: GraphView) -> None:
         """Finds what is compared."""
         self._view = view
-        self._known: Dict[Tuple[str, bytes, str], bytes] = {}
-        self._functions: Dict[str, bytes] = {}
-        self._bodies = {function.signature.name: function for function in view.graph_def.library.function}
+        self._known: Dict[Tuple[str, bytes, str], Kind] = {}
+        library = view.graph_def.library.function
+        self._has_functions = bool(library)
+        self.functions = Functions(library, lambda of, attrs: self._kind(of, node_wire.split_attrs(attrs), ""))
         drawing = view.of_types(SEED_INPUTS)
         self._seeds = {view.producers[node][SEED_INPUTS[view.types[node]]] for node in drawing}
         self.parts: Set[int] = set()
@@ -162,17 +172,14 @@ class Rules(object):
         """The producers that count."""
         return () if node in self._ends else self._view.producers[node]
 
-    def attributes(self, node: int) -> bytes:
-        """A digest of the type and of the attributes that count; worked out once for all nodes with the same ones."""
+    def kind(self, node: int) -> Kind:
+        """The type and the attributes that count; worked out once for all nodes with the same ones."""
         entry = self._view.nodes[node]
         key = (entry.op, b"", entry.name) if entry.name in self._held else (entry.op, entry.serialized_attrs, "")
         if entry.op == "Const" and (node in self._seeds or node in self._of_updates):
             key = (entry.op, entry.serialized_attrs, "seed" if node in self._seeds else "update")
         if key not in self._known:
-            values = node_wire.split_attrs(key[1])
-            if entry.op == "Const" and self._is_left_out(values, key[2]):
-                values = {}
-            self._known[key] = _sized_hash(entry.op.encode(), *self._pieces(entry.op, values))
+            self._known[key] = self._kind(entry.op, node_wire.split_attrs(key[1]), key[2])
         return self._known[key]
 
     def kept(self, op_type: str, names: Iterable[str]) -> List[str]:
@@ -180,41 +187,21 @@ class Rules(object):
         names = sorted(name for name in names if name[0] != "_" and name not in OMITTED_ATTRS)
         if op_type in SOURCES:
             return [name for name in names if name in SOURCE_ATTRS]
+        if op_type in CALLS:
+            return [name for name in names if name not in ATTRS_OF_ARGUMENTS]
         return [name for name in names if name != "shape"] if op_type in op_types.PLACEHOLDERS else names
 
-    def _pieces(self, op_type: str, values: Dict[str, bytes]) -> Iterator[bytes]:
+    def _kind(self, op_type: str, values: Dict[str, bytes], role: str) -> Kind:
+        """What an op is by its attributes; `role` as in `_is_left_out`."""
+        if op_type == "Const" and self._is_left_out(values, role):
+            values = {}
+        called = [op_type] if op_type in self.functions else []
+        pieces = [b"call" if called else op_type.encode()]
         for name in self.kept(op_type, values):
-            yield name.encode()
-            yield self._by_bodies(values[name]) if self._bodies else values[name]
-
-    def _by_bodies(self, field: bytes) -> bytes:
-        """A value as it is, or what the functions that it names do."""
-        value = tf.AttrValue.FromString(node_wire.payloads(field)[0])
-        called = [value.func] if value.HasField("func") else value.list.func
-        return b"".join(self._body(function.name) for function in called) or field
-
-    def _body(self, name: str) -> bytes:
-        """A digest of the body of a function; inside of it, numbers stand for the names of arguments and ops."""
-        if name not in self._functions:
-            self._functions[name] = b"calls itself"
-            body = self._bodies[name]
-            names = [argument.name for argument in body.signature.input_arg] + [node.name for node in body.node_def]
-            number = {name: i for i, name in enumerate(names)}
-
-            def numbered(tensor: str) -> bytes:
-                producer, colon, output = tensor.lstrip("^").partition(":")
-                return "{}{}{}{}".format(tensor[0] == "^", number[producer], colon, output).encode()
-
-            pieces = [numbered(body.ret[output.name]) for output in body.signature.output_arg]
-            for node in body.node_def:
-                encoded = node.SerializeToString(deterministic=True)
-                values = node_wire.split_attrs(node_wire.read_node(encoded).serialized_attrs)
-                pieces.append(self._body(node.op) if node.op in self._bodies else node.op.encode())
-                pieces += [numbered(tensor) for tensor in node.input]
-                if node.op != "Const" or not self._is_left_out(values, ""):
-                    pieces += self._pieces(node.op, values)
-            self._functions[name] = _sized_hash(*pieces)
-        return self._functions[name]
+            functions = _functions_in(values[name]) if self._has_functions else []
+            called += functions
+            pieces += [name.encode(), b"function" if functions else values[name]]
+        return Kind(sized_hash_of(*pieces), tuple(called))
 
     def _is_left_out(self, values: Dict[str, bytes], role: str) -> bool:
         """Whether the value of a constant does not count; `role`: "seed", "update" or "" for others."""
@@ -239,30 +226,7 @@ def _backward_nodes(view: GraphView) -> List[int]:
     return [node for node, is_backward in enumerate(marked) if is_backward]
 
 
-def _producers_first(view: GraphView, nodes: Set[int], taken: Callable[[int], Sequence[int]]) -> Iterator[int]:
-    """The nodes, each after its producers, except at the back edges of loops."""
-    done = set(view.of_types(op_types.NEXT_ITERATIONS)) & nodes  # for those that take them
-    ready: Set[int] = set()
-    for first in sorted(nodes):  # the order of creation is such an order, but for few edges that were changed
-        stack = [first]
-        while stack:
-            node = stack[-1]
-            waits = () if node in ready else [p for p in taken(node) if p not in done]
-            if waits:
-                stack += waits
-                continue
-            stack.pop()
-            if node not in ready:
-                ready.add(node)
-                done.add(node)
-                yield node
-
-
-def _hash(*pieces: bytes) -> bytes:
-    """Of pieces that are digests, or end with a character that they do not have."""
-    return hashlib.blake2b(b"".join(pieces), digest_size=_SIZE).digest()
-
-
-def _sized_hash(*pieces: bytes) -> bytes:
-    """For pieces of any length: where each ends counts, too."""
-    return _hash(*[b"%d:" % len(piece) + piece for piece in pieces])
+def _functions_in(field: bytes) -> List[str]:
+    """Names of the functions in the field of an attribute."""
+    value = tf.AttrValue.FromString(node_wire.payloads(field)[0])
+    return [function.name for function in ([value.func] if value.HasField("func") else value.list.func)]

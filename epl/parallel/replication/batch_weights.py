@@ -43,8 +43,8 @@ def current_view(rewrite: Rewrite) -> GraphView:
 
 def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
     """What reads data for the gradients in every step, and has rows; in the order of the script."""
-    shared = set(view.of_types(op_types.SHARED_STATE))
-    needed = view.ancestors([view.index[name] for name in rewrite.gradients()], shared.__contains__)
+    gradients = [view.index[name] for name in rewrite.gradients()]
+    needed = rewrite.needed_by(view, gradients, view.of_types(op_types.SHARED_STATE))
     ops = [rewrite.operation(view.nodes[node].name) for node in view.of_types(op_types.DATA_SOURCES) if node in needed]
     return [
         op for op in ops if tf_compat.control_flow_context_of(op) is None and _carrier(op) is not None

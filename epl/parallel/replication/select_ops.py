@@ -119,7 +119,7 @@ def _gate(rewrite: Rewrite) -> None:
     needed: Dict[str, Set[int]] = {}
     for one in rewrite.gates:
         gradients = [view.index[name] for name in one.gradients]
-        needed[one.op.name] = needed.get(one.op.name, set()) | view.ancestors(gradients)
+        needed[one.op.name] = needed.get(one.op.name, set()) | rewrite.needed_by(view, gradients)
     for name, takers in needed.items():
         data = [
             source

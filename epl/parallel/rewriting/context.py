@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Container, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -315,6 +315,14 @@ class Rewrite(object):
         """Names of the ops of replica 0 that give the gradients of a step."""
         names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
         return names.union(*[gate.gradients for gate in self.gates])
+
+    def needed_by(self, view: GraphView, nodes: Iterable[int], ends: Iterable[int] = ()) -> Set[int]:
+        """What nodes of a view need, not looking beyond `ends`; not what they only wait for, where the plan orders."""
+        names = [*self.later_writes, *[name for of_training in self.barriers for name in of_training]]
+        names += [name for order in self.orders for name in order.barriers]
+        ops = [name.partition(":")[0] for name in names]
+        barriers = {view.index[op] for op in ops if op in view.index}
+        return view.ancestors(nodes, barriers.union(ends).__contains__)
 
     def in_replica(self, tensor: str) -> tf.Tensor:
         """The value of a tensor in replica 0: merged over its micro batches if it is an output of a pipeline."""

@@ -1,6 +1,9 @@
 """Which graphs have one digest, and what is said of the first difference of those that have not."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.parallel.plan.graph_difference import OpFacts, facts_of, first_difference, in_words
 from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
+from tests.parallel.function_models import control_flow_v2
 
 
 def model(optimizer=None, activation=tf.nn.relu, before=None, after=None, data=None, rate=0.01, seed=7, extra=None):
@@ -135,6 +139,81 @@ def test_the_bodies_of_functions_count_not_their_names(digest):
     assert tops[0] == tops[1] != tops[2]
 
 
+def test_how_a_function_is_run_may_differ(digest):
+    """TensorFlow writes the map in `config_proto` in an order that differs between processes."""
+
+    def with_config(*devices):
+        def extra(hidden):
+            called = tf.function(lambda h: h * 2.0)(hidden)
+            counts = [tf.ConfigProto(device_count={device: 1}).SerializeToString() for device in devices]
+            called.op._set_attr("config_proto", tf.AttrValue(s=b"".join(counts)))
+            return called
+
+        return extra
+
+    first, second = [digest(extra=with_config(*devices))[0].top for devices in (("CPU", "GPU"), ("GPU", "CPU"))]
+    assert first == second
+
+
+def test_processes_agree_on_functions():
+    """AutoGraph takes the order of what branches and loops give from Python sets: that of seed 4 is another."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.parallel.function_models"]
+    environments = [dict(os.environ, PYTHONHASHSEED=seed) for seed in ("1", "4")]
+    processes = [subprocess.Popen(command, env=one, stdout=subprocess.PIPE) for one in environments]
+    first, second = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    assert first == second and len(set(first.values())) == 5
+
+
+def test_the_order_of_arguments_and_outputs_does_not_count(digest):
+    def ordered(names, shown="ab", factor=2.0):
+        def extra(hidden):
+            @tf.function
+            def compute(*values):
+                given = dict(zip(names, values))
+                computed = {"a": given["a"] * factor, "b": given["b"] + 1.0}
+                return [computed[name] for name in names]
+
+            of = {"a": hidden, "b": tf.exp(hidden)}
+            given = dict(zip(names, compute(*[of[name] for name in names])))
+            return given[shown[0]] - given[shown[1]]
+
+        return extra
+
+    tops = [digest(extra=ordered(*case))[0].top for case in (("ab",), ("ba",), ("ab", "ba"), ("ab", "ab", 3.0))]
+    assert tops[0] == tops[1] and len(set(tops)) == 3
+
+
+def test_the_order_of_what_a_loop_keeps_does_not_count(digest):
+    def ordered(names, shown, steps=3):
+        def extra(hidden):
+            def turn(values):
+                given = dict(zip(names, values))
+                following = {"i": given["i"] + 1.0, "h": given["h"] * given["i"], "g": given["g"] - given["h"]}
+                return [following[name] for name in names]
+
+            of = {"i": tf.constant(1.0), "h": hidden, "g": hidden}
+            with control_flow_v2():
+                kept = tf.while_loop(
+                    lambda *values: dict(zip(names, values))["i"] < steps,
+                    lambda *values: turn(values),
+                    [of[name] for name in names],
+                )
+            return dict(zip(names, kept))[shown]
+
+        return extra
+
+    tops = [digest(extra=ordered(*case))[0].top for case in (("ihg", "g"), ("ghi", "g"), ("ihg", "h"), ("ihg", "g", 4))]
+    assert tops[0] == tops[1] and len(set(tops)) == 3
+
+
+def test_a_sum_of_a_set_has_one_digest(digest):
+    def of_terms(*factors):
+        return lambda hidden: tf.add_n([tf.multiply(hidden, factor) for factor in factors])
+
+    tops = [digest(extra=of_terms(*factors))[0].top for factors in ((2.0, 3.0), (3.0, 2.0), (2.0, 2.0))]
+    assert tops[0] == tops[1] != tops[2]
+
+
 def test_loops_have_a_digest(digest):
     def loop(steps, factor, others=0):
         def extra(hidden):
@@ -187,6 +266,12 @@ def test_another_optimizer_is_named(words):
 def test_hyperparameters_have_their_names(difference, make, expected):
     built = [{"after": lambda loss, _, v=v: make(v).minimize(loss)} for v in (0.5, 0.25)]
     assert expected + " 0.25 in worker 1 and 0.5 in worker 0" in difference(*built)
+
+
+def test_another_function_is_not_named_by_its_name(difference):
+    built = [{"extra": lambda h, k=k: tf.function(lambda a: a * k)(h)} for k in (2.0, 3.0)]
+    text = difference(*built)
+    assert text.startswith("what op 'PartitionedCall' computes from inputs of the same names, or in a function, is")
 
 
 def test_an_attribute_is_named(difference):

@@ -13,6 +13,14 @@ RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(8, 6).astype("f")
 Y = X.sum(1, keepdims=True)
 WIDE = 3000  # so large that the weights are in parts
+WIDE_LAYERS = (("w", [6, WIDE]), ("v", [WIDE, 1]))
+
+
+@contextlib.contextmanager
+def staged():
+    """A stage of a pipeline, and a split in it."""
+    with epl.replicate(1), epl.split(2):
+        yield
 
 
 class Towers:
@@ -62,12 +70,6 @@ class Towers:
             return found + [sess.run(variable) for variable in tf.trainable_variables()]
 
 
-def stage(scopes, annotated):
-    """A stage of a pipeline, and a split in it."""
-    for scope in (epl.replicate(1), epl.split(2)) if annotated else ():
-        scopes.enter_context(scope)
-
-
 def check(init, joint, scope, devices=2, **config):
     init(1, annotate=False)
     expected = Towers().train(joint).results()
@@ -104,12 +106,10 @@ def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
 def test_in_the_stages_of_a_pipeline(init, micro_batches):
     def build(annotated):
         x, query, y = [tf.placeholder(tf.float32, [None, n], name) for n, name in ((6, "x"), (6, "query"), (1, "y"))]
-        with contextlib.ExitStack() as scopes:
-            stage(scopes, annotated)
+        with staged() if annotated else contextlib.ExitStack():
             u = tf.get_variable("u", [6, 6], initializer=tf.random_normal_initializer(seed=2))
             hidden, asked = tf.tanh(tf.matmul(x, u)), tf.tanh(tf.matmul(query, u))
-        with contextlib.ExitStack() as scopes:
-            stage(scopes, annotated)
+        with staged() if annotated else contextlib.ExitStack():
             w = tf.get_variable("w", [6, WIDE], initializer=tf.random_normal_initializer(seed=1, stddev=0.01))
             v = tf.get_variable("v", [WIDE, 1], initializer=tf.random_normal_initializer(seed=3, stddev=0.01))
             score = tf.matmul(tf.tanh(tf.matmul(asked, w)), v)
@@ -127,3 +127,70 @@ def test_in_the_stages_of_a_pipeline(init, micro_batches):
     init(4, annotate=False, pipeline__num_micro_batch=micro_batches)
     for value, wanted in zip(build(True), expected):
         np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=1e-6)
+
+
+class Read:
+    """A training and a score that each have an iterator of their own, in one split; `drawn` notes what is read."""
+
+    def __init__(self, around, split, query_first=False):
+        self.drawn = []
+        step = tf.train.get_or_create_global_step()
+        names = ("query", "x") if query_first else ("x", "query")
+        data = {name: self.batches(name) for name in names}
+        x, y, query = data["x"][:, :6], data["x"][:, 6:], data["query"][:, :6]
+        initializer = tf.random_normal_initializer(seed=1, stddev=0.01)
+        with around():
+            u = tf.get_variable("u", [6, 6], initializer=tf.random_normal_initializer(seed=2))
+            hidden, asked = tf.tanh(tf.matmul(x, u)), tf.tanh(tf.matmul(query, u))
+        with split():
+            w, v = [tf.get_variable(name, shape, None, initializer) for name, shape in WIDE_LAYERS]
+            self.score = tf.reduce_mean(tf.square(tf.matmul(tf.nn.tanh(tf.matmul(asked, w)), v)))
+            loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.tanh(tf.matmul(hidden, w)), v) - y))
+        _, metric = tf.metrics.mean(tf.square(y))
+        self.train_op = tf.group(
+            tf.train.GradientDescentOptimizer(0.01).minimize(loss), metric, tf.assign_add(step, 1)
+        )
+
+    def batches(self, name):
+        def read():
+            for number in range(8):
+                self.drawn.append(name)
+                yield (number + 1) * np.concatenate([X, Y], 1)
+
+        return tf.data.Dataset.from_generator(read, tf.float32, [None, 7]).make_one_shot_iterator().get_next()
+
+    def results(self):
+        """Scores and weights of runs by turns, and what each has read."""
+        with tf.Session() as sess:
+            sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            found, read = [], []
+            for asked in (self.train_op, self.score, self.score, self.train_op):
+                self.drawn.clear()
+                found.append(sess.run(asked))
+                read.append(sorted(self.drawn))
+            return [one for one in found if one is not None] + sess.run(tf.global_variables()), read
+
+
+@pytest.mark.parametrize("query_first", [False, True])
+def test_data_of_the_branch_that_scores_is_not_read(init, query_first):
+    init(1, annotate=False)
+    expected, read = Read(contextlib.suppress, contextlib.suppress, query_first).results()
+    assert read == [["x"], ["query"], ["query"], ["x"]]
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    results, read = Read(lambda: epl.replicate(2), lambda: epl.split(2), query_first).results()
+    assert read == [["x"], ["query"], ["query"], ["x"]]
+    for value, wanted in zip(results, expected):
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("query_first", [False, True])
+def test_each_device_reads_what_its_run_needs(init, query_first):
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    _, read = Read(lambda: epl.replicate(1), lambda: epl.split(2), query_first).results()
+    assert read == [["x"] * 2, ["query"] * 2, ["query"] * 2, ["x"] * 2]
+
+
+def test_each_micro_batch_reads_what_its_run_needs(init):
+    init(4, annotate=False, pipeline__num_micro_batch=2)
+    _, read = Read(staged, staged, query_first=True).results()
+    assert read == [["x"] * 4, ["query"] * 2, ["query"] * 2, ["x"] * 4]

@@ -1,0 +1,192 @@
+"""Digests of what ops compute; calls of functions as if the body of the function stood in place of the call.
+
+    x, y --> f(a, b) = (a + 1, b) --> 0: x + 1        y, x --> g(b, a) = (b, a + 1) --> 1: x + 1
+
+Names of functions, and the order of arguments and outputs, are no part of it. Names hold numbers of the process; and
+AutoGraph, which makes the branches and loops of a tf.function, has the order from sets of names, which Python orders
+otherwise in every process.
+"""
+
+import hashlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from epl.ir import node_wire, op_types
+
+LOOPS = frozenset(["StatelessWhile", "While"])
+# Ops that call functions with their own last inputs as arguments, and give what the functions give.
+CALLS = LOOPS | {"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf"}
+# Attributes of such a call that say what its arguments say, in their order.
+ATTRS_OF_ARGUMENTS = frozenset(["T", "Tin", "Tout", "output_shapes"])
+
+_SIZE = 12  # bytes of a digest
+_BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop
+_OF_ITSELF = b"calls itself".ljust(_SIZE)
+
+Kind = NamedTuple("Kind", [("digest", bytes), ("called", Tuple[str, ...])])
+Kind.__doc__ = """What an op is, whatever it takes.
+
+Attributes:
+  digest: of its type and attributes, without functions.
+  called: names of the functions in its attributes, or the one that its type names.
+"""
+Result = NamedTuple("Result", [("digest", bytes), ("outputs", Optional[Tuple[bytes, ...]])])
+Result.__doc__ = """What an op or a function computes.
+
+Attributes:
+  digest: of all of it.
+  outputs: a digest for each output; None where `digest` and the name of the output tell enough.
+"""
+_Node = NamedTuple(
+    "_Node", [("op_type", str), ("kind", Kind), ("data", List[Tuple[int, str]]), ("control", List[int])]
+)
+_Node.__doc__ = """An op in a body: what it takes, as the number of an argument or op and the name of the output."""
+_Body = NamedTuple("_Body", [("nodes", Dict[int, _Node]), ("returned", List[Tuple[int, str]])])
+_Body.__doc__ = """A function: its ops by number, behind the arguments, producers first; and what it returns."""
+
+
+class Functions(object):
+    """The functions of a graph, and what ops compute that may call them."""
+
+    def __init__(self, library: Iterable[Any], kind: Callable[[str, bytes], Kind]) -> None:
+        """Keeps what is needed.
+
+        Args:
+          library: FunctionDefs.
+          kind: op type, serialized attributes -> what an op in a body is.
+        """
+        self._library = {function.signature.name: function for function in library}
+        self._kind = kind
+        self._bodies: Dict[str, _Body] = {}
+        self._known: Dict[Tuple[str, Tuple[bytes, ...]], Result] = {}
+        self._open: Set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._library
+
+    def result(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+        """What an op computes from inputs with the digests `values`, after ops with the digests `control`."""
+        control = sorted(control)
+        if op_type in CALLS or op_type in self._library:
+            return self._call(op_type, kind, values, control)
+        if op_type == "AddN":
+            values = sorted(values)
+        bodies = [self._numbered(name) for name in kind.called]
+        return Result(hash_of(kind.digest, *bodies, *values, b"^", *control), None)
+
+    def _call(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+        signatures = [self._library[name].signature for name in kind.called]
+        ahead = len(values) - len(signatures[0].input_arg)  # the condition of If
+        arguments = tuple(values[ahead:])
+        functions = [self._inlined(name, arguments) for name in kind.called]
+        digests = [function.digest for function in functions]
+        own = hash_of(kind.digest, *digests, *values[:ahead], b"^", *sorted(arguments), b"^", *control)
+        given = [function.outputs or () for function in functions]
+        # The condition of a loop gives no output of the loop.
+        columns = zip(*[outputs for outputs in given if len(outputs) == max(map(len, given))])
+        beginnings = arguments if op_type in LOOPS else (b"",) * len(given[0])
+        return Result(own, tuple(hash_of(own, first, *column) for first, column in zip(beginnings, columns)))
+
+    def _numbered(self, name: str) -> bytes:
+        """What a function computes of arguments that are known by their numbers alone."""
+        if name not in self._library:  # an op type
+            return hash_of(name.encode())
+        count = len(self._library[name].signature.input_arg)
+        result = self._inlined(name, tuple(hash_of(b"argument %d" % i) for i in range(count)))
+        return hash_of(result.digest, *(result.outputs or ()))
+
+    def _inlined(self, name: str, arguments: Tuple[bytes, ...]) -> Result:
+        """What a function computes of its arguments; computed once for all calls with the same ones."""
+        if name in self._open:
+            return Result(_OF_ITSELF, (_OF_ITSELF,) * len(self._library[name].signature.output_arg))
+        if (name, arguments) not in self._known:
+            self._open.add(name)
+            body = self._body(name)
+            results = {number: Result(digest, None) for number, digest in enumerate(arguments)}
+            for number, node in body.nodes.items():
+                values = [value_of(results, *taken) for taken in node.data]
+                control = [value_of(results, producer) for producer in node.control]
+                results[number] = self.result(node.op_type, node.kind, values, control)
+            self._open.remove(name)
+            digest = hash_of(*sorted({results[number].digest for number in body.nodes}))
+            self._known[name, arguments] = Result(digest, tuple(value_of(results, *taken) for taken in body.returned))
+        return self._known[name, arguments]
+
+    def _body(self, name: str) -> _Body:
+        if name not in self._bodies:
+            self._bodies[name] = self._read(self._library[name])
+        return self._bodies[name]
+
+    def _read(self, function: Any) -> _Body:
+        """Numbers arguments and ops of a FunctionDef, and puts the ops in order."""
+        signature = function.signature
+        types = {argument.name: "" for argument in signature.input_arg}
+        types.update((node.name, node.op) for node in function.node_def)
+        number = {name: i for i, name in enumerate(types)}
+
+        def taken(tensor: str) -> Tuple[int, str]:
+            producer, _, output = tensor.partition(":")
+            return number[producer], self._position(types[producer], output)
+
+        nodes = {}
+        for node in function.node_def:
+            attributes = node_wire.read_node(node.SerializeToString(deterministic=True)).serialized_attrs
+            data = [taken(tensor) for tensor in node.input if tensor[0] != "^"]
+            control = [number[tensor[1:]] for tensor in node.input if tensor[0] == "^"]
+            nodes[number[node.name]] = _Node(node.op, self._kind(node.op, attributes), data, control)
+
+        def producers(node: int) -> Sequence[int]:
+            found = [producer for producer, _ in nodes[node].data] + nodes[node].control
+            return [producer for producer in found if producer in nodes]
+
+        back_edges = {node for node, entry in nodes.items() if entry.op_type in op_types.NEXT_ITERATIONS}
+        order = producers_first(set(nodes), producers, back_edges)
+        returned = [taken(function.ret[output.name]) for output in signature.output_arg]
+        return _Body({node: nodes[node] for node in order}, returned)
+
+    def _position(self, op_type: str, output: str) -> str:
+        """The name of an output in a body; of a call the position, as in a graph."""
+        name, _, position = output.partition(":")
+        if op_type in self._library:
+            position = str([one.name for one in self._library[op_type].signature.output_arg].index(name))
+        return position if op_type in CALLS or op_type in self._library else output
+
+
+def value_of(results: Mapping[int, Result], node: int, output: str = "^") -> bytes:
+    """The digest of an output of an op: of a call by position, "" the first one; of the op itself if it is "^"."""
+    if node not in results:
+        return _BACK_EDGE
+    result = results[node]
+    if output == "^" or (result.outputs is None and not output):
+        return result.digest
+    return hash_of(result.digest, output.encode()) if result.outputs is None else result.outputs[int(output or 0)]
+
+
+def producers_first(
+    nodes: Set[int], taken: Callable[[int], Sequence[int]], back_edges: Set[int]
+) -> Iterator[int]:  # fmt: skip
+    """The nodes, each after those that it takes, except at the back edges of loops."""
+    done = set(back_edges)  # for those that take them
+    ready: Set[int] = set()
+    for first in sorted(nodes):  # the order of creation is such an order, but for few edges that were changed
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            waits = () if node in ready else [p for p in taken(node) if p not in done]
+            if waits:
+                stack += waits
+                continue
+            stack.pop()
+            if node not in ready:
+                ready.add(node)
+                done.add(node)
+                yield node
+
+
+def hash_of(*pieces: bytes) -> bytes:
+    """Of pieces that are digests, or end with a character that they do not have."""
+    return hashlib.blake2b(b"".join(pieces), digest_size=_SIZE).digest()
+
+
+def sized_hash_of(*pieces: bytes) -> bytes:
+    """For pieces of any length: where each ends counts, too."""
+    return hash_of(*[b"%d:" % len(piece) + piece for piece in pieces])
