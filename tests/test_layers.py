@@ -193,6 +193,24 @@ def private_tensorflow(modules: Dict[str, Module]) -> List[str]:
     return places
 
 
+# Private attributes of TensorFlow's ops, tensors and dtypes; tf_compat has functions for them.
+PRIVATE_ATTRIBUTES = frozenset(
+    "_update_input _add_control_input _add_control_inputs _remove_all_control_inputs _set_attr _clear_attr _set_device "
+    "_is_ref_dtype _as_tf_output _c_op _get_control_flow_context _set_control_flow_context".split()
+)
+
+
+def private_attributes(modules: Dict[str, Module]) -> List[str]:
+    """Where a module other than tf_compat uses a private attribute of an object of TensorFlow."""
+    return [
+        f"{module.path}:{node.lineno}: {node.attr}"
+        for module in modules.values()
+        if module.name != TF_COMPAT
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_ATTRIBUTES
+    ]
+
+
 def replaced_attributes(modules: Dict[str, Module]) -> List[str]:
     """Where a module other than hooks assigns to an attribute of TensorFlow, or of what tf_compat gives."""
     places = []
@@ -296,6 +314,10 @@ def test_only_tf_compat_sees_private_tensorflow(modules):
     assert private_tensorflow(modules) == []
 
 
+def test_only_tf_compat_uses_private_attributes_of_objects(modules):
+    assert private_attributes(modules) == []
+
+
 def test_only_hooks_replaces_attributes_of_tensorflow(modules):
     assert replaced_attributes(modules) == []
 
@@ -369,6 +391,11 @@ def test_private_tensorflow_is_found(tmp_path, source):
 def test_a_type_only_import_is_no_import(tmp_path):
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from epl.env import Env"
     assert upward_imports(_package(tmp_path, ops__native=source, env="")) == []
+
+
+def test_a_private_attribute_is_found(tmp_path):
+    modules = _package(tmp_path, ir__graph="op._set_attr('a', value)", utils__tf_compat="op._set_attr('a', value)")
+    assert private_attributes(modules) == ["epl/ir/graph.py:1: _set_attr"]
 
 
 @pytest.mark.parametrize(

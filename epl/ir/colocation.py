@@ -31,7 +31,7 @@ def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
         groups = op.colocation_groups()
         anchors = [group[5:].decode() for group in groups if group[5:].decode() != op.name]
         if any(index(op.graph.get_operation_by_name(anchor)) != index(op) for anchor in anchors):
-            op._set_attr("_class", tf.AttrValue(list=tf.AttrValue.ListValue()))
+            tf_compat.set_attr(op, "_class", tf.AttrValue(list=tf.AttrValue.ListValue()))
 
 
 def phase_of(op: tf.Operation) -> str:

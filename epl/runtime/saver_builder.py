@@ -82,5 +82,7 @@ def _write(prefix: tf.Tensor, saveables: Sequence[Any], before: Sequence[tf.Oper
         shape_and_slices=[spec.slice_spec for spec in specs],
         tensors=values,
     )
-    write._add_control_inputs(before)  # of the op itself, too: sharded_variables/savers.py may replace its values
+    tf_compat.add_control_inputs(
+        write, before
+    )  # of the op itself, too: sharded_variables/savers.py may replace its values
     return write

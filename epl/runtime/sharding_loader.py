@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharded_variables.initial_values import part_of, spec_of
 from epl.parallel.sharded_variables.variables import beside, is_shard
+from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
@@ -74,7 +75,7 @@ class ShardingLoader(object):
             if is_shard(variable):
                 with beside(variable.op), tf.control_dependencies(before):
                     value = part_of(value, *variable._epl_full[1:])
-            variable.initializer._update_input(1, value)
+            tf_compat.set_input(variable.initializer, 1, value)
             variable._initial_value = value  # as tf.train.init_from_checkpoint does
             before = [variable.initializer]
 

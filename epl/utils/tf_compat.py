@@ -237,6 +237,41 @@ class listed_in_context:
         self._graph._set_control_flow_context(self._saved)
 
 
+def set_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+    """Has an op take another tensor of the same dtype at a position."""
+    op._update_input(position, tensor)
+
+
+def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
+    """Has an op wait for others besides what it waits for already."""
+    op._add_control_inputs(list(before))
+
+
+def remove_control_inputs(op: tf.Operation) -> None:
+    """Has an op wait for nothing but what it takes."""
+    op._remove_all_control_inputs()
+
+
+def set_attr(op: tf.Operation, name: str, value: tf.AttrValue) -> None:
+    """Gives an op an attribute, or another value of one."""
+    op._set_attr(name, value)
+
+
+def clear_attr(op: tf.Operation, name: str) -> None:
+    """Takes an attribute from an op."""
+    op._clear_attr(name)
+
+
+def set_device(op: tf.Operation, device: str) -> None:
+    """Places an op on a device, by its name; "" for any."""
+    op._set_device(device)
+
+
+def is_reference(dtype: tf.DType) -> bool:
+    """Whether a tensor of that dtype is the memory of a variable."""
+    return dtype._is_ref_dtype
+
+
 def control_outputs(op: tf.Operation) -> List[tf.Operation]:
     """The ops that wait for `op`."""
     return op._control_outputs

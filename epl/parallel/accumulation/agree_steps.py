@@ -107,4 +107,4 @@ def _group_scale(rewrite: Rewrite, gradient: tf.Tensor, rows: tf.Tensor) -> Opti
 
 
 def _give_source(rewrite: Rewrite, identity: tf.Tensor, source: tf.Tensor) -> None:
-    rewrite.remember(identity.op)._update_input(0, source)
+    tf_compat.set_input(rewrite.remember(identity.op), 0, source)

@@ -114,7 +114,7 @@ def _for_all_reduce(is_last: tf.Tensor, means: List[Gradient]) -> Tuple[List[Gra
 
 def _give_source(bound: Gradient, source: Gradient) -> None:
     for op, tensor in inputs_for(bound, source):
-        op._update_input(0, tensor)
+        tf_compat.set_input(op, 0, tensor)
 
 
 # ---- Gradients that are applied as tf.gradients returned them, or that come from elsewhere

@@ -64,7 +64,7 @@ def use_twins(graph: Graph) -> None:
             for consumer in set(original.consumers()) - replaced:
                 for position, tensor in enumerate(consumer.inputs):
                     if tensor is original:
-                        consumer._update_input(position, _shown(graph, name))
+                        tf_compat.set_input(consumer, position, _shown(graph, name))
         for op in replaced:
             for consumer in set(tf_compat.control_outputs(op)) - replaced:
                 _replace_controls(graph, consumer)
@@ -84,7 +84,7 @@ def convert_again(casts: Sequence[tf.Operation], last_id: int) -> None:
                 again = _cast(cast.inputs[0], cast.outputs[0].dtype, consumer, None, others[:1], is_weight=True)
             for position, tensor in enumerate(consumer.inputs):
                 if tensor is cast.outputs[0]:
-                    consumer._update_input(position, again)
+                    tf_compat.set_input(consumer, position, again)
 
 
 def weight_in_gradient_loop(original: Callable[..., Any], state: Any, value: tf.Tensor) -> Any:
@@ -132,13 +132,13 @@ class _Maker(object):
             twin = op.graph.create_op(
                 op.type, inputs, None, name="{}{}{}".format(op.name, _NAMED, self._half.name), attrs=attrs
             )
-        twin._set_device(op.device)
+        tf_compat.set_device(twin, op.device)
         for original, output in zip(op.outputs, twin.outputs):
             output.set_shape(original.shape)
             self._graph.twins[original.name] = Twin(original, output, None)
         controls = self._controls(op)
         if controls:
-            twin._add_control_inputs(controls)
+            tf_compat.add_control_inputs(twin, controls)
 
     def connect(self) -> None:
         """Lets what has no twin take what the twins compute."""
@@ -158,7 +158,7 @@ class _Maker(object):
         for position, (producer, output) in enumerate(data_inputs(self._view, node)):
             if producer in halves:
                 original = self._operation(producer).outputs[output]
-                op._update_input(position, self._show(original, taskgraph_index(op)))
+                tf_compat.set_input(op, position, self._show(original, taskgraph_index(op)))
         if any(name[0] == "^" and self._view.index[name[1:]] in halves for name in self._view.nodes[node].input):
             _replace_controls(self._graph, op)
 
@@ -229,8 +229,8 @@ def _stand_in(graph: Graph, op: tf.Operation) -> tf.Operation:
 def _replace_controls(graph: Graph, op: tf.Operation) -> None:
     """Lets an op wait for twins in place of what they stand for."""
     controls = [_stand_in(graph, other) for other in op.control_inputs]
-    op._remove_all_control_inputs()
-    op._add_control_inputs(controls)
+    tf_compat.remove_control_inputs(op)
+    tf_compat.add_control_inputs(op, controls)
 
 
 def _cast(
@@ -259,9 +259,9 @@ def _cast(
     with tf_compat.listed_in_context(tensor.graph, context):
         op = tensor.graph.create_op("Cast", [tensor], None, name=name, attrs=attrs)
     same_taskgraph = taskgraph is None or taskgraph == taskgraph_index(like)
-    op._set_device(like.device if same_taskgraph else "")
+    tf_compat.set_device(op, like.device if same_taskgraph else "")
     if controls:
-        op._add_control_inputs(list(controls))
+        tf_compat.add_control_inputs(op, list(controls))
     return op.outputs[0]
 
 

@@ -227,7 +227,7 @@ def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor, scale: tf.Tens
                 tf.as_string(scale, precision=0),
             ]
             told = tf.print(tf.strings.join(text), output_stream=sys.stderr)
-            told._set_attr(REPLICA_0_ATTR, tf.AttrValue(b=True))
+            tf_compat.set_attr(told, REPLICA_0_ATTR, tf.AttrValue(b=True))
             return told
 
         return tf.cond(finite, lambda: tf.no_op("fine"), tell, name="debug_log").op

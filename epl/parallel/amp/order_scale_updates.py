@@ -10,6 +10,7 @@ from epl.ir.view import GraphView
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
+from epl.utils import tf_compat
 
 
 def run(rewrite: Rewrite) -> None:
@@ -25,7 +26,7 @@ def run(rewrite: Rewrite) -> None:
             with rewrite.building("loss_scale/order{}_{}".format(before, number)):
                 name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in ends[before]])
             for read in update.reads:
-                rewrite.remember(rewrite.operation(read))._add_control_input(barrier)
+                tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(read)), [barrier])
             rewrite.orders.append(Order((name,), frozenset(updates[before].writes + update.writes)))
 
 

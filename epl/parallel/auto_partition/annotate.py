@@ -15,6 +15,7 @@ from epl.ir.view import GraphView
 from epl.parallel.auto_partition import units as partition_units
 from epl.parallel.auto_partition.partition import Partition, describe, partition
 from epl.strategies.replicate import Replicate
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -73,7 +74,7 @@ def _replace_taskgraphs(graph: Graph, num_stages: int) -> None:
 def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:
     values = [tf.AttrValue(i=stage) for stage in range(max(stages) + 1)]
     for node, stage in enumerate(stages):
-        tf_graph.get_operation_by_name(view.nodes[node].name)._set_attr(TASKGRAPH_ATTR, values[stage])
+        tf_compat.set_attr(tf_graph.get_operation_by_name(view.nodes[node].name), TASKGRAPH_ATTR, values[stage])
 
 
 def _stages_of_all(view: GraphView, found: Partition) -> List[int]:

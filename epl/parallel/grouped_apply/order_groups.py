@@ -126,7 +126,7 @@ class _Ordering(object):
         for before, group, (_, barrier) in zip(writes, groups[1:], barriers):
             upstream |= self._view.ancestors(before, upstream.__contains__)
             for node in self._starts(group, upstream, chain.context):
-                self._rewrite.remember(self._operation(node))._add_control_input(barrier)
+                tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [barrier])
                 self._view.producers[node].extend(before)  # the barrier is not in the view: as if there were none
         names = frozenset(self._view.nodes[write].name for update in chain.updates for write in update.writes)
         self._rewrite.orders.append(Order(tuple(name for name, _ in barriers), names))

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.io_slicing.file_lists import Edge, FileList, Refusal, UnsliceableError, check_zips, find_file_lists
 from epl.parallel.io_slicing.function_bodies import MAIN, SLICED, Bodies, functions_of
 from epl.parallel.io_slicing.shares import SliceResult, slice_files
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _EXPECTED = (
@@ -123,8 +124,8 @@ def _rewire(graph: tf.Graph, edge: Edge, indices: Sequence[int]) -> None:
         with graph.name_scope(None), graph.name_scope("epl_io_slicing"):
             part = tf.constant(_take(edge, indices), dtype=old.dtype, name="files")
             hidden = tf.placeholder_with_default(part, shape=None, name="share")
-    hidden.op._set_attr(SLICED, tf.AttrValue(b=True))
-    consumer._update_input(edge.position, hidden)
+    tf_compat.set_attr(hidden.op, SLICED, tf.AttrValue(b=True))
+    tf_compat.set_input(consumer, edge.position, hidden)
 
 
 def _rewrite_functions(
@@ -156,7 +157,7 @@ def _rewrite_functions(
         if called:
             _call(node, names)
             for attr in called:
-                graph.get_operation_by_name(node.name)._set_attr(attr, node.attr[attr])
+                tf_compat.set_attr(graph.get_operation_by_name(node.name), attr, node.attr[attr])
 
 
 def _names_of_rewritten(bodies: Bodies, edges: Sequence[Tuple[Edge, Sequence[int]]]) -> Dict[str, str]:

@@ -85,7 +85,7 @@ def run(rewrite: Rewrite) -> None:
     region = HostRegion(rewrite.tf_graph, view)
     for node in sorted(region.nodes):
         op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-        op._set_attr(HOST_ATTR, tf.AttrValue(b=True))
+        tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
     stages = stages_of_nodes(view, rewrite.plan.stages)
     uses = _uses(rewrite, view, region)
     fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order, largest(uses))
@@ -147,7 +147,7 @@ def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[st
         copy = rewrite.operation(node.name).outputs[0]
         for use in fetch.uses:
             consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
-            consumer._update_input(use.position, copy)
+            tf_compat.set_input(consumer, use.position, copy)
     return [node.name for node in nodes]
 
 

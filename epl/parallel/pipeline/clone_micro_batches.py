@@ -34,6 +34,7 @@ from epl.parallel.rewriting.order_exchange import skip_unneeded
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.rewriting.plan_nodes import Waits
 from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
@@ -88,7 +89,7 @@ def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
         anchor = colocated_with(view, node)
         if anchor >= 0 and attrs["T"].type != tf.resource.as_datatype_enum:
             if attrs[TASKGRAPH_ATTR].i != view.nodes[anchor].attr[TASKGRAPH_ATTR].i:
-                rewrite.remember(rewrite.operation(view.nodes[node].name))._clear_attr("_class")
+                tf_compat.clear_attr(rewrite.remember(rewrite.operation(view.nodes[node].name)), "_class")
                 del attrs["_class"]
 
 
@@ -136,7 +137,7 @@ def _clone(
     for (copy, node), names in waits.items():
         if copy == 0:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            op._add_control_inputs([rewrite.operation(name) for name in names])
+            tf_compat.add_control_inputs(op, [rewrite.operation(name) for name in names])
     return cloned
 
 
@@ -177,7 +178,7 @@ def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, wr
                     "Say how they are merged: epl.add_to_collection({!r}, epl.GraphKeys.LOCAL_MEAN_OBJECTS), for "
                     "example.".format(view.nodes[node].name, tensor, rewrite.plan.num_micro_batch, tensor)
                 )
-            rewrite.remember(taker)._update_input(position, merged)
+            tf_compat.set_input(rewrite.remember(taker), position, merged)
 
 
 def _read_late(rewrite: Rewrite, read: tf.Operation, taker: tf.Operation) -> tf.Tensor:

@@ -29,6 +29,7 @@ from epl.parallel.pipeline.micro_batches import MicroBatchOps
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.data_waits import ends_of_data
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
@@ -38,7 +39,9 @@ def order_reads(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: I
     for source, companions in _read_together(rewrite, view, ops, set(ends)).items():
         for copy in copies:
             before = _operations(rewrite, view, set().union(*[ends[other] for other in companions]), copy - 1)
-            rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[source].name)._add_control_inputs(before)
+            tf_compat.add_control_inputs(
+                rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[source].name), before
+            )
 
 
 def _read_together(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, sources: Set[int]) -> Dict[int, Set[int]]:
@@ -103,7 +106,7 @@ def order_writes(
                 barriers[key] = _barrier(rewrite, last, stages[write])
             last = [barriers[key]]
         for op in _operations(rewrite, view, waiting, 0):
-            rewrite.remember(op)._add_control_inputs(last)
+            tf_compat.add_control_inputs(rewrite.remember(op), last)
         ends = ends_of(view, write, depths)
         if not ends:
             raise PlanError(
@@ -117,7 +120,7 @@ def order_writes(
         for copy in copies:
             before = _operations(rewrite, view, awaited, copy - 1)
             for op in _operations(rewrite, view, waiting, copy):
-                op._add_control_inputs(before)
+                tf_compat.add_control_inputs(op, before)
             for reader in sorted(shared):
                 _read_again(rewrite, view, reader, path - trained, copy, before, stages[reader])
                 _read_once(rewrite, view, reader, copy)
@@ -184,7 +187,7 @@ def _read_again(
         taker = rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[node].name)
         for position, tensor in enumerate(taker.inputs):
             if tensor.op is op:
-                taker._update_input(position, value)
+                tf_compat.set_input(taker, position, value)
 
 
 def _read_once(rewrite: Rewrite, view: GraphView, reader: int, copy: int) -> None:
@@ -197,7 +200,7 @@ def _read_once(rewrite: Rewrite, view: GraphView, reader: int, copy: int) -> Non
         for taker in own.outputs[0].consumers():
             for position, tensor in enumerate(taker.inputs):
                 if tensor is own.outputs[0]:
-                    taker._update_input(position, first.outputs[0])
+                    tf_compat.set_input(taker, position, first.outputs[0])
 
 
 def _beginnings(view: GraphView, nodes: Set[int], loops: Dict[int, int], ops: MicroBatchOps) -> Set[int]:
@@ -257,7 +260,7 @@ def _wait_for_all_writes(
             others = [op for copy in copies for op in _operations(rewrite, view, waited, copy)]
             groups[waited] = _barrier(rewrite, others, stages[min(waited)])
         if waited:
-            rewrite.remember(rewrite.operation(view.nodes[node].name))._add_control_input(groups[waited])
+            tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(view.nodes[node].name)), [groups[waited]])
 
 
 def _barrier(rewrite: Rewrite, awaited: List[tf.Operation], stage: int) -> tf.Operation:

@@ -84,7 +84,7 @@ def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefi
                 source = rewrite.tf_graph.get_tensor_by_name(name)
                 with rewrite.building("check_gradients", stage_of_op(source.op, rewrite.plan.stages)):
                     copies[name] = tf.raw_ops.DeepCopy(x=source)
-            rewrite.operation(prefix + view.nodes[node].name)._update_input(position, copies[name])
+            tf_compat.set_input(rewrite.operation(prefix + view.nodes[node].name), position, copies[name])
     return frozenset(copy.name for copy in copies.values())
 
 

@@ -264,7 +264,7 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
     members = set(segment.nodes)
     for member in segment.nodes:
         if members.isdisjoint(view.producers[member]):
-            tf_graph.get_operation_by_name(prefix + view.nodes[member].name)._add_control_input(waiting)
+            tf_compat.add_control_inputs(tf_graph.get_operation_by_name(prefix + view.nodes[member].name), [waiting])
 
 
 def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) -> None:
@@ -272,7 +272,7 @@ def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) ->
     for use in segment.uses:
         copy = rewrite.operation(prefix + view.nodes[use.producer].name)
         consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))
-        consumer._update_input(use.position, copy.outputs[use.output])
+        tf_compat.set_input(consumer, use.position, copy.outputs[use.output])
 
 
 PASS = Pass("recompute", run, frozenset(), frozenset(["recomputed"]), bitwise=True)

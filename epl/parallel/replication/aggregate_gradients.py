@@ -181,13 +181,13 @@ def _scatter(
     parts = reduce_scatter(sent, [cut.member for cut in cuts], rewrite.graph.zero.exchange, scatter)
     for cut, gradient, part in zip(cuts, gradients, parts):
         exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)
-        rewrite.remember(cut.part.op)._update_input(0, exact)
+        tf_compat.set_input(rewrite.remember(cut.part.op), 0, exact)
     return [op for op in tf_compat.ops_since(rewrite.tf_graph, before) if op.type in COLLECTIVE_OP_TYPES]
 
 
 def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
     for op, tensor in inputs_for(boundary, new):
-        rewrite.remember(op)._update_input(0, tensor)
+        tf_compat.set_input(rewrite.remember(op), 0, tensor)
 
 
 PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)

@@ -30,7 +30,7 @@ def run(rewrite: Rewrite) -> None:
     sources = [rewrite.operation(prefix + source.name) for prefix in rewrite.micro_prefixes_of(source.name)]
     with rewrite.building("rows"):
         rows = tf.add_n([_rows(rewrite, one) for one in sources])
-    rewrite.remember(rewrite.weights[0].op)._update_input(0, rows)
+    tf_compat.set_input(rewrite.remember(rewrite.weights[0].op), 0, rows)
     rewrite.counted = frozenset(one.name for one in sources)
 
 

@@ -159,7 +159,7 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
         else:
             continue
         if wanted != proto.device:
-            rewrite.remember(rewrite.tf_graph.get_operation_by_name(proto.name))._set_device(wanted)
+            tf_compat.set_device(rewrite.remember(rewrite.tf_graph.get_operation_by_name(proto.name)), wanted)
             proto.device = wanted
 
 
@@ -187,7 +187,7 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
                 "an op that calls a Defun cannot be given another. Use tf.function.".format(node.name, node.op)
             )
         for key, value in own.attrs or ():
-            rewrite.remember(rewrite.operation(node.name))._set_attr(key, value)
+            tf_compat.set_attr(rewrite.remember(rewrite.operation(node.name)), key, value)
     rewrite.added_functions |= seeds.functions
 
 
@@ -197,7 +197,7 @@ def _size_variables_of_replica_0(rewrite: Rewrite, view: GraphView, own_parts: _
         proto = view.nodes[node]
         for key, value in by_rank[rewrite.base_rank]:
             if proto.op in op_types.VARIABLES and proto.attr[key] != value:
-                rewrite.remember(rewrite.operation(proto.name))._set_attr(key, value)
+                tf_compat.set_attr(rewrite.remember(rewrite.operation(proto.name)), key, value)
                 proto.attr[key].CopyFrom(value)
 
 

@@ -32,14 +32,14 @@ def run(rewrite: Rewrite) -> None:
     with rewrite.building("batches"), tf.device(rewrite.host):
         index = tf.constant(0, tf.int64, name="index")
         count = tf.placeholder_with_default(np.int64(parts), [], "parts")
-    count.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+    tf_compat.set_attr(count.op, DEFAULT_ATTR, tf.AttrValue(b=True))
     rewrite.batch_index, rewrite.batch_count = index, count
     for division in rewrite.divisions:
         for source, sparse in _in_micro_batches(rewrite, division):
             with rewrite.building("batches"), tf.device(rewrite.host):
                 _Cut(rewrite, source, index, count).replace(division, sparse)
     for op in tf_compat.ops_since(rewrite.tf_graph, before):
-        op._set_attr(HOST_ATTR, tf.AttrValue(b=True))
+        tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
 
 
 def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
@@ -98,7 +98,7 @@ class _Cut(object):
             return []
         name, barrier = build_barrier(checks)
         done = self._rewrite.tf_graph.get_tensor_by_name(name)
-        done.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+        tf_compat.set_attr(done.op, DEFAULT_ATTR, tf.AttrValue(b=True))
         self._rewrite.batch_checks.append(done)
         return [barrier]
 
@@ -125,7 +125,7 @@ class _Cut(object):
         for taker in takers:
             for position, taken in enumerate(taker.inputs):
                 if taken is tensor:
-                    self._rewrite.remember(taker)._update_input(position, part)
+                    tf_compat.set_input(self._rewrite.remember(taker), position, part)
 
 
 def _sparse_rows(tensor: tf.SparseTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.SparseTensor:

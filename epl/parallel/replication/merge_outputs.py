@@ -18,6 +18,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.plan import Output
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
 from epl.parallel.rewriting.pass_manager import Pass
+from epl.utils import tf_compat
 
 
 def run_global(rewrite: Rewrite) -> None:
@@ -159,7 +160,7 @@ def _update_summaries(rewrite: Rewrite) -> None:
     for node, position, tensor in inputs:
         if tensor in rewrite.merged:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            op._update_input(position, rewrite.merged[tensor].tensor)
+            tf_compat.set_input(op, position, rewrite.merged[tensor].tensor)
 
 
 GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)

@@ -33,6 +33,7 @@ from epl.parallel.rewriting.context import Order, Rewrite
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.utils import tf_compat
 
 _APPLY = Phase.APPLY.encode()
 
@@ -145,7 +146,7 @@ def _wait(
         with rewrite.building("{}/stage{}".format(scope, stage), stage):
             name, barrier = build_barrier(ends_of_data(rewrite, view, own, trained))
         for write in sorted(waiting):
-            rewrite.remember(rewrite.operation(view.nodes[write].name))._add_control_input(barrier)
+            tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(view.nodes[write].name)), [barrier])
             view.producers[write].extend(own)  # the barrier is not in the view: as if there were none
         rewrite.orders.append(Order((name,), names))
 

@@ -128,7 +128,7 @@ def _gate(rewrite: Rewrite) -> None:
         ]
         if data:
             gate = rewrite.remember(rewrite.operation(name))
-            gate._add_control_inputs(ends_of_data(rewrite, view, data, takers))
+            tf_compat.add_control_inputs(gate, ends_of_data(rewrite, view, data, takers))
 
 
 def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:

@@ -14,12 +14,13 @@ from typing import NamedTuple, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.rewriting.plan_nodes import PlanNodes
+from epl.utils import tf_compat
 
 
 def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]:
     """The name of the tensor to feed, True, and the op to wait for; built where the caller is building."""
     done = tf.placeholder_with_default(tf.constant(True), [], name="barrier")
-    done.op._add_control_inputs(list(waits_for))
+    tf_compat.add_control_inputs(done.op, list(waits_for))
     passed = tf.raw_ops.Merge(inputs=[done]).output
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
 

@@ -16,6 +16,7 @@ from epl.ir import op_types
 from epl.ir.taskgraph import HOST_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.rewriting.context import Rewrite
+from epl.utils import tf_compat
 
 
 def ends_of_data(
@@ -57,6 +58,6 @@ def outputs_shown(rewrite: Rewrite, op: tf.Operation, positions: Iterable[int]) 
         if tensor.name not in rewrite.data_shown:
             with rewrite.building("data"), tf.device(rewrite.host):
                 shown = tf.identity(tensor).op
-            shown._set_attr(HOST_ATTR, tf.AttrValue(b=True))
+            tf_compat.set_attr(shown, HOST_ATTR, tf.AttrValue(b=True))
             rewrite.data_shown[tensor.name] = shown
     return [rewrite.data_shown[tensor.name] for tensor in tensors] or [op]

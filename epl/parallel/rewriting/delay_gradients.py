@@ -16,6 +16,7 @@ from epl.ir.dataflow import data_inputs
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.rewriting.context import Rewrite
+from epl.utils import tf_compat
 
 
 def delay_gradients(rewrite: Rewrite, view: GraphView, late: Mapping[int, Sequence[str]], scope: str) -> None:
@@ -33,7 +34,7 @@ def delay_gradients(rewrite: Rewrite, view: GraphView, late: Mapping[int, Sequen
             left.append((node, _identity(view, node, names, scope)))
         else:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            op._add_control_inputs([rewrite.operation(name) for name in names])
+            tf_compat.add_control_inputs(op, [rewrite.operation(name) for name in names])
     clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, node: SAME, [identity for _, identity in left])
     for node, identity in left:
         waiting = rewrite.operation(identity.name).outputs[0]
@@ -41,7 +42,7 @@ def delay_gradients(rewrite: Rewrite, view: GraphView, late: Mapping[int, Sequen
             for position, (producer, _) in enumerate(data_inputs(view, taker)):
                 if producer == node:
                     op = rewrite.remember(rewrite.operation(view.nodes[taker].name))
-                    op._update_input(position, waiting)
+                    tf_compat.set_input(op, position, waiting)
 
 
 def _identity(view: GraphView, node: int, names: Sequence[str], scope: str) -> tf.NodeDef:

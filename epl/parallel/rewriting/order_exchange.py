@@ -49,7 +49,7 @@ def _put_trained_first(rewrite: Rewrite) -> None:
         first = [op for op in lane.collectives if op.name in trained]
         lane.collectives[:] = first + [op for op in lane.collectives if op.name not in trained]
         for before, op in zip(lane.collectives, lane.collectives[1:]):
-            rewrite.remember(op)._add_control_input(before)
+            tf_compat.add_control_inputs(rewrite.remember(op), [before])
 
 
 def skip_unneeded(rewrite: Rewrite) -> None:
@@ -59,13 +59,13 @@ def skip_unneeded(rewrite: Rewrite) -> None:
         passed: List[tf.Operation] = []
         for place, op in enumerate(ops):
             _forget(rewrite, op, set(ops[:place]))
-            rewrite.remember(op)._add_control_inputs(passed)
+            tf_compat.add_control_inputs(rewrite.remember(op), passed)
             if op is not ops[-1]:
                 scope = "exchange/lane{}_{}".format(number, place)
                 with rewrite.building(scope, rewrite.stage_of.get(op.name, 0)):
                     name, barrier = build_barrier([op])
-                rewrite.tf_graph.get_tensor_by_name(name).op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
-                barrier._add_control_inputs(passed)
+                tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))
+                tf_compat.add_control_inputs(barrier, passed)
                 passed = [barrier]
                 rewrite.orders.append(Order((name,), frozenset([op.name])))
 
@@ -92,8 +92,8 @@ def _forget(rewrite: Rewrite, op: tf.Operation, others: Set[tf.Operation]) -> No
     """Has an op no longer wait for any of the others by control edges."""
     controls = list(op.control_inputs)
     if not others.isdisjoint(controls):
-        rewrite.remember(op)._remove_all_control_inputs()
-        op._add_control_inputs([control for control in controls if control not in others])
+        tf_compat.remove_control_inputs(rewrite.remember(op))
+        tf_compat.add_control_inputs(op, [control for control in controls if control not in others])
 
 
 def _trained(rewrite: Rewrite) -> Set[str]:

@@ -17,6 +17,7 @@ from epl.parallel.costs.shapes import num_elements
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
+from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
@@ -246,5 +247,5 @@ def share_seed(full: tf.Tensor, seed: int) -> None:
         stack.extend(source.op for source in op.inputs)
         attrs = op.node_def.attr
         if "seed2" in attrs and not attrs["seed"].i and not attrs["seed2"].i:
-            op._set_attr("seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
-            op._set_attr("seed2", tf.AttrValue(i=len(seen)))
+            tf_compat.set_attr(op, "seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
+            tf_compat.set_attr(op, "seed2", tf.AttrValue(i=len(seen)))

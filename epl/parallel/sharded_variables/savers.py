@@ -165,13 +165,13 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
         for part in [part for part in parts if not part.spec]:
             variable = restore.graph.get_operation_by_name(part.variable)
             if part is parts[0]:
-                assign._update_input(1, _without_rows(variable))
+                tf_compat.set_input(assign, 1, _without_rows(variable))
             else:
                 _write_beside(assign, variable, _without_rows(variable))
     with tf.device(restore.device):
-        restore._update_input(1, _strings(own_names))
+        tf_compat.set_input(restore, 1, _strings(own_names))
         if own_specs is not None:
-            restore._update_input(2, _strings(own_specs))
+            tf_compat.set_input(restore, 2, _strings(own_specs))
         if not further:
             return
         dtypes = [restore.outputs[0].graph.get_operation_by_name(part.variable).get_attr("dtype")
@@ -224,7 +224,7 @@ def _write_beside(assign: tf.Operation, variable: tf.Operation, value: tf.Tensor
     """Whoever waits for an assignment waits for one of another rank, too."""
     written = _assign(variable, value)
     for waiting in tf_compat.control_outputs(assign):
-        waiting._add_control_inputs([written])
+        tf_compat.add_control_inputs(waiting, [written])
 
 
 def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:

@@ -171,7 +171,7 @@ def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[s
         with beside(op), tf.name_scope("Initializer"):
             part = redraw.build(value, built)
         if part is not None:
-            assign._update_input(1, part)
+            tf_compat.set_input(assign, 1, part)
             slots.seeds.update(redraw.seeds)
         elif not _depends_on_parts(value, written):
             raise PlanError(
@@ -192,7 +192,7 @@ def follow_initial_values() -> None:
         with beside(variable.op):
             part = restored_part(initializer.inputs[1], *variable._epl_full[1:])
         if part is not None:
-            initializer._update_input(1, part)
+            tf_compat.set_input(initializer, 1, part)
 
 
 def _initializers(op: tf.Operation) -> List[tf.Operation]:

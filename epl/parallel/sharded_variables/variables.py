@@ -116,7 +116,7 @@ def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Opti
     made = make_part(variable, layout, exchange, seed)
     old, new = made.old, made.variable
     initializer = initializer_of(variable)
-    read = variable.value() if old.dtype._is_ref_dtype else None
+    read = variable.value() if tf_compat.is_reference(old.dtype) else None
     users = Users(old, new, made.full_shape, layout, exchange)
     if read is not None:
         users.reads.append((read, new.value()))
@@ -336,7 +336,7 @@ class Users(object):
         for consumer in before.outputs[0].consumers():
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is before.outputs[0]:
-                    consumer._update_input(index, after.outputs[0])
+                    tf_compat.set_input(consumer, index, after.outputs[0])
         self.replace(before, after)
 
     def _write(self, op: tf.Operation) -> None:
@@ -369,8 +369,8 @@ def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
     """Whoever waits for `before` waits for `after`."""
     for waiting in tf_compat.control_outputs(before):
         controls = waiting.control_inputs
-        waiting._remove_all_control_inputs()
-        waiting._add_control_inputs([after if op is before else op for op in controls])
+        tf_compat.remove_control_inputs(waiting)
+        tf_compat.add_control_inputs(waiting, [after if op is before else op for op in controls])
 
 
 def _chooses(flag: tf.Tensor) -> bool:

@@ -81,7 +81,7 @@ class CopiedRows(object):
             with tf.control_dependencies(None):
                 ranks = tf.range(self._ranks, dtype=tf.int64)
                 switch = tf.placeholder_with_default(ranks, [self._ranks])
-                switch.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+                tf_compat.set_attr(switch.op, DEFAULT_ATTR, tf.AttrValue(b=True))
                 self._of_taskgraphs[taskgraph] = self._with(switch)
             self.switches.append(switch)
         return self._of_taskgraphs[taskgraph]

@@ -406,7 +406,7 @@ def hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
 def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """The tensor, of which nothing but the shape is known."""
     hidden = tf.placeholder_with_default(default, shape)
-    hidden.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+    tf_compat.set_attr(hidden.op, DEFAULT_ATTR, tf.AttrValue(b=True))
     return hidden
 
 

@@ -11,6 +11,7 @@ from typing import Callable, Dict
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.utils import tf_compat
 
 
 class RowWeights(object):
@@ -32,7 +33,7 @@ class RowWeights(object):
         self._sums: Dict[int, tf.Tensor] = {}
         with tf.control_dependencies(None):
             self.own = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], "rows")
-        self.own.op._set_attr(DEFAULT_ATTR, tf.AttrValue(b=True))
+        tf_compat.set_attr(self.own.op, DEFAULT_ATTR, tf.AttrValue(b=True))
 
     def of_group(self) -> tf.Tensor:
         """The rows of all ranks of the group, for the stage whose ops are being built."""

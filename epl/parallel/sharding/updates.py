@@ -414,7 +414,7 @@ def complete_updates(
 
     def cut_inputs(op: tf.Operation, own: Exchange) -> None:
         for index in [index for index in range(len(op.inputs)) if (op, index) in cuts]:
-            op._update_input(index, _as_part(op.inputs[index], cuts.pop((op, index)), own))
+            tf_compat.set_input(op, index, _as_part(op.inputs[index], cuts.pop((op, index)), own))
 
     cuts = dict(updates.cuts)
     for one in updates.rounds:
@@ -497,7 +497,7 @@ def _replace(before: tf.Tensor, after: tf.Tensor, replaced: Dict[tf.Tensor, tf.T
         if tf_compat.op_id(consumer) <= last:
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is source:
-                    consumer._update_input(index, after)
+                    tf_compat.set_input(consumer, index, after)
     replaced[before] = after
 
 

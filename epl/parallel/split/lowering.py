@@ -261,7 +261,7 @@ class Lowering(object):
             if tensor is step.op.inputs[position]:
                 continue
             try:
-                step.op._update_input(position, tensor)
+                tf_compat.set_input(step.op, position, tensor)
             except (ValueError, tf.errors.InvalidArgumentError) as error:
                 raise PlanError(
                     'split: the loop or branch with "{}" ({}) takes {} with the batch of all {} devices, which does '

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharded_variables.variables import Shard, beside
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.split.bridges import out_of_split
+from epl.utils import tf_compat
 
 
 def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
@@ -36,6 +37,6 @@ def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]
         for consumer in consumers:
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is old:
-                    consumer._update_input(index, whole)
+                    tf_compat.set_input(consumer, index, whole)
         given[old] = whole
     return given

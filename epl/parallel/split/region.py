@@ -137,7 +137,7 @@ def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[
     """The dimension of a tensor from outside a split that holds the rows of a rank's own batch, None if none does."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:
         return None
-    if tensor.dtype._is_ref_dtype:  # a variable, or what an update of one gives
+    if tf_compat.is_reference(tensor.dtype):  # a variable, or what an update of one gives
         return None
     return 0 if depends_on_data(tensor) else None
 

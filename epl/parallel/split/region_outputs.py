@@ -98,11 +98,11 @@ class Exits(object):
             for waiting in tf_compat.control_outputs(op):
                 if waiting not in self._inside and waiting not in self._own:
                     controls = [one for one in waiting.control_inputs if one is not op]
-                    waiting._remove_all_control_inputs()
-                    waiting._add_control_inputs(controls + sorted(instead, key=tf_compat.op_id))
+                    tf_compat.remove_control_inputs(waiting)
+                    tf_compat.add_control_inputs(waiting, controls + sorted(instead, key=tf_compat.op_id))
 
     def _give(self, tensor: tf.Tensor, consumers: Sequence[tf.Operation], whole: bool = False) -> None:
-        if tensor.dtype._is_ref_dtype:
+        if tf_compat.is_reference(tensor.dtype):
             return  # to a variable, which a branch writes
         for consumer in consumers:
             if consumer in self._inside or consumer in self._own:
@@ -110,4 +110,4 @@ class Exits(object):
             instead = self.whole(tensor) if whole else self.exit(tensor)
             for position, taken in enumerate(consumer.inputs):
                 if taken is tensor and taken is not instead:
-                    consumer._update_input(position, instead)
+                    tf_compat.set_input(consumer, position, instead)

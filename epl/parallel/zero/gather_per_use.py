@@ -23,6 +23,7 @@ from epl.parallel.rewriting.context import Regathered, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
+from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
@@ -78,12 +79,12 @@ class _Regathering(object):
         waits = [self._operation(node) for node in fetch.waits]
         whole = self._zero.gather(self._stand_ins[fetch.source].variable, exchange, waits)
         for node in self._plan.updates.get(fetch.source, ()):
-            self._rewrite.remember(self._operation(node))._add_control_input(exchange.collectives[-1])
+            tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [exchange.collectives[-1]])
         taken = self._copies(fetch, whole, prefix)
         for use in fetch.uses:
             node, output = self._plan.values[use.consumer, use.position]
             tensor = whole if node == fetch.source else taken[node].outputs[output]
-            self._rewrite.remember(self._operation(use.consumer))._update_input(use.position, tensor)
+            tf_compat.set_input(self._rewrite.remember(self._operation(use.consumer)), use.position, tensor)
 
     def _copies(self, fetch: Fetch, whole: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
         """What the uses of a block take that is computed from the whole alone, computed from the one of the block."""
@@ -104,11 +105,11 @@ class _Regathering(object):
         stand_in = self._stand_ins[whole]
         tensor = self._zero.gather(stand_in.variable, exchange)
         for op in guarded:
-            op._add_control_input(exchange.collectives[-1])
+            tf_compat.add_control_inputs(op, [exchange.collectives[-1]])
         for consumer in set(stand_in.tensor.consumers()):
             for position, taken in enumerate(consumer.inputs):
                 if taken is stand_in.tensor:
-                    self._rewrite.remember(consumer)._update_input(position, tensor)
+                    tf_compat.set_input(self._rewrite.remember(consumer), position, tensor)
         return tensor
 
     def _operation(self, node: int) -> tf.Operation:

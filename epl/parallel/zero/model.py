@@ -389,8 +389,8 @@ class ZeroModel(Shards):
             wholes = self._gather_once(given)
         for (variable, uses, lookups), whole in zip(given, wholes):
             for use in uses:
-                use.consumer._update_input(use.position, whole)
-                use.consumer._add_control_inputs(_controls(use.value.op))  # which the read alone waited for
+                tf_compat.set_input(use.consumer, use.position, whole)
+                tf_compat.add_control_inputs(use.consumer, _controls(use.value.op))  # which the read alone waited for
             for lookup in lookups:
                 variable.give_rows(lookup, whole)
 
@@ -410,7 +410,9 @@ class ZeroModel(Shards):
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
             wholes.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
-                op._add_control_input(exchange.collectives[-1])  # an update does not change what is being gathered
+                tf_compat.add_control_inputs(
+                    op, [exchange.collectives[-1]]
+                )  # an update does not change what is being gathered
         return [wholes[variable] for variable in variables]
 
     def new_lane(self) -> Exchange:
@@ -449,10 +451,10 @@ class ZeroModel(Shards):
             if use is None:
                 variable.give_rows(taker, whole(variable, taker))
             elif _is_write(use.value.op):
-                taker._update_input(use.position, written(variable, use.part))
+                tf_compat.set_input(taker, use.position, written(variable, use.part))
             else:
                 behind = [taker] if self._waits(taker) else []
-                taker._update_input(use.position, whole(variable, use.value.op, *behind))
+                tf_compat.set_input(taker, use.position, whole(variable, use.value.op, *behind))
         for variable in self._variables.values():
             for value, part in variable.reads:
                 if not _is_write(value.op):

@@ -21,6 +21,7 @@ from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Regathered, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.weights.prefetch import Needed
+from epl.utils import tf_compat
 
 # Blocks. The gradients of one are there when the next begins; they are reduced while that and the one behind it are
 # computed. So those of four blocks are alive at most, where a bucket has the gradients of one block. With 3, steps of
@@ -49,7 +50,7 @@ def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
         with rewrite.building("regather/lane{}_{}".format(number, place)):
             name, barrier = build_barrier([rewrite.operation(view.nodes[node].name) for node in sorted(waits)])
-        rewrite.operation(view.nodes[gather].name)._add_control_input(barrier)
+        tf_compat.add_control_inputs(rewrite.operation(view.nodes[gather].name), [barrier])
         writes = set().union(*waits.values())
         rewrite.orders.append(Order((name,), frozenset(view.nodes[write].name for write in writes)))
 

@@ -164,7 +164,7 @@ class WholeVariable(object):
                 rows = tf.gather(whole, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
             else:
                 rows = tf.gather_nd(whole, lookup.inputs[1])
-        rows.op._add_control_inputs(lookup.control_inputs)
+        tf_compat.add_control_inputs(rows.op, lookup.control_inputs)
         self._users.use(lookup, rows.op)
 
     def follow_late(self) -> None:
@@ -219,7 +219,7 @@ class WholeVariable(object):
         if value is not self._initial_value:
             self._initial_value = value
             with beside(self.made.old.op):
-                initializer_of(self.made.variable)._update_input(1, part_of(value, *self._cut))
+                tf_compat.set_input(initializer_of(self.made.variable), 1, part_of(value, *self._cut))
 
 
 class _Users(Users):
