@@ -8,6 +8,7 @@ refuses to go without.
 There is no pyproject.toml, and TensorFlow is no requirement: the package never pulls in another TensorFlow than the
 one that is there (tensorflow, tensorflow-gpu, NVIDIA's). Runs under Python 3.6 to 3.8 and their setuptools.
 """
+
 import os
 import re
 import shutil
@@ -38,7 +39,7 @@ def read_version() -> str:
     with open(os.path.join(ROOT, "epl", "utils", "version.py")) as source:
         match = re.search(r"^VERSION\s*=\s*[\"']([^\"']+)[\"']", source.read(), re.MULTILINE)
     if match is None:
-        raise SystemExit("epl/utils/version.py has no line VERSION = \"...\".")
+        raise SystemExit('epl/utils/version.py has no line VERSION = "...".')
     return match.group(1)
 
 

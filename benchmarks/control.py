@@ -4,6 +4,7 @@ Owns the protocol: a worker connects to the Unix socket named by ``EPL_BENCH_CON
 JSON line per JSON line that it receives. Standard output stays free for logs, and it does not matter who started the
 worker (this program, horovodrun or epl-launch). What a request means is left to the workers.
 """
+
 import json
 import os
 import socket
@@ -11,15 +12,15 @@ import time
 import traceback
 from typing import IO, Any, Callable, Dict
 
-ADDRESS_VARIABLE = 'EPL_BENCH_CONTROL'
-RANK_VARIABLE = 'EPL_BENCH_RANK'
+ADDRESS_VARIABLE = "EPL_BENCH_CONTROL"
+RANK_VARIABLE = "EPL_BENCH_RANK"
 
 Message = Dict[str, Any]
 
 
 def send(stream: IO[str], message: Message) -> None:
     """Writes one message and flushes it."""
-    stream.write(json.dumps(message) + '\n')
+    stream.write(json.dumps(message) + "\n")
     stream.flush()
 
 
@@ -31,7 +32,7 @@ def receive(stream: IO[str]) -> Message:
     """
     line = stream.readline()
     if not line:
-        raise EOFError('the control connection was closed')
+        raise EOFError("the control connection was closed")
     return json.loads(line)
 
 
@@ -42,8 +43,8 @@ def serve(rank: int, answer: Callable[[Message], Message]) -> None:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(os.environ[ADDRESS_VARIABLE])
-    stream = connection.makefile('rw')
-    send(stream, {'rank': rank, 'pid': os.getpid()})
+    stream = connection.makefile("rw")
+    send(stream, {"rank": rank, "pid": os.getpid()})
     while True:
         try:
             request = receive(stream)
@@ -52,7 +53,7 @@ def serve(rank: int, answer: Callable[[Message], Message]) -> None:
         try:
             send(stream, answer(request))
         except Exception:
-            send(stream, {'error': traceback.format_exc()})
+            send(stream, {"error": traceback.format_exc()})
             raise
 
 
@@ -63,4 +64,4 @@ def timed(step: Callable[[], Any], count: int, warm_up: int) -> Message:
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         step()
-    return {'seconds': time.perf_counter() - wall, 'cpu_seconds': time.process_time() - cpu}
+    return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}

@@ -6,6 +6,7 @@ it requests and ending it. What the processes compute is left to ``benchmarks/wo
     driver --control socket--> worker 0, worker 1        (one group per contender; one group runs at a time,
            --control socket--> worker 0, worker 1         the others are stopped with SIGSTOP)
 """
+
 import contextlib
 import os
 import select
@@ -26,18 +27,17 @@ END_SECONDS = 10
 _LOG_TAIL_LINES = 25
 # What epl-launch sets for its workers. Given to the other contenders as well, it takes nothing from EPL's figures but
 # what any launcher could do for its own.
-ALLOCATOR = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 34), 'MALLOC_ARENA_MAX': '1'}
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
 
 
 class GroupError(RuntimeError):
     """A contender could not be started, failed or did not answer; the message ends with its last log lines."""
 
 
-class Group(object):
+class Group:
     """The running processes of one contender."""
 
-    def __init__(self, name: str, command: List[str], size: int, variables: Dict[str, str],
-                 copies: int = 1) -> None:
+    def __init__(self, name: str, command: List[str], size: int, variables: Dict[str, str], copies: int = 1) -> None:
         """Starts ``command``, which must bring up ``size`` workers that connect to the control socket.
 
         Args:
@@ -55,22 +55,36 @@ class Group(object):
         self._streams: List[IO[str]] = []
         self._pids: List[int] = []
         self._sockets: List[socket.socket] = []
-        self._directory = tempfile.mkdtemp(prefix='epl-bench-')
-        self._log = os.path.join(self._directory, 'log')
-        address = os.path.join(self._directory, 'control')
+        self._directory = tempfile.mkdtemp(prefix="epl-bench-")
+        self._log = os.path.join(self._directory, "log")
+        address = os.path.join(self._directory, "control")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.closing(listener):
             listener.bind(address)
             listener.listen(size)
             environ = dict(os.environ)
-            environ.update({control.ADDRESS_VARIABLE: address, 'PYTHONPATH': environment.ROOT,
-                            'TF_CPP_MIN_LOG_LEVEL': '2', 'PYTHONWARNINGS': 'ignore'})
+            environ.update(
+                {
+                    control.ADDRESS_VARIABLE: address,
+                    "PYTHONPATH": environment.ROOT,
+                    "TF_CPP_MIN_LOG_LEVEL": "2",
+                    "PYTHONWARNINGS": "ignore",
+                }
+            )
             environ.update(variables)
-            with open(self._log, 'ab') as log:
+            with open(self._log, "ab") as log:
                 self._processes = [
-                    subprocess.Popen(command, env=dict(environ, **{control.RANK_VARIABLE: str(copy)}),
-                                     cwd=self._directory, stdin=subprocess.DEVNULL, stdout=log,
-                                     stderr=subprocess.STDOUT, start_new_session=True) for copy in range(copies)]
+                    subprocess.Popen(
+                        command,
+                        env=dict(environ, **{control.RANK_VARIABLE: str(copy)}),
+                        cwd=self._directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                    for copy in range(copies)
+                ]
             try:
                 self._accept(listener)
             except GroupError:
@@ -88,10 +102,10 @@ class Group(object):
                 control.send(stream, request)
             replies = [control.receive(stream) for stream in self._streams]
         except (EOFError, OSError) as error:
-            raise GroupError('%s: no answer to %s (%s)\n%s' % (self.name, request, error, self._log_tail())) from error
-        errors = [reply['error'] for reply in replies if 'error' in reply]
+            raise GroupError("%s: no answer to %s (%s)\n%s" % (self.name, request, error, self._log_tail())) from error
+        errors = [reply["error"] for reply in replies if "error" in reply]
         if errors:
-            raise GroupError('%s: %s failed\n%s' % (self.name, request, _tail(errors[0])))
+            raise GroupError("%s: %s failed\n%s" % (self.name, request, _tail(errors[0])))
         return replies
 
     @contextlib.contextmanager
@@ -133,18 +147,22 @@ class Group(object):
         while len(members) < self._size:
             for process in self._processes:
                 if process.poll() is not None:
-                    raise GroupError('%s ended with code %d before its workers were ready\n%s' %
-                                     (self.name, process.returncode, self._log_tail()))
+                    raise GroupError(
+                        "%s ended with code %d before its workers were ready\n%s"
+                        % (self.name, process.returncode, self._log_tail())
+                    )
             if time.time() > deadline:
-                raise GroupError('%s: %d of %d workers ready after %d s\n%s' %
-                                 (self.name, len(members), self._size, START_SECONDS, self._log_tail()))
+                raise GroupError(
+                    "%s: %d of %d workers ready after %d s\n%s"
+                    % (self.name, len(members), self._size, START_SECONDS, self._log_tail())
+                )
             if not select.select([listener], [], [], 0.5)[0]:
                 continue
             connection, _ = listener.accept()
             connection.settimeout(REPLY_SECONDS)
-            stream = connection.makefile('rw')
+            stream = connection.makefile("rw")
             hello = control.receive(stream)
-            members[hello['rank']] = (hello['pid'], stream, connection)
+            members[hello["rank"]] = (hello["pid"], stream, connection)
         for rank in sorted(members):
             self._pids.append(members[rank][0])
             self._streams.append(members[rank][1])
@@ -157,16 +175,17 @@ class Group(object):
                 os.kill(pid, number)
 
     def _log_tail(self) -> str:
-        with open(self._log, errors='replace') as file:
+        with open(self._log, errors="replace") as file:
             return _tail(file.read())
 
 
 def _tail(text: str) -> str:
-    return '\n'.join(text.splitlines()[-_LOG_TAIL_LINES:])
+    return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
 
-def start_plain(worker: str, arguments: List[str], variables: Optional[Dict[str, str]] = None,
-                name: str = 'plain') -> Group:
+def start_plain(
+    worker: str, arguments: List[str], variables: Optional[Dict[str, str]] = None, name: str = "plain"
+) -> Group:
     """Starts one process of ``worker`` with the product's interpreter and without any launcher."""
     return Group(name, [sys.executable, _script(worker)] + arguments, 1, variables or {})
 
@@ -176,24 +195,26 @@ def start_side_by_side(worker: str, arguments: List[str], size: int, variables: 
     return Group(name, [sys.executable, _script(worker)] + arguments, size, variables, copies=size)
 
 
-def start_horovod(worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None,
-                  name: str = 'horovod') -> Group:
+def start_horovod(
+    worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None, name: str = "horovod"
+) -> Group:
     """Starts ``size`` processes of ``worker`` under horovodrun with Gloo."""
     python = environment.python()
-    launcher = os.path.join(os.path.dirname(python), 'horovodrun')
-    command = [python, launcher, '--gloo', '-np', str(size), '-H', 'localhost:%d' % size, python, _script(worker)]
+    launcher = os.path.join(os.path.dirname(python), "horovodrun")
+    command = [python, launcher, "--gloo", "-np", str(size), "-H", "localhost:%d" % size, python, _script(worker)]
     # While a pair is stopped, one of the two may be waiting for the other; Gloo gives that 30 s of wall time.
-    patience = {'HOROVOD_GLOO_TIMEOUT_SECONDS': str(REPLY_SECONDS)}
+    patience = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(REPLY_SECONDS)}
     return Group(name, command + arguments, size, dict(patience, **(variables or {})))
 
 
-def start_epl(worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None,
-              name: str = 'epl') -> Group:
+def start_epl(
+    worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None, name: str = "epl"
+) -> Group:
     """Starts ``size`` processes of ``worker`` under epl-launch, with one device each."""
-    launcher = os.path.join(environment.ROOT, 'tools', 'epl-launch')
-    command = [sys.executable, launcher, '--num_workers', str(size), '--gpu_per_worker', '1', _script(worker)]
+    launcher = os.path.join(environment.ROOT, "tools", "epl-launch")
+    command = [sys.executable, launcher, "--num_workers", str(size), "--gpu_per_worker", "1", _script(worker)]
     return Group(name, command + arguments, size, variables or {})
 
 
 def _script(worker: str) -> str:
-    return os.path.join(environment.ROOT, 'benchmarks', 'workers', worker + '.py')
+    return os.path.join(environment.ROOT, "benchmarks", "workers", worker + ".py")

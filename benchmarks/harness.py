@@ -3,6 +3,7 @@
 Owns how seconds become verdicts. What is measured is left to the ``*_benchmark.py`` modules, how processes run to
 ``benchmarks/groups.py``.
 """
+
 import json
 import os
 import platform
@@ -11,22 +12,22 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from benchmarks import control, environment, groups
 
-RESULTS = os.path.join(environment.ROOT, 'benchmarks', 'results')
+RESULTS = os.path.join(environment.ROOT, "benchmarks", "results")
 
-Row = NamedTuple('Row', [
-    ('what', str),  # what is compared, as "A against B (unit)"
-    ('ratios', List[float]),  # one per round
-    ('at_least', Optional[float]),  # the target, if it is a lower bound
-    ('at_most', Optional[float]),  # the target, if it is an upper bound
-])
 
-Result = NamedTuple('Result', [
-    ('name', str),
-    ('conditions', List[str]),  # what a reader must know to judge the figures
-    ('rows', List[Row]),
-    ('details', Dict[str, Any]),  # the raw figures, for the result file
-    ('missing', List[str]),  # contenders that could not run, and why
-])
+class Row(NamedTuple):
+    what: str
+    ratios: List[float]
+    at_least: Optional[float]
+    at_most: Optional[float]
+
+
+class Result(NamedTuple):
+    name: str
+    conditions: List[str]
+    rows: List[Row]
+    details: Dict[str, Any]
+    missing: List[str]
 
 
 def row(what: str, ratios: Sequence[float], at_least: Optional[float] = None, at_most: Optional[float] = None) -> Row:
@@ -58,15 +59,15 @@ def start_all(starters: Dict[str, Callable[[], groups.Group]], missing: List[str
     unavailable: List[str] = []
     try:
         for name, start in starters.items():
-            if name.split(',')[0] in unavailable:
+            if name.split(",")[0] in unavailable:
                 continue
             try:
                 started[name] = start()
             except environment.PeerUnavailableError as error:
-                missing.append('%s: %s' % (name, error))
-                unavailable.append(name.split(',')[0])
+                missing.append("%s: %s" % (name, error))
+                unavailable.append(name.split(",")[0])
             except (groups.GroupError, OSError) as error:
-                missing.append('%s: %s' % (name, error))
+                missing.append("%s: %s" % (name, error))
     except BaseException:
         for group in started.values():
             group.close()
@@ -74,19 +75,23 @@ def start_all(starters: Dict[str, Callable[[], groups.Group]], missing: List[str
     return started
 
 
-def interleave(contenders: Dict[str, groups.Group], rounds: int, missing: List[str],
-               **request: object) -> Dict[str, List[float]]:
+def interleave(
+    contenders: Dict[str, groups.Group], rounds: int, missing: List[str], **request: object
+) -> Dict[str, List[float]]:
     """Returns the wall seconds per contender and round; a group takes as long as its slowest worker.
 
     See `interleave_replies` for the arguments.
     """
     replies = interleave_replies(contenders, rounds, missing, **request)
-    return {name: [max(reply['seconds'] for reply in of_round) for of_round in of_group]
-            for name, of_group in replies.items()}
+    return {
+        name: [max(reply["seconds"] for reply in of_round) for of_round in of_group]
+        for name, of_group in replies.items()
+    }
 
 
-def interleave_replies(contenders: Dict[str, groups.Group], rounds: int, missing: List[str],
-                       **request: object) -> Dict[str, List[List[control.Message]]]:
+def interleave_replies(
+    contenders: Dict[str, groups.Group], rounds: int, missing: List[str], **request: object
+) -> Dict[str, List[List[control.Message]]]:
     """Lets the contenders work in turn, round by round.
 
     Odd rounds go through them backwards, so that none always comes first.
@@ -102,7 +107,7 @@ def interleave_replies(contenders: Dict[str, groups.Group], rounds: int, missing
     """
     replies: Dict[str, List[List[control.Message]]] = {name: [] for name in contenders}
     for index in range(rounds):
-        for name in list(contenders)[::-1 if index % 2 else 1]:
+        for name in list(contenders)[:: -1 if index % 2 else 1]:
             try:
                 with contenders[name].awake():
                     replies[name].append(contenders[name].ask(**request))
@@ -120,24 +125,29 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float], factor: f
 
 def table(result: Result) -> str:
     """Returns the printed form of a result."""
-    lines = ['', result.name] + ['  ' + condition for condition in result.conditions]
-    cells = [('', 'ratio', 'min - max', 'target', '')] + [_cells(line) for line in result.rows]
+    lines = ["", result.name] + ["  " + condition for condition in result.conditions]
+    cells = [("", "ratio", "min - max", "target", "")] + [_cells(line) for line in result.rows]
     widths = [max(len(line[column]) for line in cells) for column in range(5)]
     for what, ratio, spread, target, verdict in cells:
-        lines.append('  %s  %s  %s  %s  %s' % (what.ljust(widths[0]), ratio.rjust(widths[1]), spread.rjust(widths[2]),
-                                               target.ljust(widths[3]), verdict))
-    lines += ['  NOT MEASURED: ' + reason for reason in result.missing]
-    return '\n'.join(line.rstrip() for line in lines)
+        lines.append(
+            "  %s  %s  %s  %s  %s"
+            % (what.ljust(widths[0]), ratio.rjust(widths[1]), spread.rjust(widths[2]), target.ljust(widths[3]), verdict)
+        )
+    lines += ["  NOT MEASURED: " + reason for reason in result.missing]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def write(result: Result) -> str:
     """Writes the result with its raw figures and returns the path of the file."""
     os.makedirs(RESULTS, exist_ok=True)
-    path = os.path.join(RESULTS, result.name.split()[0] + '.json')
-    content = dict(result._asdict(), machine=machine(), passed=passed(result),
-                   rows=[dict(line._asdict(), median=statistics.median(line.ratios), met=met(line))
-                         for line in result.rows])
-    with open(path, 'w') as file:
+    path = os.path.join(RESULTS, result.name.split()[0] + ".json")
+    content = dict(
+        result._asdict(),
+        machine=machine(),
+        passed=passed(result),
+        rows=[dict(line._asdict(), median=statistics.median(line.ratios), met=met(line)) for line in result.rows],
+    )
+    with open(path, "w") as file:
         json.dump(content, file, indent=1)
     return path
 
@@ -145,19 +155,24 @@ def write(result: Result) -> str:
 def machine() -> str:
     """Returns one line that says what the figures were measured on."""
     model = platform.processor() or platform.machine()
-    with open('/proc/cpuinfo') as file:
-        names = [line.split(':', 1)[1].strip() for line in file if line.startswith('model name')]
-    with open('/proc/meminfo') as file:
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    with open("/proc/meminfo") as file:
         memory = int(file.readline().split()[1]) / 2.0**20
-    return '%d x %s, %.0f GiB, %s' % (os.cpu_count() or 1, names[0] if names else model, memory, platform.platform())
+    return "%d x %s, %.0f GiB, %s" % (os.cpu_count() or 1, names[0] if names else model, memory, platform.platform())
 
 
 def _cells(line: Row) -> Sequence[str]:
-    target = ''
+    target = ""
     if line.at_least is not None:
-        target = '>= %.3g' % line.at_least
+        target = ">= %.3g" % line.at_least
     elif line.at_most is not None:
-        target = '<= %.3g' % line.at_most
-    verdict = {None: '', True: 'pass', False: 'MISS'}[met(line)]
-    return (line.what, '%.3g' % statistics.median(line.ratios),
-            '%.3g - %.3g' % (min(line.ratios), max(line.ratios)), target, verdict)
+        target = "<= %.3g" % line.at_most
+    verdict = {None: "", True: "pass", False: "MISS"}[met(line)]
+    return (
+        line.what,
+        "%.3g" % statistics.median(line.ratios),
+        "%.3g - %.3g" % (min(line.ratios), max(line.ratios)),
+        target,
+        verdict,
+    )

@@ -2,6 +2,7 @@
 
 The number of layers comes from the memory estimate, before anything has run; then a step of that size is traced.
 """
+
 import contextlib
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
@@ -18,17 +19,28 @@ SMALL, QUICK_SMALL = (4, 8), (1, 2)
 # Sizes that are tried after those; each at most so many times as large as the largest before.
 TRIES, GROWTH = 5, 3
 # Nothing is timed, and the ranks share a machine: what is freed goes back to the system, as malloc has it by default.
-GIVES_BACK = {'MALLOC_MMAP_MAX_': '65536', 'MALLOC_TRIM_THRESHOLD_': '131072'}
+GIVES_BACK = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 VARIANTS = [
     PLAIN,
     AUTO,
-    epl_variant('ZeRO v2, %d ranks' % RANKS, ranks=RANKS, zero__level='v2'),
-    epl_variant('all: ZeRO v2, %d ranks, gradient checkpoint auto, grouped apply' % RANKS, ranks=RANKS,
-                zero__level='v2', gradient_checkpoint__type='auto', optimizer__num_apply_group='8'),
+    epl_variant("ZeRO v2, %d ranks" % RANKS, ranks=RANKS, zero__level="v2"),
+    epl_variant(
+        "all: ZeRO v2, %d ranks, gradient checkpoint auto, grouped apply" % RANKS,
+        ranks=RANKS,
+        zero__level="v2",
+        gradient_checkpoint__type="auto",
+        optimizer__num_apply_group="8",
+    ),
 ]
 
-Largest = NamedTuple('Largest', [('layers', int), ('estimated', int), ('estimated_peak', float), ('peak', float)])
-Largest.__doc__ = """The most layers that train, those that should by the estimate, and what a rank holds."""
+
+class Largest(NamedTuple):
+    """The most layers that train, those that should by the estimate, and what a rank holds."""
+
+    layers: int
+    estimated: int
+    estimated_peak: float
+    peak: float
 
 
 def run(quick: bool) -> harness.Result:
@@ -41,12 +53,19 @@ def run(quick: bool) -> harness.Result:
             found[variant.name] = largest(variant, sizes, small, limit)
         except groups.GroupError as error:
             missing.append(refusal(str(error)))
-    conditions = ['BERT for SQuAD, hidden %d, dropout, sequence %d, %d rows per process, Adam, float32' %
-                  (sizes[0], bert.SEQUENCE, sizes[1]),
-                  'limit: %.4g GB for what the ops of a step hold and for variables, per rank' % (limit / 2.**30),
-                  'layers: as the memory estimate says, if a traced step of that size holds no more']
-    return harness.Result('largest-model (layers)', conditions, _rows(found, limit), {
-        name: one._asdict() for name, one in found.items()}, missing)
+    conditions = [
+        "BERT for SQuAD, hidden %d, dropout, sequence %d, %d rows per process, Adam, float32"
+        % (sizes[0], bert.SEQUENCE, sizes[1]),
+        "limit: %.4g GB for what the ops of a step hold and for variables, per rank" % (limit / 2.0**30),
+        "layers: as the memory estimate says, if a traced step of that size holds no more",
+    ]
+    return harness.Result(
+        "largest-model (layers)",
+        conditions,
+        _rows(found, limit),
+        {name: one._asdict() for name, one in found.items()},
+        missing,
+    )
 
 
 def largest(variant: Variant, sizes: List[int], small: Sequence[int], limit: int) -> Largest:
@@ -79,8 +98,10 @@ def largest(variant: Variant, sizes: List[int], small: Sequence[int], limit: int
         layers = wanted
         if not layers:
             break
-    raise groups.GroupError('%s: no size was found that trains in %d bytes. Estimated bytes: %s; traced: %s' %
-                            (variant.name, limit, _by_layers(peaks), _by_layers(traced)))
+    raise groups.GroupError(
+        "%s: no size was found that trains in %d bytes. Estimated bytes: %s; traced: %s"
+        % (variant.name, limit, _by_layers(peaks), _by_layers(traced))
+    )
 
 
 def fitting(peaks: Dict[int, float], limit: float) -> int:
@@ -101,20 +122,24 @@ def _running(variant: Variant, sizes: List[int]) -> Iterator[groups.Group]:
 
 
 def _by_layers(peaks: Dict[int, float]) -> str:
-    return ', '.join('%d layers %.0f' % known for known in sorted(peaks.items())) or 'none'
+    return ", ".join("%d layers %.0f" % known for known in sorted(peaks.items())) or "none"
 
 
 def _most(replies: List[Dict[str, Any]]) -> float:
-    return max(peak for reply in replies for peak in reply['peak'].values())
+    return max(peak for reply in replies for peak in reply["peak"].values())
 
 
 def _rows(found: Dict[str, Largest], limit: int) -> List[harness.Row]:
     rows = []
     for name, one in found.items():
-        label = '%s, %d layers: ' % (name, one.layers)
+        label = "%s, %d layers: " % (name, one.layers)
         if name != PLAIN.name and PLAIN.name in found:
-            rows.append(harness.row('%slayers / %d of plain TensorFlow' % (label, found[PLAIN.name].layers),
-                                    [one.layers / found[PLAIN.name].layers]))
-        rows.append(harness.row(label + 'peak of a step / limit', [one.peak / limit], at_most=1.))
-        rows.append(harness.row(label + 'peak as estimated / traced', [one.estimated_peak / one.peak]))
+            rows.append(
+                harness.row(
+                    "%slayers / %d of plain TensorFlow" % (label, found[PLAIN.name].layers),
+                    [one.layers / found[PLAIN.name].layers],
+                )
+            )
+        rows.append(harness.row(label + "peak of a step / limit", [one.peak / limit], at_most=1.0))
+        rows.append(harness.row(label + "peak as estimated / traced", [one.estimated_peak / one.peak]))
     return rows

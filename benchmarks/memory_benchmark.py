@@ -1,4 +1,5 @@
 """What each feature saves of the memory of a step of BERT-base, and what it costs in time."""
+
 import re
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -21,33 +22,51 @@ ACTIVATIONS_MARGIN = 1.1
 # The forward pass, a third of a step, runs twice: 4/3, and what the order of the ops costs.
 RECOMPUTED_TIME = 1.4
 
-Variant = NamedTuple('Variant', [('name', str), ('library', str), ('optimizer', str), ('stages', int), ('ranks', int),
-                                 ('config', Dict[str, str])])
-Variant.__doc__ = """A contender: a script and what is asked of EPL by the environment, in `ranks` processes."""
+
+class Variant(NamedTuple):
+    """A contender: a script and what is asked of EPL by the environment, in `ranks` processes."""
+
+    name: str
+    library: str
+    optimizer: str
+    stages: int
+    ranks: int
+    config: Dict[str, str]
 
 
-def epl_variant(name: str, optimizer: str = 'adam', stages: int = 1, ranks: int = 1, **config: str) -> Variant:
+def epl_variant(name: str, optimizer: str = "adam", stages: int = 1, ranks: int = 1, **config: str) -> Variant:
     """Returns a contender with EPL; keys of the configuration as section__key."""
-    variables = {'EPL_' + key.replace('__', '_').upper(): value for key, value in config.items()}
+    variables = {"EPL_" + key.replace("__", "_").upper(): value for key, value in config.items()}
     if stages > 1:
-        variables['EPL_CLUSTER_NUM_VIRTUAL_DEVICES'] = str(stages)
-    return Variant(name, 'epl', optimizer, stages, ranks, variables)
+        variables["EPL_CLUSTER_NUM_VIRTUAL_DEVICES"] = str(stages)
+    return Variant(name, "epl", optimizer, stages, ranks, variables)
 
 
-PLAIN = Variant('plain TensorFlow', 'plain', 'adam', 1, 1, {})
-PLAIN_OPS = Variant('AdamW of plain ops', 'plain', 'adamw', 1, 1, {})
-REPLICAS = epl_variant('data parallel, %d ranks' % RANKS, ranks=RANKS)
-COLLECTION = epl_variant('gradient checkpoint, collection', gradient_checkpoint__type='collection')
-AUTO = epl_variant('gradient checkpoint, auto', gradient_checkpoint__type='auto')
-PIPELINE = epl_variant('1F1B, %d stages x %d micro batches' % (STAGES, MICRO_BATCHES), stages=STAGES,
-                       pipeline__num_micro_batch=str(MICRO_BATCHES), pipeline__strategy='PreferBackward')
-ZERO = [epl_variant('ZeRO ' + level, ranks=RANKS, zero__level=level) for level in ('v0', 'v1', 'v2')]
+PLAIN = Variant("plain TensorFlow", "plain", "adam", 1, 1, {})
+PLAIN_OPS = Variant("AdamW of plain ops", "plain", "adamw", 1, 1, {})
+REPLICAS = epl_variant("data parallel, %d ranks" % RANKS, ranks=RANKS)
+COLLECTION = epl_variant("gradient checkpoint, collection", gradient_checkpoint__type="collection")
+AUTO = epl_variant("gradient checkpoint, auto", gradient_checkpoint__type="auto")
+PIPELINE = epl_variant(
+    "1F1B, %d stages x %d micro batches" % (STAGES, MICRO_BATCHES),
+    stages=STAGES,
+    pipeline__num_micro_batch=str(MICRO_BATCHES),
+    pipeline__strategy="PreferBackward",
+)
+ZERO = [epl_variant("ZeRO " + level, ranks=RANKS, zero__level=level) for level in ("v0", "v1", "v2")]
 # What is compared with what; the features of a list take turns with what stands before it.
 COMPARED = [
-    (PLAIN, [COLLECTION, AUTO, PIPELINE,
-             epl_variant('AMP, bfloat16', amp__level='O1', amp__dtype='bfloat16', amp__loss_scale='1'),
-             epl_variant('offload v0', offload__level='v0')]),
-    (PLAIN_OPS, [epl_variant('grouped apply, %d groups' % GROUPS, 'adamw', optimizer__num_apply_group=str(GROUPS))]),
+    (
+        PLAIN,
+        [
+            COLLECTION,
+            AUTO,
+            PIPELINE,
+            epl_variant("AMP, bfloat16", amp__level="O1", amp__dtype="bfloat16", amp__loss_scale="1"),
+            epl_variant("offload v0", offload__level="v0"),
+        ],
+    ),
+    (PLAIN_OPS, [epl_variant("grouped apply, %d groups" % GROUPS, "adamw", optimizer__num_apply_group=str(GROUPS))]),
     (REPLICAS, ZERO),
 ]
 
@@ -71,32 +90,36 @@ def run(quick: bool) -> harness.Result:
         finally:
             for group in started.values():
                 group.close()
-    conditions = ['BERT for SQuAD, %d layers, hidden %d, dropout, sequence %d, %d rows per process, float32' %
-                  (sizes[0], sizes[1], bert.SEQUENCE, sizes[2]),
-                  'Adam of TensorFlow, but for grouped apply; %d threads for ops per process' % THREADS,
-                  'memory: largest sum of what the ops of a traced step hold and of variables, per rank or stage',
-                  'activations: the same without variables and constants',
-                  'AMP with float16 is left out: products of matrices take some 100 times as long on a CPU']
-    return harness.Result('memory (bytes, seconds per step)', conditions, rows, details,
-                          [refusal(reason) for reason in missing])
+    conditions = [
+        "BERT for SQuAD, %d layers, hidden %d, dropout, sequence %d, %d rows per process, float32"
+        % (sizes[0], sizes[1], bert.SEQUENCE, sizes[2]),
+        "Adam of TensorFlow, but for grouped apply; %d threads for ops per process" % THREADS,
+        "memory: largest sum of what the ops of a traced step hold and of variables, per rank or stage",
+        "activations: the same without variables and constants",
+        "AMP with float16 is left out: products of matrices take some 100 times as long on a CPU",
+    ]
+    return harness.Result(
+        "memory (bytes, seconds per step)", conditions, rows, details, [refusal(reason) for reason in missing]
+    )
 
 
 def groups_of(variant: Variant, sizes: List[int]) -> Callable[[], groups.Group]:
     """Returns what starts the processes of a contender; sizes: layers, hidden size, rows of a process."""
     arguments = [variant.library, variant.optimizer, str(variant.stages)] + [str(size) for size in sizes]
     if variant.ranks > 1:
-        return lambda: groups.start_epl('memory', arguments, variant.ranks, variant.config, variant.name)
-    return lambda: groups.start_plain('memory', arguments, dict(groups.ALLOCATOR, **variant.config), variant.name)
+        return lambda: groups.start_epl("memory", arguments, variant.ranks, variant.config, variant.name)
+    return lambda: groups.start_plain("memory", arguments, dict(groups.ALLOCATOR, **variant.config), variant.name)
 
 
 def _chunks(features: List[Variant], processes: int) -> List[List[Variant]]:
     """Returns the features in order, in lists of no more processes."""
     at_once = max(1, processes // features[0].ranks)
-    return [features[first:first + at_once] for first in range(0, len(features), at_once)]
+    return [features[first : first + at_once] for first in range(0, len(features), at_once)]
 
 
-def _measure(started: Dict[str, groups.Group], features: List[Variant], sizes: List[int], rounds: int,
-             missing: List[str]) -> Dict[str, Any]:
+def _measure(
+    started: Dict[str, groups.Group], features: List[Variant], sizes: List[int], rounds: int, missing: List[str]
+) -> Dict[str, Any]:
     """Returns by contender the seconds per step of each round, and by device what it holds.
 
     Args:
@@ -117,51 +140,73 @@ def _measure(started: Dict[str, groups.Group], features: List[Variant], sizes: L
             del started[name]
         for name in set(contenders) - set(started):
             contenders[name].close()
-    return {name: {'seconds': seconds[name], 'held': _by_device(replies)} for name, (replies,) in held.items()}
+    return {name: {"seconds": seconds[name], "held": _by_device(replies)} for name, (replies,) in held.items()}
 
 
 def _by_device(replies: List[Dict[str, Any]]) -> Dict[str, Dict[str, float]]:
     """Returns what each device of each rank holds in a traced step."""
-    return {'rank %d, %s' % (rank, device): {'peak': peak, 'persistent': reply['persistent'][device],
-                                             'activations': peak - reply['persistent'][device]}
-            for rank, reply in enumerate(replies) for device, peak in reply['peak'].items()}
+    return {
+        "rank %d, %s" % (rank, device): {
+            "peak": peak,
+            "persistent": reply["persistent"][device],
+            "activations": peak - reply["persistent"][device],
+        }
+        for rank, reply in enumerate(replies)
+        for device, peak in reply["peak"].items()
+    }
 
 
-def _rows(peer: Variant, feature: Variant, before: Dict[str, Any], after: Dict[str, Any], sizes: List[int],
-          quick: bool) -> List[harness.Row]:
+def _rows(
+    peer: Variant, feature: Variant, before: Dict[str, Any], after: Dict[str, Any], sizes: List[int], quick: bool
+) -> List[harness.Row]:
     """Returns the rows of a feature. Of several ranks the one that holds most counts, of stages each by itself."""
-    label = '%s / %s: ' % (feature.name, peer.name)
-    alone, devices = _most(before['held']), after['held']
+    label = "%s / %s: " % (feature.name, peer.name)
+    alone, devices = _most(before["held"]), after["held"]
     bound_of_time = None
     if feature.stages > 1:
-        rows = [harness.row('%speak of stage %d' % (label, stage), [devices[device]['peak'] / alone['peak']])
-                for stage, device in enumerate(sorted(devices))]
+        rows = [
+            harness.row("%speak of stage %d" % (label, stage), [devices[device]["peak"] / alone["peak"]])
+            for stage, device in enumerate(sorted(devices))
+        ]
     else:
-        rows = [harness.row(label + 'peak', [_most(devices)['peak'] / alone['peak']])]
+        rows = [harness.row(label + "peak", [_most(devices)["peak"] / alone["peak"]])]
     if feature in (COLLECTION, AUTO):
-        bound, bound_of_time = recomputed_share(sizes, alone['activations']), RECOMPUTED_TIME
-        rows.append(harness.row(label + 'activations (formula: %.3g)' % bound,
-                                [_most(devices)['activations'] / alone['activations']],
-                                at_most=None if quick else ACTIVATIONS_MARGIN * bound))
+        bound, bound_of_time = recomputed_share(sizes, alone["activations"]), RECOMPUTED_TIME
+        rows.append(
+            harness.row(
+                label + "activations (formula: %.3g)" % bound,
+                [_most(devices)["activations"] / alone["activations"]],
+                at_most=None if quick else ACTIVATIONS_MARGIN * bound,
+            )
+        )
     if feature in ZERO:
-        bound = 1. / RANKS
-        rows.append(harness.row(label + 'bytes of variables (bound: %.3g)' % bound,
-                                [_most(devices)['persistent'] / alone['persistent']],
-                                at_most=None if quick else bound + STATE_MARGIN))
-    return rows + [harness.row(label + 'step time', harness.ratios(after['seconds'], before['seconds']),
-                               at_most=None if quick else bound_of_time)]
+        bound = 1.0 / RANKS
+        rows.append(
+            harness.row(
+                label + "bytes of variables (bound: %.3g)" % bound,
+                [_most(devices)["persistent"] / alone["persistent"]],
+                at_most=None if quick else bound + STATE_MARGIN,
+            )
+        )
+    return rows + [
+        harness.row(
+            label + "step time",
+            harness.ratios(after["seconds"], before["seconds"]),
+            at_most=None if quick else bound_of_time,
+        )
+    ]
 
 
 def _most(devices: Dict[str, Dict[str, float]]) -> Dict[str, float]:
     """Returns the most that any device holds of each."""
-    return {kind: max(held[kind] for held in devices.values()) for kind in ('peak', 'persistent', 'activations')}
+    return {kind: max(held[kind] for held in devices.values()) for kind in ("peak", "persistent", "activations")}
 
 
 def refusal(reason: str) -> str:
     """Returns why a contender is missing: in one line, if EPL refuses what was asked of it."""
-    refused = re.findall(r'^(?:\[worker \d+\] )?epl\.utils\.errors\.\w+: (.*)', reason, re.MULTILINE)
-    name = re.split(r': \{| ended with code', reason)[0]
-    return '%s: refused: %s' % (name, refused[-1]) if refused else reason
+    refused = re.findall(r"^(?:\[worker \d+\] )?epl\.utils\.errors\.\w+: (.*)", reason, re.MULTILINE)
+    name = re.split(r": \{| ended with code", reason)[0]
+    return "%s: refused: %s" % (name, refused[-1]) if refused else reason
 
 
 def recomputed_share(sizes: List[int], activations: float) -> float:
@@ -176,4 +221,4 @@ def recomputed_share(sizes: List[int], activations: float) -> float:
     layers, hidden, rows = sizes
     tokens = rows * bert.SEQUENCE
     masks = tokens * (2 * hidden + hidden // 64 * bert.SEQUENCE)
-    return (layers * (4. * tokens * hidden + masks) + activations / layers) / activations
+    return (layers * (4.0 * tokens * hidden + masks) + activations / layers) / activations

@@ -1,15 +1,16 @@
 """A data-parallel training step against Horovod, plain TensorFlow, and two processes that do not communicate."""
+
 from typing import Callable, Dict, List
 
 from benchmarks import environment, groups, harness
 
 PROCESSES = 2
-HOROVOD_ALLOCATOR = 'horovod, allocator set'
+HOROVOD_ALLOCATOR = "horovod, allocator set"
 
 
 def run(quick: bool) -> harness.Result:
     """Measures seconds per step; all contenders run the same script on the same batches."""
-    sizes = ['2', '2', '128'] if quick else ['4', '12', '256']
+    sizes = ["2", "2", "128"] if quick else ["4", "12", "256"]
     rounds, steps = (3, 2) if quick else (9, 4)
     missing: List[str] = []
     contenders = harness.start_all(_starters(sizes), missing)
@@ -20,27 +21,39 @@ def run(quick: bool) -> harness.Result:
         for group in contenders.values():
             group.close()
     rows = _rows(seconds)
-    if 'epl' in losses and 'horovod' in losses:
-        rows.append(harness.row('same training: |loss of EPL / loss of Horovod - 1| after 5 steps',
-                                [abs(losses['epl'] / losses['horovod'] - 1)], at_most=1e-3))
-    return harness.Result('training-step (throughput in samples per second)', _conditions(sizes), rows, {
-        'seconds_per_step': {name: [value / steps for value in values] for name, values in seconds.items()},
-        'losses_after_5_steps': losses,
-    }, missing)
+    if "epl" in losses and "horovod" in losses:
+        rows.append(
+            harness.row(
+                "same training: |loss of EPL / loss of Horovod - 1| after 5 steps",
+                [abs(losses["epl"] / losses["horovod"] - 1)],
+                at_most=1e-3,
+            )
+        )
+    return harness.Result(
+        "training-step (throughput in samples per second)",
+        _conditions(sizes),
+        rows,
+        {
+            "seconds_per_step": {name: [value / steps for value in values] for name, values in seconds.items()},
+            "losses_after_5_steps": losses,
+        },
+        missing,
+    )
 
 
 def _starters(sizes: List[str]) -> Dict[str, Callable[[], groups.Group]]:
     def horovod(variables: Dict[str, str]) -> groups.Group:
         environment.ensure()
-        return groups.start_horovod('training', ['horovod'] + sizes, PROCESSES, variables)
+        return groups.start_horovod("training", ["horovod"] + sizes, PROCESSES, variables)
 
     return {
-        'plain': lambda: groups.start_plain('training', ['plain'] + sizes, groups.ALLOCATOR),
-        'independent': lambda: groups.start_side_by_side('training', ['plain'] + sizes, PROCESSES, groups.ALLOCATOR,
-                                                         name='independent'),
-        'horovod': lambda: horovod({}),
+        "plain": lambda: groups.start_plain("training", ["plain"] + sizes, groups.ALLOCATOR),
+        "independent": lambda: groups.start_side_by_side(
+            "training", ["plain"] + sizes, PROCESSES, groups.ALLOCATOR, name="independent"
+        ),
+        "horovod": lambda: horovod({}),
         HOROVOD_ALLOCATOR: lambda: horovod(groups.ALLOCATOR),
-        'epl': lambda: groups.start_epl('training', ['epl'] + sizes, PROCESSES),
+        "epl": lambda: groups.start_epl("training", ["epl"] + sizes, PROCESSES),
     }
 
 
@@ -55,32 +68,43 @@ def _first_losses(contenders: Dict[str, groups.Group], missing: List[str]) -> Di
             missing.append(str(error))
             contenders.pop(name).close()
             continue
-        losses[name] = sum(reply['loss'] for reply in replies) / len(replies)
+        losses[name] = sum(reply["loss"] for reply in replies) / len(replies)
     return losses
 
 
 def _rows(seconds: Dict[str, List[float]]) -> List[harness.Row]:
     rows = []
-    for peer in ('horovod', HOROVOD_ALLOCATOR):
-        if 'epl' in seconds and peer in seconds:
-            rows.append(harness.row('EPL against ' + peer.capitalize(),
-                                    harness.ratios(seconds[peer], seconds['epl']), at_least=1.0))
-    for name, label in (('epl', 'EPL'), ('horovod', 'Horovod'), (HOROVOD_ALLOCATOR, HOROVOD_ALLOCATOR.capitalize())):
+    for peer in ("horovod", HOROVOD_ALLOCATOR):
+        if "epl" in seconds and peer in seconds:
+            rows.append(
+                harness.row(
+                    "EPL against " + peer.capitalize(), harness.ratios(seconds[peer], seconds["epl"]), at_least=1.0
+                )
+            )
+    for name, label in (("epl", "EPL"), ("horovod", "Horovod"), (HOROVOD_ALLOCATOR, HOROVOD_ALLOCATOR.capitalize())):
         if name not in seconds:
             continue
-        if 'plain' in seconds:
-            rows.append(harness.row('%s, 2 processes, against plain TensorFlow, 1 process (bound: 2)' % label,
-                                    harness.ratios(seconds['plain'], seconds[name], factor=PROCESSES)))
-        if 'independent' in seconds:
-            rows.append(harness.row('%s against 2 plain processes that do not communicate (bound: 1)' % label,
-                                    harness.ratios(seconds['independent'], seconds[name])))
+        if "plain" in seconds:
+            rows.append(
+                harness.row(
+                    "%s, 2 processes, against plain TensorFlow, 1 process (bound: 2)" % label,
+                    harness.ratios(seconds["plain"], seconds[name], factor=PROCESSES),
+                )
+            )
+        if "independent" in seconds:
+            rows.append(
+                harness.row(
+                    "%s against 2 plain processes that do not communicate (bound: 1)" % label,
+                    harness.ratios(seconds["independent"], seconds[name]),
+                )
+            )
     return rows
 
 
 def _conditions(sizes: List[str]) -> List[str]:
     return [
-        'BERT, %s layers, hidden %s, sequence 128, vocabulary 8,192, micro batch %s per process, Adam, float32' %
-        (sizes[1], sizes[2], sizes[0]),
-        'every process has 1 intra-op and 1 inter-op thread; contenders take turns in one run, the others are stopped',
-        'allocator set: the settings of malloc that epl-launch gives to its workers; plain TensorFlow has them too',
+        "BERT, %s layers, hidden %s, sequence 128, vocabulary 8,192, micro batch %s per process, Adam, float32"
+        % (sizes[1], sizes[2], sizes[0]),
+        "every process has 1 intra-op and 1 inter-op thread; contenders take turns in one run, the others are stopped",
+        "allocator set: the settings of malloc that epl-launch gives to its workers; plain TensorFlow has them too",
     ]

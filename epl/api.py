@@ -45,9 +45,7 @@ def init(config: Optional[Config] = None) -> None:
         )
     config = Config() if config is None else config
     if not isinstance(config, Config):
-        raise TypeError(
-            "epl.init expected an epl.Config, got {}: epl.init(epl.Config({{...}})).".format(type(config).__name__)
-        )
+        raise TypeError(f"epl.init expected an epl.Config, got {type(config).__name__}: epl.init(epl.Config({{...}})).")
     config.freeze()
     tolerate_full_disk()
     env = Env.get()
@@ -110,7 +108,7 @@ def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], gra
     tensors = list(tensor_or_list) if isinstance(tensor_or_list, (list, tuple)) else [tensor_or_list]
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor):
-            raise ValueError("Expected tf.Tensor in epl.add_to_collection, got {!r}.".format(tensor))
+            raise ValueError(f"Expected tf.Tensor in epl.add_to_collection, got {tensor!r}.")
     graph = Graph.get(may_create=True)
     assert graph is not None
     graph.add_to_collection(tensors, graph_key)
@@ -131,7 +129,7 @@ def keep_whole(tensor_or_list: Any) -> None:
     tensors = tf.nest.flatten(tensor_or_list, expand_composites=True)
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor):
-            raise ValueError("Expected tf.Tensor or tf.SparseTensor in epl.keep_whole, got {!r}.".format(tensor))
+            raise ValueError(f"Expected tf.Tensor or tf.SparseTensor in epl.keep_whole, got {tensor!r}.")
     graph = Graph.get(may_create=True)
     assert graph is not None
     graph.keep_whole(tensors)
@@ -147,7 +145,7 @@ def get_collection(graph_key: str) -> List[tf.Tensor]:
     if graph_key == GraphKeys.WHOLE_INPUTS:
         return [] if graph is None else list(graph.whole_inputs)
     if graph_key not in GraphKeys.ALL_COLLECTION_KEYS:
-        raise KeyError("Unknown collection {!r}; the keys are {}.".format(graph_key, GraphKeys.ALL_COLLECTION_KEYS))
+        raise KeyError(f"Unknown collection {graph_key!r}; the keys are {GraphKeys.ALL_COLLECTION_KEYS}.")
     return [] if graph is None else graph.get_collection(graph_key)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.strategies.context import StrategyContext
 
 
-class Env(object):
+class Env:
     """The process-wide state of EPL. `Env.get()` gives the one instance."""
 
     _instance: "Optional[Env]" = None
@@ -104,7 +104,7 @@ class Env(object):
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""
         self.transformed_graphs += 1
-        return "graph{}".format(self.transformed_graphs)
+        return f"graph{self.transformed_graphs}"
 
     def new_parts_name(self) -> str:
         """A name for the communicators of the next graph whose variables are cut into parts: as `new_graph_name`.
@@ -112,7 +112,7 @@ class Env(object):
         Parts are made where a graph is built, which a process does that will serve, too; plans where it runs.
         """
         self.cut_graphs += 1
-        return "parts{}".format(self.cut_graphs)
+        return f"parts{self.cut_graphs}"
 
     @property
     def epl_graphs(self) -> List[Graph]:

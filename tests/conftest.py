@@ -3,6 +3,7 @@
 The limit of pytest-timeout (pytest.ini) interrupts Python; a test that hangs inside native code is ended by the
 watchdog here, with the stacks of all threads, and pytest-xdist goes on with the next test in a new worker.
 """
+
 import faulthandler
 import os
 import signal
@@ -85,7 +86,7 @@ def pytest_sessionfinish() -> None:
 def started_processes() -> Dict[int, str]:
     """The living processes that this process has started, in any depth: pid and command line."""
     found = {}
-    mark = "{}={}".format(_MARK, os.environ[_MARK]).encode()
+    mark = f"{_MARK}={os.environ[_MARK]}".encode()
     own = _children()
     for name in os.listdir("/proc"):
         pid = int(name) if name.isdigit() else 0
@@ -93,7 +94,7 @@ def started_processes() -> Dict[int, str]:
             continue
         command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
         if command:  # a zombie has none
-            found[pid] = "{} ({})".format(command[:200], pid)
+            found[pid] = f"{command[:200]} ({pid})"
     return found
 
 
@@ -115,7 +116,7 @@ def _children() -> Set[int]:
     children: Set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         try:
-            with open("/proc/self/task/{}/children".format(thread)) as source:
+            with open(f"/proc/self/task/{thread}/children") as source:
                 children.update(int(pid) for pid in source.read().split())
         except OSError:
             pass  # the thread has ended, or the kernel does not tell: the mark finds the others
@@ -124,7 +125,7 @@ def _children() -> Set[int]:
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        with open("/proc/{}/{}".format(pid, name), "rb") as source:
+        with open(f"/proc/{pid}/{name}", "rb") as source:
             return source.read()
     except OSError:
         return b""  # ended meanwhile, or another user's

@@ -58,8 +58,19 @@ TF_COMPAT = "epl.utils.tf_compat"  # alone imports private TensorFlow
 HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
 LAUNCHER = "epl.launcher"  # its modules stand alone: no TensorFlow, nothing of epl but utils
 
-Import = NamedTuple("Import", [("target", str), ("alias", str), ("line", int), ("top_level", bool)])
-Module = NamedTuple("Module", [("name", str), ("path", str), ("tree", ast.Module), ("imports", List[Import])])
+
+class Import(NamedTuple):
+    target: str
+    alias: str
+    line: int
+    top_level: bool
+
+
+class Module(NamedTuple):
+    name: str
+    path: str
+    tree: ast.Module
+    imports: List[Import]
 
 
 def read_modules(root: str) -> Dict[str, Module]:
@@ -129,7 +140,7 @@ def layer_of(name: str) -> int:
 def upward_imports(modules: Dict[str, Module]) -> List[Tuple[str, str, str]]:
     """(importing module, imported module, place) for every import that points upward."""
     return [
-        (module.name, found.target, "{}:{}".format(module.path, found.line))
+        (module.name, found.target, f"{module.path}:{found.line}")
         for module in modules.values()
         for found in module.imports
         if found.target in modules and layer_of(found.target) > layer_of(module.name)
@@ -185,7 +196,7 @@ def private_tensorflow(modules: Dict[str, Module]) -> List[str]:
             re_exported = module.name == "epl" and found.target.startswith("tensorflow.compat.v1.")
             legal = (found.target, found.alias) == ("tensorflow.compat.v1", "tf") or re_exported
             if found.target.split(".")[0] == "tensorflow" and not legal:
-                places.append("{}:{}: import of {}".format(module.path, found.line, found.target))
+                places.append(f"{module.path}:{found.line}: import of {found.target}")
         for node in ast.walk(module.tree):
             chain = _chain(node)
             if chain[:1] == ["tf"] and any(part.startswith("_") or part == "python" for part in chain[1:]):
@@ -324,7 +335,7 @@ def test_only_hooks_replaces_attributes_of_tensorflow(modules):
 
 def test_launcher_stands_alone(modules):
     found = [
-        "{}:{}: {}".format(module.path, found.line, found.target)
+        f"{module.path}:{found.line}: {found.target}"
         for module in modules.values()
         if module.name.startswith(LAUNCHER)
         for found in module.imports

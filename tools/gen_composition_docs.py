@@ -17,14 +17,20 @@ from tools import generated_page  # noqa: E402
 
 PAGE = os.path.join(_ROOT, "docs", "composition.md")
 
-Cell = NamedTuple("Cell", [("features", Tuple[str, str]), ("tests", Tuple[str, ...]), ("note", str)])
-Cell.__doc__ = """A pair of features.
 
-Attributes:
-  features: their names.
-  tests: ids of the tests in which both are on, below tests/parity.
-  note: in words, where the pair is no combination.
-"""
+class Cell(NamedTuple):
+    """A pair of features.
+
+    Attributes:
+      features: their names.
+      tests: ids of the tests in which both are on, below tests/parity.
+      note: in words, where the pair is no combination.
+    """
+
+    features: Tuple[str, str]
+    tests: Tuple[str, ...]
+    note: str
+
 
 # Name -> how it is switched on.
 FEATURES = {
@@ -133,13 +139,18 @@ CELLS = (
     _tested("clip after", "sum", "test_composition.py::test_the_sum_of_all_is_clipped"),
 )
 
-Refusal = NamedTuple("Refusal", [("settings", str), ("error", str)])
-Refusal.__doc__ = """What does not go together although the features do.
 
-Attributes:
-  settings: in words.
-  error: text of the error with which they are refused.
-"""
+class Refusal(NamedTuple):
+    """What does not go together although the features do.
+
+    Attributes:
+      settings: in words.
+      error: text of the error with which they are refused.
+    """
+
+    settings: str
+    error: str
+
 
 REFUSALS = (
     Refusal("`zero.level` `v2`, several stages", "It is 'v2', which does not go together with 2 stages"),
@@ -163,7 +174,7 @@ are raised.
 def render() -> str:
     """Returns the text of the page."""
     parts = [_HEAD, "| Feature | Switched on by |\n| --- | --- |\n"]
-    parts += ["| {} | {} |\n".format(name, how) for name, how in FEATURES.items()]
+    parts += [f"| {name} | {how} |\n" for name, how in FEATURES.items()]
     parts.append("\n`+`: tested, `1`: see below\n\n")
     parts.append("| | {} |\n|{}\n".format(" | ".join(FEATURES), " --- |" * (len(FEATURES) + 1)))
     cells = {frozenset(cell.features): cell for cell in CELLS}
@@ -181,7 +192,7 @@ def render() -> str:
     parts.append("| Features | Tests |\n| --- | --- |\n")
     for cell in CELLS:
         if cell.tests:
-            tests = ", ".join("`{}`".format(test) for test in cell.tests)
+            tests = ", ".join(f"`{test}`" for test in cell.tests)
             parts.append("| {}, {} | {} |\n".format(*cell.features, tests))
     return "".join(parts)
 

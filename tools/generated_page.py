@@ -21,7 +21,7 @@ def main(tool: str, page: str, render: Callable[[], str], about: Optional[str], 
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
-    parser.add_argument("--output", default=page, help="the page (default: docs/{})".format(os.path.basename(page)))
+    parser.add_argument("--output", default=page, help=f"the page (default: docs/{os.path.basename(page)})")
     options = parser.parse_args(argv)
     text = render()
     if not options.check:
@@ -35,5 +35,5 @@ def main(tool: str, page: str, render: Callable[[], str], about: Optional[str], 
         written = ""
     if written == text:
         return 0
-    print("{} is stale. Run: python tools/{}".format(options.output, tool), file=sys.stderr)
+    print(f"{options.output} is stale. Run: python tools/{tool}", file=sys.stderr)
     return 1

@@ -2,6 +2,7 @@
 
 Owns these differences, so that the workers hold one script for all. Each library is imported only by its own contender.
 """
+
 import contextlib
 import json
 import os
@@ -12,11 +13,11 @@ import tensorflow.compat.v1 as tf
 from benchmarks import control
 
 
-class Library(object):
+class Library:
     """Plain TensorFlow on one device; also the interface of the others."""
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get(control.RANK_VARIABLE, '0'))
+        self.rank = int(os.environ.get(control.RANK_VARIABLE, "0"))
 
     def scope(self) -> ContextManager:
         """Returns the scope in which the model is built."""
@@ -32,7 +33,7 @@ class Library(object):
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum of ``tensor`` over all processes."""
-        raise NotImplementedError('plain TensorFlow has one process')
+        raise NotImplementedError("plain TensorFlow has one process")
 
 
 class Horovod(Library):
@@ -40,6 +41,7 @@ class Horovod(Library):
 
     def __init__(self) -> None:
         import horovod.tensorflow as hvd
+
         hvd.init()
         self._hvd = hvd
         self.rank = hvd.rank()
@@ -62,10 +64,10 @@ class Epl(Library):
 
     def __init__(self) -> None:
         import epl
-        epl.init(epl.Config({'communication.sparse_as_dense': True}))
-        self._epl = epl
-        self.rank = json.loads(os.environ['TF_CONFIG'])['task']['index'] if 'TF_CONFIG' in os.environ else 0
 
+        epl.init(epl.Config({"communication.sparse_as_dense": True}))
+        self._epl = epl
+        self.rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
 
     def scope(self) -> ContextManager:
         """See Library."""
@@ -74,10 +76,11 @@ class Epl(Library):
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """See Library."""
         from epl.ops.communicator import Communicator
-        communicator = Communicator('benchmark', range(self._epl.Env.get().cluster.worker_num))
+
+        communicator = Communicator("benchmark", range(self._epl.Env.get().cluster.worker_num))
         return communicator.all_reduce(tensor, self.rank, key=tensor.op.name)
 
 
 def load(name: str) -> Library:
     """Returns the library of that name: plain, horovod or epl."""
-    return {'plain': Library, 'horovod': Horovod, 'epl': Epl}[name]()
+    return {"plain": Library, "horovod": Horovod, "epl": Epl}[name]()

@@ -11,6 +11,7 @@ layer is in the collection "checkpoints". Requests:
 Variables are initialized before the first step. What that and a traced step leave to the allocator is given back: other
 contenders are in memory at the same time.
 """
+
 import ctypes
 import sys
 from typing import Any, Callable, Dict, List, Tuple
@@ -26,7 +27,7 @@ from examples.bert.optimizer import AdamWeightDecayOptimizer
 
 # Of ops. One would leave the order of ops to the order in which they became ready: gradients wait until all are there.
 THREADS = 2
-_OPTIMIZERS = {'adam': tf.train.AdamOptimizer, 'adamw': AdamWeightDecayOptimizer}
+_OPTIMIZERS = {"adam": tf.train.AdamOptimizer, "adamw": AdamWeightDecayOptimizer}
 
 
 def main() -> None:
@@ -46,14 +47,18 @@ def _loss(sizes: bert.BertConfig, scopes: List[Any], rows: int, rank: int) -> Tu
     first, last = (tf.placeholder(tf.int32, [None]) for _ in range(2))
     logits = model.span_logits(sizes, model.Inputs(tokens, mask, types), scopes)
     for layer in range(sizes.num_hidden_layers):
-        tf.add_to_collection('checkpoints', _last_output('bert/encoder/layer_%d/' % layer))
+        tf.add_to_collection("checkpoints", _last_output("bert/encoder/layer_%d/" % layer))
     with scopes[-1]:
         loss = model.span_loss(logits, (first, last))
     random = np.random.RandomState(rank)
     shape = [rows, bert.SEQUENCE]
-    return loss, {tokens: random.randint(0, sizes.vocab_size, shape), mask: np.ones(shape, np.int32),
-                  types: np.zeros(shape, np.int32), first: random.randint(0, bert.SEQUENCE, rows),
-                  last: random.randint(0, bert.SEQUENCE, rows)}
+    return loss, {
+        tokens: random.randint(0, sizes.vocab_size, shape),
+        mask: np.ones(shape, np.int32),
+        types: np.zeros(shape, np.int32),
+        first: random.randint(0, bert.SEQUENCE, rows),
+        last: random.randint(0, bert.SEQUENCE, rows),
+    }
 
 
 def _last_output(scope: str) -> tf.Tensor:
@@ -74,30 +79,34 @@ def _answers(train: tf.Operation, feed: Dict[tf.Tensor, Any]) -> Callable[[contr
         return sessions[0]
 
     def answer(request: control.Message) -> control.Message:
-        if 'estimate' in request:
+        if "estimate" in request:
             return _estimate(train, feed)
-        if 'bytes' in request:
+        if "bytes" in request:
             return _bytes(session(), train, feed)
         running = session()
-        return control.timed(lambda: running.run(train, feed), request['steps'], request['warm_up'])
+        return control.timed(lambda: running.run(train, feed), request["steps"], request["warm_up"])
 
     return answer
 
 
 def _estimate(train: tf.Operation, feed: Dict[tf.Tensor, Any]) -> control.Message:
     from epl.profiler.memory_estimate import memory_estimate
+
     found = memory_estimate(train, feed, THREADS, advise=False)
-    return {'peak': {_short(device.device): device.peak for device in found.devices}}
+    return {"peak": {_short(device.device): device.peak for device in found.devices}}
 
 
 def _bytes(session: tf.Session, train: tf.Operation, feed: Dict[tf.Tensor, Any]) -> control.Message:
     from epl.profiler import memory, step_stats
+
     _, metadata = step_stats.run(session, train, feed)
     timelines = memory.timelines(metadata, session.graph)
     del metadata
     _give_back()
-    return {'persistent': {_short(timeline.device): timeline.persistent for timeline in timelines},
-            'peak': {_short(timeline.device): timeline.peak for timeline in timelines}}
+    return {
+        "persistent": {_short(timeline.device): timeline.persistent for timeline in timelines},
+        "peak": {_short(timeline.device): timeline.peak for timeline in timelines},
+    }
 
 
 def _give_back() -> None:
@@ -105,8 +114,8 @@ def _give_back() -> None:
 
 
 def _short(device: str) -> str:
-    return device.rpartition('device:')[2]
+    return device.rpartition("device:")[2]
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

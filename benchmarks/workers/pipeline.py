@@ -10,6 +10,7 @@ A device has one thread. Requests: ``{"steps": n, "warm_up": k}`` are answered w
 `stages` with ``forward`` and ``backward``, seconds per pass and stage; ``{"memory": true}`` to a pipeline with the
 largest number of bytes that each device held at once in a traced step.
 """
+
 import contextlib
 import statistics
 import sys
@@ -21,8 +22,17 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import control
 
-Sizes = NamedTuple('Sizes', [('stages', int), ('micro_batches', int), ('rows', int), ('width', int), ('layers', int)])
-Sizes.__doc__ = """Of the model: layers per stage, their width, rows of a micro batch."""
+
+class Sizes(NamedTuple):
+    """Of the model: layers per stage, their width, rows of a micro batch."""
+
+    stages: int
+    micro_batches: int
+    rows: int
+    width: int
+    layers: int
+
+
 _LEARNING_RATE = 1e-3
 
 
@@ -31,13 +41,22 @@ def main() -> None:
     kind, schedule = sys.argv[1], sys.argv[7]
     sizes = Sizes(*(int(argument) for argument in sys.argv[2:7]))
     tf.set_random_seed(3)
-    control.serve(0, {'pipeline': _pipeline, 'accumulation': _accumulation, 'stages': _stages}[kind](sizes, schedule))
+    control.serve(0, {"pipeline": _pipeline, "accumulation": _accumulation, "stages": _stages}[kind](sizes, schedule))
 
 
 def _pipeline(sizes: Sizes, schedule: str) -> Callable[[control.Message], control.Message]:
     import epl
-    epl.init(epl.Config({'cluster.device_type': 'cpu', 'cluster.num_virtual_devices': sizes.stages,
-                         'pipeline.num_micro_batch': sizes.micro_batches, 'pipeline.strategy': schedule}))
+
+    epl.init(
+        epl.Config(
+            {
+                "cluster.device_type": "cpu",
+                "cluster.num_virtual_devices": sizes.stages,
+                "pipeline.num_micro_batch": sizes.micro_batches,
+                "pipeline.strategy": schedule,
+            }
+        )
+    )
     x, y = (tf.placeholder(tf.float32, [None, sizes.width]) for _ in range(2))
     loss = _loss(sizes, x, y, lambda stage: epl.replicate(1))
     train = tf.train.GradientDescentOptimizer(_LEARNING_RATE).minimize(loss)
@@ -45,9 +64,9 @@ def _pipeline(sizes: Sizes, schedule: str) -> Callable[[control.Message], contro
     feed = _feed(sizes, x, y, sizes.micro_batches)
 
     def answer(request: control.Message) -> control.Message:
-        if 'memory' in request:
+        if "memory" in request:
             return _memory(session, train, feed)
-        return control.timed(lambda: session.run(train, feed), request['steps'], request['warm_up'])
+        return control.timed(lambda: session.run(train, feed), request["steps"], request["warm_up"])
 
     return answer
 
@@ -58,19 +77,19 @@ def _accumulation(sizes: Sizes, schedule: str) -> Callable[[control.Message], co
     total: List[tf.Tensor] = []
     for part_x, part_y in pairs:
         # Each micro batch after the one before, so that no more than one is in memory.
-        with tf.control_dependencies(total), tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        with tf.control_dependencies(total), tf.variable_scope("", reuse=tf.AUTO_REUSE):
             gradients = tf.gradients(_loss(sizes, part_x, part_y), tf.trainable_variables())
         total = [a + b for a, b in zip(total, gradients)] if total else gradients
     mean = [gradient / sizes.micro_batches for gradient in total]
     train = tf.train.GradientDescentOptimizer(_LEARNING_RATE).apply_gradients(zip(mean, tf.trainable_variables()))
     session = _session(threads=1)
     feed = _feed(sizes, x, y, sizes.micro_batches)
-    return lambda request: control.timed(lambda: session.run(train, feed), request['steps'], request['warm_up'])
+    return lambda request: control.timed(lambda: session.run(train, feed), request["steps"], request["warm_up"])
 
 
 def _stages(sizes: Sizes, schedule: str) -> Callable[[control.Message], control.Message]:
     """Each stage alone, on data that is there; the backward pass takes what both take together, less the forward."""
-    x, y = (tf.get_variable(name, [sizes.rows, sizes.width], trainable=False) for name in ('x', 'y'))
+    x, y = (tf.get_variable(name, [sizes.rows, sizes.width], trainable=False) for name in ("x", "y"))
     passes: List[Tuple[List[tf.Operation], List[tf.Operation]]] = []
     for stage in range(sizes.stages):
         before = set(tf.trainable_variables())
@@ -88,10 +107,13 @@ def _stages(sizes: Sizes, schedule: str) -> Callable[[control.Message], control.
         start = time.perf_counter()
         forward, both = [], []
         for ahead, through in passes:
-            forward.append(_seconds(session, ahead, request['steps']))
-            both.append(_seconds(session, through, request['steps']))
-        return {'forward': forward, 'backward': [max(0.0, b - f) for f, b in zip(forward, both)],
-                'seconds': time.perf_counter() - start}
+            forward.append(_seconds(session, ahead, request["steps"]))
+            both.append(_seconds(session, through, request["steps"]))
+        return {
+            "forward": forward,
+            "backward": [max(0.0, b - f) for f, b in zip(forward, both)],
+            "seconds": time.perf_counter() - start,
+        }
 
     return answer
 
@@ -99,11 +121,15 @@ def _stages(sizes: Sizes, schedule: str) -> Callable[[control.Message], control.
 def _seconds(session: tf.Session, ops: List[tf.Operation], steps: int) -> float:
     """Returns the median seconds of a run, after one that is not counted."""
     run = session.make_callable(ops)
-    return statistics.median(control.timed(run, 1, int(step == 0))['seconds'] for step in range(steps))
+    return statistics.median(control.timed(run, 1, int(step == 0))["seconds"] for step in range(steps))
 
 
-def _loss(sizes: Sizes, x: tf.Tensor, y: tf.Tensor,
-          scope: Callable[[int], ContextManager] = lambda stage: contextlib.ExitStack()) -> tf.Tensor:
+def _loss(
+    sizes: Sizes,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    scope: Callable[[int], ContextManager] = lambda stage: contextlib.ExitStack(),
+) -> tf.Tensor:
     for stage in range(sizes.stages):
         with scope(stage):
             x = _layers(sizes, stage, x)
@@ -114,7 +140,7 @@ def _loss(sizes: Sizes, x: tf.Tensor, y: tf.Tensor,
 
 def _layers(sizes: Sizes, stage: int, x: tf.Tensor) -> tf.Tensor:
     for layer in range(sizes.layers):
-        x = tf.layers.dense(x, sizes.width, tf.nn.relu, name='stage%d_layer%d' % (stage, layer))
+        x = tf.layers.dense(x, sizes.width, tf.nn.relu, name="stage%d_layer%d" % (stage, layer))
     return x
 
 
@@ -136,11 +162,14 @@ def _feed(sizes: Sizes, x: tf.Tensor, y: tf.Tensor, micro_batches: int) -> Dict[
 def _memory(session: tf.Session, train: tf.Operation, feed: Dict[tf.Tensor, np.ndarray]) -> control.Message:
     """Returns the peak of what the ops of each device have allocated and not given back yet."""
     from epl.profiler import memory, step_stats
+
     _, metadata = step_stats.run(session, train, feed)
-    peaks = {timeline.device.rpartition('device:')[2]: timeline.peak - timeline.persistent
-             for timeline in memory.timelines(metadata)}
-    return {'peak_bytes': peaks}
+    peaks = {
+        timeline.device.rpartition("device:")[2]: timeline.peak - timeline.persistent
+        for timeline in memory.timelines(metadata)
+    }
+    return {"peak_bytes": peaks}
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

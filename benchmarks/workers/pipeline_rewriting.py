@@ -4,6 +4,7 @@ Usage: pipeline_rewriting.py LAYERS HIDDEN STAGES. A request of any content is a
 the largest size of the process. Devices and micro batches come from ``EPL_CLUSTER_NUM_VIRTUAL_DEVICES`` and
 ``EPL_PIPELINE_NUM_MICRO_BATCH``. Nothing is run: no session, no memory for weights.
 """
+
 import contextlib
 import gc
 import resource
@@ -30,19 +31,23 @@ def main() -> None:
     start = time.process_time()
     with tf.Graph().as_default():
         _build(sizes, [contextlib.ExitStack()])
-    reply: control.Message = {'plain': time.process_time() - start}
+    reply: control.Message = {"plain": time.process_time() - start}
     gc.collect()
-    library = libraries.load('epl')
+    library = libraries.load("epl")
     graph = tf.get_default_graph()
     start = time.process_time()
     _build(sizes, [library.scope() for _ in range(stages)])
     reply.update(build=time.process_time() - start, ops=len(graph.get_operations()))
     from epl.parallel import transform
+
     start = time.process_time()
     report = transform(graph)
-    reply.update(rewrite=time.process_time() - start, added=sum(entry.ops_added for entry in report.passes),
-                 passes=[entry._asdict() for entry in report.passes],
-                 gigabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2.0**20)
+    reply.update(
+        rewrite=time.process_time() - start,
+        added=sum(entry.ops_added for entry in report.passes),
+        passes=[entry._asdict() for entry in report.passes],
+        gigabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2.0**20,
+    )
     control.serve(0, lambda request: reply)
 
 
@@ -59,5 +64,5 @@ def _build(sizes: bert.BertConfig, scopes: List[Any]) -> None:
     optimizer.apply_gradients(list(zip(gradients, variables)), tf.train.get_or_create_global_step())
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

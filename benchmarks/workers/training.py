@@ -3,6 +3,7 @@
 Usage: training.py LIBRARY MICRO_BATCH LAYERS HIDDEN. Requests: ``{"steps": n, "warm_up": k}`` runs steps and
 answers with the seconds they took and the loss of the last one.
 """
+
 import sys
 from typing import Dict, Tuple
 
@@ -32,11 +33,11 @@ def main() -> None:
     state: Dict[str, float] = {}
 
     def step() -> None:
-        state['loss'], _ = session.run([loss, train])
+        state["loss"], _ = session.run([loss, train])
 
     def answer(request: control.Message) -> control.Message:
-        reply = control.timed(step, request['steps'], request['warm_up'])
-        reply['loss'] = float(state['loss'])
+        reply = control.timed(step, request["steps"], request["warm_up"])
+        reply["loss"] = float(state["loss"])
         return reply
 
     control.serve(library.rank, answer)
@@ -49,8 +50,11 @@ def _build(library: libraries.Library, sizes: bert.BertConfig, micro_batch: int)
         loss = bert.masked_lm_loss(sizes, batch)
         optimizer = library.optimizer(tf.train.AdamOptimizer(1e-4))
         # Densified for all alike, so that every contender applies the same dense update to the tied embedding table.
-        gradients = [(tf.convert_to_tensor(gradient), variable)
-                     for gradient, variable in optimizer.compute_gradients(loss) if gradient is not None]
+        gradients = [
+            (tf.convert_to_tensor(gradient), variable)
+            for gradient, variable in optimizer.compute_gradients(loss)
+            if gradient is not None
+        ]
         return loss, optimizer.apply_gradients(gradients)
 
 
@@ -60,11 +64,16 @@ def _input(sizes: bert.BertConfig, micro_batch: int, rank: int) -> bert.Batch:
     shape = [_DISTINCT_BATCHES, micro_batch, bert.SEQUENCE]
     tokens = random.randint(0, sizes.vocab_size, shape).astype(np.int32)
     positions = random.randint(0, bert.SEQUENCE, [_DISTINCT_BATCHES, micro_batch, _PREDICTIONS]).astype(np.int32)
-    arrays = bert.Batch(tokens, np.ones(shape, np.float32), np.zeros(shape, np.int32), positions,
-                        np.take_along_axis(tokens, positions, axis=2))
+    arrays = bert.Batch(
+        tokens,
+        np.ones(shape, np.float32),
+        np.zeros(shape, np.int32),
+        positions,
+        np.take_along_axis(tokens, positions, axis=2),
+    )
     dataset = tf.data.Dataset.from_tensor_slices(tuple(arrays)).repeat()
     return bert.Batch(*tf.data.make_one_shot_iterator(dataset).get_next())
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

@@ -65,7 +65,7 @@ class Topology(NamedTuple):
     def device(self, stage: int, replica: int, device: int = 0) -> str:
         """The name of a device in the session of its driver."""
         slot = self.stages[stage][replica][device]
-        name = "/job:worker/replica:0/task:{}/device:{}:{}".format(slot.worker, self.device_type, slot.device)
+        name = f"/job:worker/replica:0/task:{slot.worker}/device:{self.device_type}:{slot.device}"
         return session_device(name, self.drivers[stage][replica][device])
 
     def rank_process(self, stage: int) -> Tuple[int, ...]:
@@ -107,7 +107,7 @@ class Topology(NamedTuple):
 
 def session_device(name: str, constructor: int) -> str:
     """The name that a device of the job has in the session of a constructor, if that spans processes."""
-    own = "/job:worker/replica:0/task:{}/".format(constructor)
+    own = f"/job:worker/replica:0/task:{constructor}/"
     return name.replace(own, own.replace("worker", OWN_JOB)) if name.startswith(own) else name
 
 

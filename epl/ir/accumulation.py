@@ -11,40 +11,44 @@ import tensorflow.compat.v1 as tf
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 
 Boundary = Tuple[str, Gradient]
-Held = NamedTuple(
-    "Held",
-    [("storage", Tuple[tf.Tensor, ...]), ("total", Tuple[tf.Tensor, ...]), ("reduced", Optional[Boundary])],
-)
-Held.__doc__ = """A gradient that everything behind its boundary sees added up.
 
-Attributes:
-  storage: handles of the variables that keep it between runs.
-  total: what they are to keep: the sum up to this run.
-  reduced: boundary behind which, in the last micro step, the mean is one over all replicas; None if that is done later.
-"""
 
-Accumulation = NamedTuple(
-    "Accumulation",
-    [
-        ("steps", int),
-        ("counter", tf.Tensor),
-        ("position", tf.Tensor),
-        ("sources", Tuple[Gradient, ...]),
-        ("boundaries", FrozenSet[str]),
-        ("storage", FrozenSet[str]),
-        ("held", Dict[str, Held]),
-        ("replaced", Dict[str, Boundary]),
-    ],
-)
-Accumulation.__doc__ = """Calls of apply_gradients that count micro steps together: one, unless several share gradients.
+class Held(NamedTuple):
+    """A gradient that everything behind its boundary sees added up.
 
-Attributes:
-  steps: micro steps of one training step.
-  counter: handle of the variable that counts them.
-  position: the number of this run in its training step, from 0; an identity that may be given another source.
-  sources: the gradients of this run, as boundaries that may be given another source.
-  boundaries: names of the recorded boundaries that lie in the branch of the last micro step.
-  storage: names of the variables that each replica has for itself: counters and sums.
-  held: for gradients that are changed between tf.gradients and apply_gradients, by the name of their boundary.
-  replaced: (variable, boundary of tf.gradients) by name, for those whose place in the record one of `boundaries` took.
-"""
+    Attributes:
+      storage: handles of the variables that keep it between runs.
+      total: what they are to keep: the sum up to this run.
+      reduced: boundary behind which, in the last micro step, the mean is one over all replicas; None if that is done
+        later.
+    """
+
+    storage: Tuple[tf.Tensor, ...]
+    total: Tuple[tf.Tensor, ...]
+    reduced: Optional[Boundary]
+
+
+class Accumulation(NamedTuple):
+    """Calls of apply_gradients that count micro steps together: one, unless several share gradients.
+
+    Attributes:
+      steps: micro steps of one training step.
+      counter: handle of the variable that counts them.
+      position: the number of this run in its training step, from 0; an identity that may be given another source.
+      sources: the gradients of this run, as boundaries that may be given another source.
+      boundaries: names of the recorded boundaries that lie in the branch of the last micro step.
+      storage: names of the variables that each replica has for itself: counters and sums.
+      held: for gradients that are changed between tf.gradients and apply_gradients, by the name of their
+        boundary.
+      replaced: (variable, boundary of tf.gradients) by name, for those whose place in the record one of `boundaries`
+        took.
+    """
+
+    steps: int
+    counter: tf.Tensor
+    position: tf.Tensor
+    sources: Tuple[Gradient, ...]
+    boundaries: FrozenSet[str]
+    storage: FrozenSet[str]
+    held: Dict[str, Held]
+    replaced: Dict[str, Boundary]

@@ -153,7 +153,7 @@ class _Led(NamedTuple):
     from_graph: bool
 
 
-class _Outside(object):
+class _Outside:
     """Inputs of the copies that are neither copied nor `added`: they come from the graph itself."""
 
     def __init__(self, added: Set[str]) -> None:
@@ -175,7 +175,7 @@ class _Outside(object):
 _SHORTEST_MARK = 8
 
 
-class _Template(object):
+class _Template:
     """A node in wire format, cut where the copies differ, so that a copy is a few joined strings.
 
     Of an attribute that is written twice the last one counts, so attributes that differ are appended.
@@ -243,9 +243,7 @@ class _Template(object):
 
     def node(self, prefix: str, edit: Edit, lead: str) -> node_wire.Node:
         """The copy with `prefix`, whose lead has the prefix `lead`, to be read."""
-        inputs = [
-            name if own is None else own[0] + (lead if own[2] else prefix) + own[1] for name, own in self._inputs
-        ]
+        inputs = [name if own is None else own[0] + (lead if own[2] else prefix) + own[1] for name, own in self._inputs]
         inputs += ["^" + name for name in edit.controls]
         device = self._device if edit.device is None else edit.device
         attrs = self._attrs

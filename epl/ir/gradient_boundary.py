@@ -11,17 +11,19 @@ from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
-Training = NamedTuple(
-    "Training",
-    [("boundaries", Tuple[Boundary, ...]), ("ys", Tuple[tf.Tensor, ...]), ("seeds", Tuple[tf.Tensor, ...])],
-)
-Training.__doc__ = """The backward pass behind one call of apply_gradients.
 
-Attributes:
-  boundaries: of tf.gradients, before the user's own changes to the gradients.
-  ys: what is differentiated.
-  seeds: where the backward pass begins.
-"""
+class Training(NamedTuple):
+    """The backward pass behind one call of apply_gradients.
+
+    Attributes:
+      boundaries: of tf.gradients, before the user's own changes to the gradients.
+      ys: what is differentiated.
+      seeds: where the backward pass begins.
+    """
+
+    boundaries: Tuple[Boundary, ...]
+    ys: Tuple[tf.Tensor, ...]
+    seeds: Tuple[tf.Tensor, ...]
 
 
 def boundary(gradient: Gradient) -> Gradient:

@@ -22,7 +22,7 @@ def first_tensor(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-class GraphKeys(object):
+class GraphKeys:
     """Collections of tensors whose values are merged over micro batches and replicas when they are fetched.
 
     GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM
@@ -48,46 +48,56 @@ class GraphKeys(object):
     WHOLE_INPUTS = "whole_inputs"
 
 
-GradientCall = NamedTuple(
-    "GradientCall",
-    [
-        ("ys", Tuple[tf.Tensor, ...]),
-        ("boundaries", Tuple[Tuple[str, Gradient], ...]),
-        ("seeds", Tuple[tf.Tensor, ...]),
-    ],
-)
-GradientCall.__doc__ = """One call of tf.gradients.
+class GradientCall(NamedTuple):
+    """One call of tf.gradients.
 
-Attributes:
-  ys: the tensors differentiated: the objective.
-  boundaries: (variable op name, gradient as returned to the user) for every x that is a variable. The gradient is an
-    identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
-  seeds: the gradients of `ys` themselves, where the backward pass begins.
-"""
+    Attributes:
+      ys: the tensors differentiated: the objective.
+      boundaries: (variable op name, gradient as returned to the user) for every x that is a variable. The gradient is
+        an
+        identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
+      seeds: the gradients of `ys` themselves, where the backward pass begins.
+    """
 
-ApplyCall = NamedTuple("ApplyCall", [("boundaries", Tuple[Tuple[str, Gradient], ...]), ("changed", bool)])
-ApplyCall.__doc__ = """One outermost call of an optimizer's apply_gradients.
-
-Attributes:
-  boundaries: as in GradientCall.
-  changed: whether some gradient is another than tf.gradients returned: clipped, for example.
-"""
-
-ScaleUpdate = NamedTuple("ScaleUpdate", [("reads", Tuple[str, ...]), ("writes", Tuple[str, ...])])
-ScaleUpdate.__doc__ = """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
+    ys: Tuple[tf.Tensor, ...]
+    boundaries: Tuple[Tuple[str, Gradient], ...]
+    seeds: Tuple[tf.Tensor, ...]
 
 
-Beginning = NamedTuple("Beginning", [("strategy", Any), ("amid_ops", bool), ("is_inherited", bool)])
-Beginning.__doc__ = """The first default strategy of a graph.
+class ApplyCall(NamedTuple):
+    """One outermost call of an optimizer's apply_gradients.
 
-Attributes:
-  strategy: a `Replicate`.
-  amid_ops: whether it was set where ops had been made, so amid the building of a model rather than ahead of it.
-  is_inherited: whether it was set in an earlier graph, and none in this one.
-"""
+    Attributes:
+      boundaries: as in GradientCall.
+      changed: whether some gradient is another than tf.gradients returned: clipped, for example.
+    """
+
+    boundaries: Tuple[Tuple[str, Gradient], ...]
+    changed: bool
 
 
-class Graph(object):
+class ScaleUpdate(NamedTuple):
+    """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
+
+    reads: Tuple[str, ...]
+    writes: Tuple[str, ...]
+
+
+class Beginning(NamedTuple):
+    """The first default strategy of a graph.
+
+    Attributes:
+      strategy: a `Replicate`.
+      amid_ops: whether it was set where ops had been made, so amid the building of a model rather than ahead of it.
+      is_inherited: whether it was set in an earlier graph, and none in this one.
+    """
+
+    strategy: Any
+    amid_ops: bool
+    is_inherited: bool
+
+
+class Graph:
     """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
 
     _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
@@ -297,7 +307,7 @@ class Graph(object):
     def add_to_collection(self, tensors: Sequence[tf.Tensor], key: str) -> None:
         """Registers tensors to be merged as `key` says; see `epl.add_to_collection`."""
         if key not in self._collections:
-            raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
+            raise KeyError(f"Unknown collection {key!r}; the keys are {GraphKeys.ALL_COLLECTION_KEYS}.")
         for tensor in tensors:
             for other, members in self._collections.items():
                 if other != key and any(member is tensor for member in members):
@@ -311,7 +321,7 @@ class Graph(object):
     def get_collection(self, key: str) -> List[tf.Tensor]:
         """The tensors registered under `key`, in order."""
         if key not in self._collections:
-            raise KeyError("Unknown collection {!r}; the keys are {}.".format(key, GraphKeys.ALL_COLLECTION_KEYS))
+            raise KeyError(f"Unknown collection {key!r}; the keys are {GraphKeys.ALL_COLLECTION_KEYS}.")
         return list(self._collections[key])
 
     def keep_whole(self, tensors: Sequence[tf.Tensor]) -> None:

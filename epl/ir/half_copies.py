@@ -15,14 +15,19 @@ import tensorflow.compat.v1 as tf
 from epl.ir import node_wire, op_types
 from epl.ir.walks import topological_order
 
-Twin = NamedTuple("Twin", [("original", tf.Tensor), ("half", tf.Tensor), ("shown", Optional[tf.Tensor])])
-Twin.__doc__ = """What stands for an output of an op of the user.
 
-Attributes:
-  original: the output, which is computed no more.
-  half: that of the twin; in half precision, unless it is an output of a type of its own.
-  shown: the same in the type of the original; None in a loop or branch, where no run can ask for it.
-"""
+class Twin(NamedTuple):
+    """What stands for an output of an op of the user.
+
+    Attributes:
+      original: the output, which is computed no more.
+      half: that of the twin; in half precision, unless it is an output of a type of its own.
+      shown: the same in the type of the original; None in a loop or branch, where no run can ask for it.
+    """
+
+    original: tf.Tensor
+    half: tf.Tensor
+    shown: Optional[tf.Tensor]
 
 
 def in_order(nodes: Sequence[node_wire.Node]) -> List[node_wire.Node]:

@@ -73,7 +73,7 @@ class Attributes(MutableMapping):  # type: ignore[type-arg]  # typing's takes fi
         self._node.serialized_attrs = b"".join([field(ATTR, entry) for entry in entries])
 
 
-class Node(object):
+class Node:
     """One op, to be read and changed like a NodeDef.
 
     Attributes:
@@ -119,7 +119,7 @@ def read_graph(data: bytes) -> Tuple[List[Node], tf.GraphDef]:
         elif tag in _GRAPH_FIELDS:
             rest.append(data[start:stop])
         else:
-            raise ValueError("Field tag {} of a GraphDef is unknown: it is of another TensorFlow.".format(tag))
+            raise ValueError(f"Field tag {tag} of a GraphDef is unknown: it is of another TensorFlow.")
         position = stop
     return nodes, tf.GraphDef.FromString(b"".join(rest))
 

@@ -14,7 +14,7 @@ HOST_ATTR = "_epl_host"  # on the CPU of its process, whichever device its stage
 DEFAULT_ATTR = "_epl_default"  # a PlaceholderWithDefault that is never fed: it hides a static value or shape
 
 
-class Phase(object):
+class Phase:
     """What an op was built for."""
 
     FORWARD = "forward"  # also: no phase attribute
@@ -22,11 +22,15 @@ class Phase(object):
     APPLY = "apply"
 
 
-TaskGraph = NamedTuple("TaskGraph", [("index", int), ("strategy", Any), ("outer", Any)])
-TaskGraph.__doc__ = """The ops whose NodeDef carries `index` in TASKGRAPH_ATTR.
+class TaskGraph(NamedTuple):
+    """The ops whose NodeDef carries `index` in TASKGRAPH_ATTR.
 
-Attributes:
-  index: position in the order of annotation.
-  strategy: the `Replicate` or `Split` that annotated them.
-  outer: of a split in a scope of `replicate`, the `Replicate`, with which it is in one stage; else None.
-"""
+    Attributes:
+      index: position in the order of annotation.
+      strategy: the `Replicate` or `Split` that annotated them.
+      outer: of a split in a scope of `replicate`, the `Replicate`, with which it is in one stage; else None.
+    """
+
+    index: int  # type: ignore[assignment]  # hides a method of tuple
+    strategy: Any
+    outer: Any

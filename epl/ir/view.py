@@ -17,7 +17,7 @@ _RESOURCE = tf.resource.as_datatype_enum
 _T = TypeVar("_T")
 
 
-class GraphView(object):
+class GraphView:
     """Nodes of a tf.Graph in creation order, and who feeds whom.
 
     Attributes:

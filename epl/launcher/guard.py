@@ -218,7 +218,7 @@ class _Guard:
             time.sleep(_POLL_SECONDS)
             left = processes.live_descendants(os.getpid())
         if left:
-            commands = ["{} ({})".format(process.pid, processes.command_of(process.pid)) for process in left]
+            commands = [f"{process.pid} ({processes.command_of(process.pid)})" for process in left]
             _report(self._reports, "leftovers", texts=commands)
 
     def _kill_wanted(self) -> bool:

@@ -132,4 +132,3 @@ def _run(
     outcome = Job(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
     os.close(null)
     return outcome
-

@@ -44,7 +44,7 @@ def die_with_parent() -> None:
 
 
 def _read_process(pid: int) -> Process:
-    with open("/proc/{}/stat".format(pid), "rb") as stat:
+    with open(f"/proc/{pid}/stat", "rb") as stat:
         # The name (second field) is in parentheses and may hold any character, a parenthesis too.
         fields = stat.read().rpartition(b")")[2].split()
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode())
@@ -72,7 +72,7 @@ def live_descendants(root: int) -> List[Process]:
 def command_of(pid: int) -> str:
     """The command line of a process, for messages; "?" when it is gone."""
     try:
-        with open("/proc/{}/cmdline".format(pid), "rb") as cmdline:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             return cmdline.read().replace(b"\0", b" ").decode("utf-8", "replace").strip() or "?"
     except OSError:
         return "?"

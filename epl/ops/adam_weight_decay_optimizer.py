@@ -50,7 +50,7 @@ class AdamWeightDecayOptimizer(tf.train.AdamOptimizer):
             self._excluded = [re.compile(pattern) for pattern in exclude_from_weight_decay or ()]
         except re.error as error:
             raise ValueError(
-                "exclude_from_weight_decay has {!r}, which is no regular expression: {}.".format(error.pattern, error)
+                f"exclude_from_weight_decay has {error.pattern!r}, which is no regular expression: {error}."
             ) from error
         self._weight_decay_rate = weight_decay_rate
 

@@ -6,11 +6,11 @@ many buckets start early and few cost fewer calls.
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-Bucket = NamedTuple("Bucket", [
-    ("dtype", str),
-    ("tensors", Tuple[int, ...]),  # positions in the given list, in the order of readiness
-    ("bytes", int),  # together, unknown sizes taken as the mean
-])
+
+class Bucket(NamedTuple):
+    dtype: str
+    tensors: Tuple[int, ...]
+    bytes: int
 
 
 class BucketPlan(NamedTuple("_BucketPlan", [("buckets", Tuple[Bucket, ...])])):
@@ -19,15 +19,19 @@ class BucketPlan(NamedTuple("_BucketPlan", [("buckets", Tuple[Bucket, ...])])):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        lines = ["{} buckets".format(len(self.buckets))]
+        lines = [f"{len(self.buckets)} buckets"]
         for number, bucket in enumerate(self.buckets):
-            lines.append("  {}: {} x {}, {:.1f} KiB: {}".format(number, len(bucket.tensors), bucket.dtype,
-                                                                bucket.bytes / 1024.0, _ranges(bucket.tensors)))
+            lines.append(
+                "  {}: {} x {}, {:.1f} KiB: {}".format(
+                    number, len(bucket.tensors), bucket.dtype, bucket.bytes / 1024.0, _ranges(bucket.tensors)
+                )
+            )
         return "\n".join(lines)
 
 
-def plan_buckets(sizes_bytes: Sequence[Optional[int]], dtypes: Sequence[str], order: Sequence[int],
-                 max_splits: int) -> BucketPlan:
+def plan_buckets(
+    sizes_bytes: Sequence[Optional[int]], dtypes: Sequence[str], order: Sequence[int], max_splits: int
+) -> BucketPlan:
     """Plans the buckets: each of one dtype, at most `max_splits` of them, or one per dtype if there are more dtypes.
 
     The buckets of one dtype are filled in the order of readiness and cut where the running sum of bytes passes each
@@ -48,16 +52,22 @@ def plan_buckets(sizes_bytes: Sequence[Optional[int]], dtypes: Sequence[str], or
     """
     count = len(sizes_bytes)
     if len(dtypes) != count or sorted(order) != list(range(count)):
-        raise ValueError("There are {} sizes, {} dtypes and the order {}; every tensor must have one of each.".format(
-            count, len(dtypes), list(order)))
+        raise ValueError(
+            "There are {} sizes, {} dtypes and the order {}; every tensor must have one of each.".format(
+                count, len(dtypes), list(order)
+            )
+        )
     if max_splits < 1:
-        raise ValueError("max_splits is {}; it must be at least 1.".format(max_splits))
+        raise ValueError(f"max_splits is {max_splits}; it must be at least 1.")
     sizes = _known(sizes_bytes)
     members: Dict[str, List[int]] = {}
     for tensor in order:
         members.setdefault(dtypes[tensor], []).append(tensor)
-    splits = _share_splits({dtype: sum(sizes[t] for t in members[dtype]) for dtype in members},
-                           {dtype: len(members[dtype]) for dtype in members}, max_splits)
+    splits = _share_splits(
+        {dtype: sum(sizes[t] for t in members[dtype]) for dtype in members},
+        {dtype: len(members[dtype]) for dtype in members},
+        max_splits,
+    )
     buckets = []
     for dtype in members:
         for part in _cut(members[dtype], sizes, splits[dtype]):
@@ -88,8 +98,8 @@ def _share_splits(totals: Dict[str, int], counts: Dict[str, int], max_splits: in
 def _cut(tensors: Sequence[int], sizes: Sequence[int], splits: int) -> List[List[int]]:
     """Cuts the tensors in at most `splits` runs: a tensor belongs to the share in which its middle byte lies.
 
-        bytes   |---a---|-b-|------c------|--d--|
-        shares  |-----0-----|-----1-----|----2----|    ->   [a, b], [c], [d]
+    bytes   |---a---|-b-|------c------|--d--|
+    shares  |-----0-----|-----1-----|----2----|    ->   [a, b], [c], [d]
     """
     total = sum(sizes[tensor] for tensor in tensors)
     parts: List[List[int]] = [[] for _ in range(splits)]
@@ -109,4 +119,4 @@ def _ranges(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(first) if first == last else "{}-{}".format(first, last) for first, last in runs)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -23,19 +23,21 @@ _Build = Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]]
 REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 
 
-class Communicator(object):
+class Communicator:
     """Ranks 0 to W - 1, each owned by a process of the job, that do collectives together.
 
     A collective is built once per local rank, with the same `key` on every rank; all ranks must run it in one step.
     With one rank every collective is the identity, and neither a job nor the native libraries are needed.
     """
 
-    def __init__(self,
-                 name: str,
-                 rank_process: Sequence[int],
-                 transport: str = "auto",
-                 job: Optional[Job] = None,
-                 opened: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank_process: Sequence[int],
+        transport: str = "auto",
+        job: Optional[Job] = None,
+        opened: bool = False,
+    ) -> None:
         """Creates the communicator; blocks until every process that owns a rank has.
 
         Processes that share several communicators create them in the same order. Creating one again with the same name
@@ -54,7 +56,7 @@ class Communicator(object):
             NativeUnavailableError: if there are several ranks and the native libraries are missing.
         """
         if not rank_process:
-            raise ValueError("Communicator \"{}\" has no ranks: rank_process is empty.".format(name))
+            raise ValueError(f'Communicator "{name}" has no ranks: rank_process is empty.')
         self._name = name
         self._rank_process = tuple(rank_process)
         self._job: Optional[Job] = None
@@ -66,24 +68,34 @@ class Communicator(object):
         if self.world_size > 1:
             self._job = job or Job.join()
             if self._job is None:
-                raise ValueError("Communicator \"{}\" has {} ranks, but there is no job: call Job.start first.".format(
-                    name, self.world_size))
+                raise ValueError(
+                    'Communicator "{}" has {} ranks, but there is no job: call Job.start first.'.format(
+                        name, self.world_size
+                    )
+                )
             process = self._job.process
             self._check_processes(self._job)
             self._transport = self._job.create_communicator(name, self._rank_process, transport)
         elif job is not None:
             process = job.process
-        self._local_ranks = tuple(r for r, owner in enumerate(self._rank_process)
-                                  if owner == process or self.world_size == 1)
+        self._local_ranks = tuple(
+            r for r, owner in enumerate(self._rank_process) if owner == process or self.world_size == 1
+        )
 
     def _check_processes(self, job: Job) -> None:
         beyond = [owner for owner in self._rank_process if not 0 <= owner < job.num_processes]
         if beyond:
-            raise ValueError("Communicator \"{}\": rank_process names process {}, but the job has {}.".format(
-                self._name, beyond[0], job.num_processes))
+            raise ValueError(
+                'Communicator "{}": rank_process names process {}, but the job has {}.'.format(
+                    self._name, beyond[0], job.num_processes
+                )
+            )
         if job.process not in self._rank_process:
-            raise ValueError("Communicator \"{}\": process {} owns none of its ranks {}; only owners create it.".format(
-                self._name, job.process, list(self._rank_process)))
+            raise ValueError(
+                'Communicator "{}": process {} owns none of its ranks {}; only owners create it.'.format(
+                    self._name, job.process, list(self._rank_process)
+                )
+            )
 
     @property
     def name(self) -> str:
@@ -116,17 +128,20 @@ class Communicator(object):
             self._job.destroy_communicator(self._name)
 
     def __repr__(self) -> str:
-        return "Communicator(\"{}\", {} ranks on processes {}, {})".format(self._name, self.world_size,
-                                                                           list(self._rank_process), self._transport)
+        return 'Communicator("{}", {} ranks on processes {}, {})'.format(
+            self._name, self.world_size, list(self._rank_process), self._transport
+        )
 
     # ---- Reductions.
 
-    def all_reduce(self,
-                   tensors: Union[Reducible, Sequence[Reducible]],
-                   rank: int,
-                   key: str,
-                   reduce_op: str = "sum",
-                   weight: Optional[Weight] = None) -> Any:
+    def all_reduce(
+        self,
+        tensors: Union[Reducible, Sequence[Reducible]],
+        rank: int,
+        key: str,
+        reduce_op: str = "sum",
+        weight: Optional[Weight] = None,
+    ) -> Any:
         """The reduction of each tensor over all ranks, on every rank.
 
         Dense tensors of one dtype are fused into one op. IndexedSlices stay sparse: values and indices of all ranks are
@@ -154,13 +169,15 @@ class Communicator(object):
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=True)
 
-    def reduce(self,
-               tensors: Union[Dense, Sequence[Dense]],
-               rank: int,
-               key: str,
-               root: int = 0,
-               reduce_op: str = "sum",
-               weight: Optional[Weight] = None) -> Any:
+    def reduce(
+        self,
+        tensors: Union[Dense, Sequence[Dense]],
+        rank: int,
+        key: str,
+        root: int = 0,
+        reduce_op: str = "sum",
+        weight: Optional[Weight] = None,
+    ) -> Any:
         """The reduction of each tensor over all ranks, on rank `root`; zeros on the others. See `all_reduce`."""
         self._check_reduce_op(reduce_op)
         self._check_root(root)
@@ -170,12 +187,9 @@ class Communicator(object):
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=False)
 
-    def reduce_scatter(self,
-                       tensor: Dense,
-                       rank: int,
-                       key: str,
-                       reduce_op: str = "sum",
-                       weight: Optional[Weight] = None) -> tf.Tensor:
+    def reduce_scatter(
+        self, tensor: Dense, rank: int, key: str, reduce_op: str = "sum", weight: Optional[Weight] = None
+    ) -> tf.Tensor:
         """This rank's part of the rows, reduced over all ranks.
 
         The first dimension is cut in `world_size` parts whose sizes differ by at most one, the larger ones first.
@@ -184,7 +198,7 @@ class Communicator(object):
         self._check_rank(rank)
         tensor = tf.convert_to_tensor(tensor)
         if tensor.shape.ndims == 0:
-            raise ValueError("reduce_scatter \"{}\": a scalar has no rows.".format(key))
+            raise ValueError(f'reduce_scatter "{key}": a scalar has no rows.')
         native_op, scale, found = self._way(tensor.dtype, reduce_op, weight)
         if self.world_size == 1:
             return _weigh(tensor, weight)
@@ -227,8 +241,9 @@ class Communicator(object):
         """
         return self.all_gather_with_rows(tensor, rank, key, equal_rows)[0]
 
-    def all_gather_with_rows(self, tensor: Dense, rank: int, key: str,
-                             equal_rows: bool = False) -> Tuple[tf.Tensor, tf.Tensor]:
+    def all_gather_with_rows(
+        self, tensor: Dense, rank: int, key: str, equal_rows: bool = False
+    ) -> Tuple[tf.Tensor, tf.Tensor]:
         """`all_gather`, and an int64 vector: how many rows came from each rank."""
         self._check_rank(rank)
         tensor = tf.convert_to_tensor(tensor)
@@ -284,27 +299,32 @@ class Communicator(object):
 
     def _check_rank(self, rank: int) -> None:
         if rank not in self._local_ranks:
-            raise ValueError("Communicator \"{}\": rank {} is not one of this process's ranks {}.".format(
-                self._name, rank, list(self._local_ranks)))
+            raise ValueError(
+                'Communicator "{}": rank {} is not one of this process\'s ranks {}.'.format(
+                    self._name, rank, list(self._local_ranks)
+                )
+            )
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
-            raise ValueError("Communicator \"{}\": root is {}, but the ranks are 0 to {}.".format(
-                self._name, root, self.world_size - 1))
+            raise ValueError(
+                'Communicator "{}": root is {}, but the ranks are 0 to {}.'.format(
+                    self._name, root, self.world_size - 1
+                )
+            )
 
     def _check_reduce_op(self, reduce_op: str) -> None:
         if reduce_op not in REDUCE_OPS:
-            raise ValueError("reduce_op is \"{}\"; it must be one of {}.".format(reduce_op, ", ".join(REDUCE_OPS)))
+            raise ValueError('reduce_op is "{}"; it must be one of {}.'.format(reduce_op, ", ".join(REDUCE_OPS)))
 
-    def _way(self, dtype: tf.DType, reduce_op: str,
-             weight: Optional[Weight]) -> Tuple[str, Weight, Optional[Carrier]]:
+    def _way(self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]) -> Tuple[str, Weight, Optional[Carrier]]:
         """How a reduction is done: the native one, the weight that the op gets, and how the dtype travels.
 
         The mean of floats is a sum with weight 1 / W, which cannot overflow.
         """
         fractional = dtype.is_floating or dtype.is_complex
         if weight is not None and not fractional:
-            raise TypeError("Tensors of {} cannot be weighted; cast them to a floating dtype.".format(dtype.name))
+            raise TypeError(f"Tensors of {dtype.name} cannot be weighted; cast them to a floating dtype.")
         if reduce_op != "mean":
             return reduce_op, 1.0 if weight is None else weight, carrier(dtype, reduce_op)
         if dtype.is_integer:
@@ -313,8 +333,16 @@ class Communicator(object):
             return "sum", 1.0 / self.world_size, carrier(dtype, "sum")
         return "sum", tf.cast(weight, tf.float64) / self.world_size, carrier(dtype, "sum")
 
-    def _reduce_list(self, tensors: Any, rank: int, key: str, reduce_op: Optional[str], weight: Optional[Weight],
-                     build: _Build, sparse: bool) -> Any:
+    def _reduce_list(
+        self,
+        tensors: Any,
+        rank: int,
+        key: str,
+        reduce_op: Optional[str],
+        weight: Optional[Weight],
+        build: _Build,
+        sparse: bool,
+    ) -> Any:
         """Builds one op per dtype of the dense tensors, and gathers the sparse ones; reduce_op None only moves."""
         self._check_rank(rank)
         single = not isinstance(tensors, (list, tuple))
@@ -330,26 +358,31 @@ class Communicator(object):
             else:
                 groups.setdefault(value.dtype, []).append((index, value))
         if slices and not sparse:
-            raise TypeError(
-                "\"{}\": IndexedSlices can only be all-reduced; convert them with tf.convert_to_tensor.".format(key))
+            raise TypeError(f'"{key}": IndexedSlices can only be all-reduced; convert them with tf.convert_to_tensor.')
         plain = len(groups) + len(slices) == 1
         results = list(values)
         previous: List[tf.Operation] = []
         with _scope("collective", key):
             for dtype in sorted(groups, key=lambda dtype: dtype.name):
-                op_key = key if plain else "{}/{}".format(key, dtype.name)
+                op_key = key if plain else f"{key}/{dtype.name}"
                 group = [tensor for _, tensor in groups[dtype]]
                 outputs = self._reduce_group(group, self._member(rank, op_key), reduce_op, weight, build, previous)
                 for (index, _), output in zip(groups[dtype], outputs):
                     results[index] = output
             for index, sparse_value in slices:
-                op_key = key if plain else "{}/{}".format(key, index)
+                op_key = key if plain else f"{key}/{index}"
                 results[index] = self._reduce_slices(sparse_value, rank, op_key, str(reduce_op), weight, previous)
         return results[0] if single else results
 
-    def _reduce_group(self, group: List[tf.Tensor], member: Member, reduce_op: Optional[str],
-                      weight: Optional[Weight], build: _Build,
-                      previous: List[tf.Operation]) -> List[tf.Tensor]:
+    def _reduce_group(
+        self,
+        group: List[tf.Tensor],
+        member: Member,
+        reduce_op: Optional[str],
+        weight: Optional[Weight],
+        build: _Build,
+        previous: List[tf.Operation],
+    ) -> List[tf.Tensor]:
         """One op for dense tensors of one dtype, after `previous`, which it replaces."""
         dtype = group[0].dtype
         if reduce_op is None:
@@ -367,18 +400,29 @@ class Communicator(object):
         previous[:] = [outputs[0].op]
         return list(outputs) if found is None else [found.decode(output) for output in outputs]
 
-    def _reduce_slices(self, slices: tf.IndexedSlices, rank: int, key: str, reduce_op: str,
-                       weight: Optional[Weight], previous: List[tf.Operation]) -> tf.IndexedSlices:
+    def _reduce_slices(
+        self,
+        slices: tf.IndexedSlices,
+        rank: int,
+        key: str,
+        reduce_op: str,
+        weight: Optional[Weight],
+        previous: List[tf.Operation],
+    ) -> tf.IndexedSlices:
         """The slices of all ranks, gathered after `previous`, which they replace.
 
         Duplicate indices add up, so that this is their sum.
         """
         if reduce_op not in ("sum", "mean"):
-            raise TypeError("\"{}\": IndexedSlices can only be summed or averaged, not reduced with {}.".format(
-                key, reduce_op))
+            raise TypeError(
+                '"{}": IndexedSlices can only be summed or averaged, not reduced with {}.'.format(key, reduce_op)
+            )
         if reduce_op == "mean" and slices.dtype.is_integer:
-            raise TypeError("\"{}\": IndexedSlices of {} cannot be averaged; cast them to a floating dtype.".format(
-                key, slices.dtype.name))
+            raise TypeError(
+                '"{}": IndexedSlices of {} cannot be averaged; cast them to a floating dtype.'.format(
+                    key, slices.dtype.name
+                )
+            )
         if self.world_size == 1:
             return tf.IndexedSlices(_weigh(slices.values, weight), slices.indices, slices.dense_shape)
         _, scale, _ = self._way(slices.dtype, reduce_op, weight)

@@ -12,11 +12,15 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from epl.ops.communicator import Communicator
 from epl.ops.service import CommunicatorSpec
 
-Place = NamedTuple("Place", [("group", int), ("rank", int)])
-Place.__doc__ = """Where a rank of the job is: the number of its group, and its rank in that."""
+
+class Place(NamedTuple):
+    """Where a rank of the job is: the number of its group, and its rank in that."""
+
+    group: int
+    rank: int
 
 
-class SubCommunicators(object):
+class SubCommunicators:
     """One communicator for each group; a process has those of which it owns ranks.
 
     Attributes:
@@ -61,7 +65,7 @@ class SubCommunicators(object):
 
     def name_at(self, rank: int) -> str:
         """The name of the communicator that a rank of the job takes part in."""
-        return self.name if len(self.groups) == 1 else "{}/{}".format(self.name, self.place(rank).group)
+        return self.name if len(self.groups) == 1 else f"{self.name}/{self.place(rank).group}"
 
     def specs(self) -> List[CommunicatorSpec]:
         """What there is to be opened."""

@@ -35,9 +35,11 @@ def _require_sum(op: tf.Operation) -> None:
     reduce_op = op.get_attr("reduce_op").decode()
     if reduce_op != "sum":
         raise NotImplementedError(
-            "{} \"{}\" (key \"{}\") reduces with {}, which has no gradient; only sum and mean have. Use "
-            "tf.stop_gradient on its input if none is wanted.".format(op.type, op.name, op.get_attr("key").decode(),
-                                                                      reduce_op))
+            '{} "{}" (key "{}") reduces with {}, which has no gradient; only sum and mean have. Use '
+            "tf.stop_gradient on its input if none is wanted.".format(
+                op.type, op.name, op.get_attr("key").decode(), reduce_op
+            )
+        )
 
 
 def _weigh(weight: tf.Tensor, grads: Sequence[tf.Tensor]) -> List[tf.Tensor]:
@@ -48,7 +50,7 @@ def _weigh(weight: tf.Tensor, grads: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     return [grad * tf.cast(weight, grad.dtype) for grad in grads]
 
 
-class _After(object):
+class _After:
     """Builds on the device of the forward op, and after it."""
 
     def __init__(self, op: tf.Operation) -> None:

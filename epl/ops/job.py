@@ -36,7 +36,7 @@ class JobError(EplError, RuntimeError):
     """
 
     def __init__(self, message: str, code: int) -> None:
-        super(JobError, self).__init__(message)
+        super().__init__(message)
         self.code = code
 
 
@@ -52,7 +52,7 @@ class Announcement(NamedTuple):
     pid: int
 
 
-class Job(object):
+class Job:
     """The processes of one training run, joined by the core's control plane.
 
     One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
@@ -64,12 +64,14 @@ class Job(object):
     _announced: Optional[Announcement] = None
     _lock = threading.RLock()
 
-    def __init__(self,
-                 handle: ctypes.c_void_p,
-                 hosts: Sequence[str],
-                 process: int,
-                 start_timeout: float = 300.0,
-                 named_by: Optional[Callable[[int], str]] = None) -> None:
+    def __init__(
+        self,
+        handle: ctypes.c_void_p,
+        hosts: Sequence[str],
+        process: int,
+        start_timeout: float = 300.0,
+        named_by: Optional[Callable[[int], str]] = None,
+    ) -> None:
         """Use `Job.start`."""
         self._handle: Optional[ctypes.c_void_p] = handle
         self._hosts = tuple(hosts)
@@ -82,13 +84,15 @@ class Job(object):
         self._pid = os.getpid()
 
     @classmethod
-    def start(cls,
-              hosts: Sequence[str],
-              process: int,
-              listen_fd: Optional[int] = None,
-              start_timeout: float = 300.0,
-              stall_warning: float = 60.0,
-              timeout: float = 1800.0) -> "Job":
+    def start(
+        cls,
+        hosts: Sequence[str],
+        process: int,
+        listen_fd: Optional[int] = None,
+        start_timeout: float = 300.0,
+        stall_warning: float = 60.0,
+        timeout: float = 1800.0,
+    ) -> "Job":
         """Joins the processes of the job; returns when all have appeared.
 
         A living job with the same hosts and process is returned as it is, with its own time limits; another one is
@@ -113,8 +117,9 @@ class Job(object):
             ValueError: if `process` is not an index of `hosts`.
         """
         if not 0 <= process < len(hosts):
-            raise ValueError("process is {}, but there are {} hosts: it must be 0 to {}.".format(
-                process, len(hosts), len(hosts) - 1))
+            raise ValueError(
+                "process is {}, but there are {} hosts: it must be 0 to {}.".format(process, len(hosts), len(hosts) - 1)
+            )
         with cls._lock:
             living = cls.current()
             if living is not None:
@@ -143,7 +148,7 @@ class Job(object):
 
     @classmethod
     def announced_hosts(cls) -> Tuple[str, ...]:
-        """"host:port" of each process of the announced job; empty if none is announced."""
+        """ "host:port" of each process of the announced job; empty if none is announced."""
         return () if cls._announced is None else cls._announced.hosts
 
     @classmethod
@@ -159,9 +164,17 @@ class Job(object):
         if announced.pid != os.getpid():
             raise JobError(
                 "This process is a fork of process {}, which is worker {} of the job; a fork cannot take part in it. "
-                "Train in the process that called epl.init().".format(announced.pid, announced.process), code=9)
-        return cls.start(announced.hosts, announced.process, announced.find_listen_fd(), announced.start_timeout,
-                         announced.stall_warning, announced.timeout)
+                "Train in the process that called epl.init().".format(announced.pid, announced.process),
+                code=9,
+            )
+        return cls.start(
+            announced.hosts,
+            announced.process,
+            announced.find_listen_fd(),
+            announced.start_timeout,
+            announced.stall_warning,
+            announced.timeout,
+        )
 
     @classmethod
     def current(cls) -> "Optional[Job]":
@@ -169,9 +182,9 @@ class Job(object):
         job = cls._current
         return job if job is not None and job.alive else None
 
-    def companion(self,
-                  members: Optional[Sequence[int]] = None,
-                  tell: Optional[Callable[[str, str], str]] = None) -> "Job":
+    def companion(
+        self, members: Optional[Sequence[int]] = None, tell: Optional[Callable[[str, str], str]] = None
+    ) -> "Job":
         """Joins the same processes once more, on a port of its own; blocks until all have called it.
 
         The companion is for what outlives the collectives and may wait for ever: it has no time limits, is not
@@ -192,7 +205,7 @@ class Job(object):
         listener = _listening_socket(host + ":0", self._hosts) if process == 0 else None
         try:
             port = tell("port of a companion", str(listener.getsockname()[1]) if listener is not None else "")
-            hosts = ["{}:{}".format(host, port)]
+            hosts = [f"{host}:{port}"]
             hosts += [self._hosts[member] for member in members[1:]]
             listen_fd = None if listener is None else listener.fileno()
             handle = _start(hosts, process, listen_fd, self._start_timeout, stall_warning=0.0, timeout=0.0)
@@ -219,7 +232,7 @@ class Job(object):
 
     @property
     def hosts(self) -> Tuple[str, ...]:
-        """"host:port" of each process."""
+        """ "host:port" of each process."""
         return self._hosts
 
     def name_of(self, process: int) -> str:
@@ -254,7 +267,7 @@ class Job(object):
             return []
         processes = (ctypes.c_int * self.num_processes)()
         number = native.require().core.epl_job_missing(self._handle, key.encode(), processes)
-        return list(processes[:max(0, number)])
+        return list(processes[: max(0, number)])
 
     def exchange(self, key: str, data: bytes, look: Optional[Callable[[], None]] = None) -> List[bytes]:
         """Gives `data` to every process and gets theirs; blocks until all have called it with this key.
@@ -277,8 +290,9 @@ class Job(object):
             gathered = ctypes.c_void_p()
             sizes = (ctypes.c_int64 * self.num_processes)()
             status = native.Status()
-            core.epl_job_exchange(handle, key.encode(), data, len(data), ctypes.byref(gathered), sizes,
-                                  ctypes.byref(status))
+            core.epl_job_exchange(
+                handle, key.encode(), data, len(data), ctypes.byref(gathered), sizes, ctypes.byref(status)
+            )
             check(status)
             try:
                 everything = ctypes.string_at(gathered, sum(sizes))
@@ -287,7 +301,7 @@ class Job(object):
             parts = []
             start = 0
             for size in sizes:
-                parts.append(everything[start:start + size])
+                parts.append(everything[start : start + size])
                 start += size
             return parts
 
@@ -360,7 +374,7 @@ class Job(object):
     def __exit__(self, kind: Optional[type], error: Optional[BaseException], trace: Any) -> None:
         """Stops; a body that failed aborts the job, so that the other processes learn why."""
         if error is not None:
-            self.abort("{}: {}".format(type(error).__name__, error))
+            self.abort(f"{type(error).__name__}: {error}")
         self.stop()
 
     def create_communicator(self, name: str, rank_process: Sequence[int], transport: str) -> str:
@@ -375,9 +389,15 @@ class Job(object):
         def call() -> ctypes.c_void_p:
             communicator = ctypes.c_void_p()
             status = native.Status()
-            core.epl_communicator_create(handle, name.encode(), (ctypes.c_int * len(rank_process))(*rank_process),
-                                         len(rank_process), transport.encode(), ctypes.byref(communicator),
-                                         ctypes.byref(status))
+            core.epl_communicator_create(
+                handle,
+                name.encode(),
+                (ctypes.c_int * len(rank_process))(*rank_process),
+                len(rank_process),
+                transport.encode(),
+                ctypes.byref(communicator),
+                ctypes.byref(status),
+            )
             check(status)
             return communicator
 
@@ -395,22 +415,39 @@ class Job(object):
         if self._handle is None:
             raise JobError("This job was stopped; start a new one.", code=9)
         if self._pid != os.getpid():
-            raise JobError("This job belongs to process {}, of which this one is a fork; a fork cannot use it.".format(
-                self._pid), code=9)
+            raise JobError(
+                "This job belongs to process {}, of which this one is a fork; a fork cannot use it.".format(self._pid),
+                code=9,
+            )
         return self._handle
 
     def __repr__(self) -> str:
-        return "Job(process={} of {}, hosts={}, {})".format(self._process, len(self._hosts), list(self._hosts),
-                                                            "alive" if self.alive else "stopped")
+        return "Job(process={} of {}, hosts={}, {})".format(
+            self._process, len(self._hosts), list(self._hosts), "alive" if self.alive else "stopped"
+        )
 
 
-def _start(hosts: Sequence[str], process: int, listen_fd: Optional[int], start_timeout: float, stall_warning: float,
-           timeout: float) -> ctypes.c_void_p:
+def _start(
+    hosts: Sequence[str],
+    process: int,
+    listen_fd: Optional[int],
+    start_timeout: float,
+    stall_warning: float,
+    timeout: float,
+) -> ctypes.c_void_p:
     core = native.require().core
     secret = job_secret.job_secret(os.environ)
-    options = native.JobOptions(len(hosts), process, _names(hosts), -1 if listen_fd is None else listen_fd,
-                                start_timeout, stall_warning, timeout, job_secret.job_name(os.environ),
-                                job_secret.mac_function(secret))
+    options = native.JobOptions(
+        len(hosts),
+        process,
+        _names(hosts),
+        -1 if listen_fd is None else listen_fd,
+        start_timeout,
+        stall_warning,
+        timeout,
+        job_secret.job_name(os.environ),
+        job_secret.mac_function(secret),
+    )
 
     def call() -> ctypes.c_void_p:
         job = ctypes.c_void_p()
@@ -430,8 +467,9 @@ def _listening_socket(address: str, hosts: Sequence[str]) -> socket.socket:
     """A socket that listens at an address of this process, on its interface alone; see epl_listen."""
     descriptor = ctypes.c_int()
     status = native.Status()
-    native.require().core.epl_listen(address.encode(), _names(hosts), len(hosts), ctypes.byref(descriptor),
-                                     ctypes.byref(status))
+    native.require().core.epl_listen(
+        address.encode(), _names(hosts), len(hosts), ctypes.byref(descriptor), ctypes.byref(status)
+    )
     check(status)
     return socket.socket(fileno=descriptor.value)
 

@@ -34,7 +34,7 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
     if SECRET in environ:
         source, secret = SECRET, os.fsencode(environ[SECRET])
     elif SECRET_FILE in environ:
-        source, secret = "{}={}".format(SECRET_FILE, environ[SECRET_FILE]), _read(environ[SECRET_FILE])
+        source, secret = f"{SECRET_FILE}={environ[SECRET_FILE]}", _read(environ[SECRET_FILE])
     else:
         return None
     secret = secret.strip()
@@ -54,7 +54,7 @@ def _read(path: str) -> bytes:
             mode = os.fstat(source.fileno()).st_mode
             secret = source.read()
     except OSError as error:
-        raise JobSecretError("{}={}: {}.".format(SECRET_FILE, path, error.strerror)) from None
+        raise JobSecretError(f"{SECRET_FILE}={path}: {error.strerror}.") from None
     if mode & 0o007:
         raise JobSecretError(
             "{}={}: every user of this machine can read or write it (mode {:o}): `chmod o-rwx` it.".format(

@@ -18,8 +18,10 @@ LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
 
-_HOW_TO_BUILD = ("Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or "
-                 "install the package again on a machine with a compiler.")
+_HOW_TO_BUILD = (
+    "Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or "
+    "install the package again on a machine with a compiler."
+)
 
 
 class NativeUnavailableError(EplError, RuntimeError):
@@ -53,7 +55,7 @@ class JobOptions(ctypes.Structure):
     ]
 
 
-class Native(object):
+class Native:
     """The loaded libraries.
 
     Attributes:
@@ -76,7 +78,7 @@ class Native(object):
         return (why.value or b"").decode()
 
 
-class _Loader(object):
+class _Loader:
     """Loads once, under a lock; a failure is tried again the next time, since a build may have come in between."""
 
     def __init__(self) -> None:
@@ -118,34 +120,38 @@ def why_not() -> Optional[str]:
 
 
 def _unavailable(what: str) -> NativeUnavailableError:
-    return NativeUnavailableError("Collectives between devices and processes are off: {} {}".format(
-        what, _HOW_TO_BUILD))
+    return NativeUnavailableError(
+        "Collectives between devices and processes are off: {} {}".format(what, _HOW_TO_BUILD)
+    )
 
 
 def _load_core(path: str) -> ctypes.CDLL:
     if not os.path.exists(path):
-        raise _unavailable("{} does not exist.".format(path))
+        raise _unavailable(f"{path} does not exist.")
     try:
         # Global: the op library finds the symbols in this very copy, so both see one registry of communicators.
         core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise _unavailable("{} does not load: {}.".format(path, error)) from error
+        raise _unavailable(f"{path} does not load: {error}.") from error
     # The version first: a build of another one may lack functions.
     version = _function(core, "epl_comm_abi_version", ctypes.c_int, [])()
     if version != ABI_VERSION:
-        raise _unavailable("{} has ABI version {}, this package needs {}.".format(path, version, ABI_VERSION))
+        raise _unavailable(f"{path} has ABI version {version}, this package needs {ABI_VERSION}.")
     _bind(core)
     return core
 
 
 def _load_ops(path: str) -> Any:
     if not os.path.exists(path):
-        raise _unavailable("{} does not exist, although {} does.".format(path, CORE_LIBRARY))
+        raise _unavailable(f"{path} does not exist, although {CORE_LIBRARY} does.")
     try:
         return tf.load_op_library(path)
     except (tf.errors.OpError, RuntimeError, OSError) as error:
-        raise _unavailable("{} does not load into TensorFlow {}: {}. Perhaps it was built for another one.".format(
-            path, tf.VERSION, error)) from error
+        raise _unavailable(
+            "{} does not load into TensorFlow {}: {}. Perhaps it was built for another one.".format(
+                path, tf.VERSION, error
+            )
+        ) from error
 
 
 def _bind(core: ctypes.CDLL) -> None:
@@ -156,9 +162,10 @@ def _bind(core: ctypes.CDLL) -> None:
         "epl_job_start": (number, [ctypes.POINTER(JobOptions), ctypes.POINTER(pointer), status]),
         "epl_listen": (number, [text, ctypes.POINTER(text), number, ctypes.POINTER(number), status]),
         "epl_job_stop": (None, [pointer]),
-        "epl_job_exchange": (number, [
-            pointer, text, text, ctypes.c_int64, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int64), status
-        ]),
+        "epl_job_exchange": (
+            number,
+            [pointer, text, text, ctypes.c_int64, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int64), status],
+        ),
         "epl_job_missing": (number, [pointer, text, ctypes.POINTER(number)]),
         "epl_job_silences": (None, [pointer, ctypes.POINTER(ctypes.c_double)]),
         "epl_free": (None, [pointer]),
@@ -167,9 +174,10 @@ def _bind(core: ctypes.CDLL) -> None:
         "epl_job_end_generation_of": (None, [pointer, ctypes.c_int64, text]),
         "epl_job_abort": (None, [pointer, text]),
         "epl_job_trouble": (number, [pointer, status]),
-        "epl_communicator_create": (number, [
-            pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status
-        ]),
+        "epl_communicator_create": (
+            number,
+            [pointer, text, ctypes.POINTER(number), number, text, ctypes.POINTER(pointer), status],
+        ),
         "epl_communicator_find": (pointer, [text]),
         "epl_communicator_size": (number, [pointer]),
         "epl_communicator_transport": (text, [pointer]),
@@ -185,7 +193,7 @@ def _function(core: ctypes.CDLL, name: str, result: Any, arguments: List[Any]) -
     try:
         function = getattr(core, name)
     except AttributeError as error:
-        raise _unavailable("{} has no function {}.".format(CORE_LIBRARY, name)) from error
+        raise _unavailable(f"{CORE_LIBRARY} has no function {name}.") from error
     function.restype = result
     function.argtypes = arguments
     return function

@@ -5,12 +5,13 @@ Every op of these types has the attributes `communicator`, `rank` and `key`. Bui
 
 from typing import Dict, NamedTuple
 
-CollectiveOpType = NamedTuple("CollectiveOpType", [
-    ("kind", str),  # the name that docs and messages use
-    ("first_tensor", int),  # index of the first input that is moved; what stands before it is a parameter
-    ("fused", bool),  # moves a list of tensors at once (attribute N)
-    ("reduces", bool),  # has the attribute reduce_op
-])
+
+class CollectiveOpType(NamedTuple):
+    kind: str
+    first_tensor: int
+    fused: bool
+    reduces: bool
+
 
 COLLECTIVE_OP_TYPES: Dict[str, CollectiveOpType] = {
     "EplAllReduce": CollectiveOpType("all_reduce", first_tensor=1, fused=True, reduces=True),

@@ -47,7 +47,7 @@ class CommunicatorSpec(NamedTuple):
     transport: str = "auto"
 
 
-class Service(object):
+class Service:
     """The rounds of one process, and its watch over the others."""
 
     def __init__(self, job: Job, limits: Limits) -> None:
@@ -90,9 +90,7 @@ class Service(object):
         if self._failure is not None:
             raise JobError(self._failure, code=_FAILED)
 
-    def waiting(
-        self, what: Callable[[], str], missing: Callable[[], List[int]] = list, **options: bool
-    ) -> Wait:
+    def waiting(self, what: Callable[[], str], missing: Callable[[], List[int]] = list, **options: bool) -> Wait:
         """A wait for processes of the service; see `Wait`."""
         return Wait(self._companion, self._limits, what, missing, **options)
 
@@ -143,7 +141,7 @@ class Service(object):
             self._agree({"do": "finish"}, leave_job)
         except JobError as error:
             # The exit code stays: what this process was to do is done.
-            sys.stderr.write("EPL: worker {} has ended its script, and {}\n".format(self._job.process, error))
+            sys.stderr.write(f"EPL: worker {self._job.process} has ended its script, and {error}\n")
         self.leave()
 
     # ---- What serving processes do.
@@ -204,7 +202,7 @@ class Service(object):
     def _round(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
         """Gives a message and returns those of all processes; fails with the reason if a process has failed."""
         wait = self.waiting(
-            lambda: "{} and waits for the others".format(_words(mine)),
+            lambda: f"{_words(mine)} and waits for the others",
             functools.partial(self._companion.missing, "round"),
             without_end=mine["do"] in ("serve", "finish"),
             quiet=mine["do"] == "serve",
@@ -227,7 +225,7 @@ class Service(object):
     def _watch(self) -> None:
         """Waits for bad news: for an exchange that nobody else joins, so that nothing but bad news ends it."""
         try:
-            self._companion.exchange("watch of worker {}".format(self._job.process), b"")
+            self._companion.exchange(f"watch of worker {self._job.process}", b"")
         except JobError as error:
             # The exchange is no business of the reader's.
             news = str(error).split(" while worker ")[0]
@@ -243,7 +241,7 @@ def _read(worker: int, part: bytes) -> Message:
     except ValueError:
         message = None
     if not isinstance(message, dict) or message.get("do") not in _KINDS:
-        raise JobError("worker {} sent what makes no sense in a round: {!r}".format(worker, part[:80]), code=_FAILED)
+        raise JobError(f"worker {worker} sent what makes no sense in a round: {part[:80]!r}", code=_FAILED)
     return message
 
 

@@ -22,8 +22,12 @@ _TOO_LATE = 4
 _LOOK_S = 0.5
 _ASLEEP_S = 3.0  # between two looks: this process itself was stopped
 
-Limits = NamedTuple("Limits", [("stall_warning", float), ("timeout", float)])
-Limits.__doc__ = """`communication.stall_warning` and `communication.timeout`, in seconds; 0: never."""
+
+class Limits(NamedTuple):
+    """`communication.stall_warning` and `communication.timeout`, in seconds; 0: never."""
+
+    stall_warning: float
+    timeout: float
 
 
 def is_too_late(error: Optional[BaseException]) -> bool:
@@ -31,16 +35,18 @@ def is_too_late(error: Optional[BaseException]) -> bool:
     return isinstance(error, JobError) and error.code == _TOO_LATE
 
 
-class Wait(object):
+class Wait:
     """One wait of this process for others of a job."""
 
-    def __init__(self,
-                 job: Job,
-                 limits: Limits,
-                 what: Callable[[], str],
-                 missing: Callable[[], List[int]] = list,
-                 without_end: bool = False,
-                 quiet: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        limits: Limits,
+        what: Callable[[], str],
+        missing: Callable[[], List[int]] = list,
+        without_end: bool = False,
+        quiet: bool = False,
+    ) -> None:
         """Begins to count.
 
         Args:
@@ -79,21 +85,25 @@ class Wait(object):
         stall_warning, timeout = self._limits
         if timeout and (silence if self._without_end else lasted) > timeout:
             raise JobError(
-                "{} and gave up after {:g} s (communication.timeout); {}".format(self._doing(), timeout, self._cause()),
-                _TOO_LATE)
+                f"{self._doing()} and gave up after {timeout:g} s (communication.timeout); {self._cause()}", _TOO_LATE
+            )
         is_long = (silence if self._quiet else lasted) > stall_warning
         if stall_warning and is_long and self._waited >= self._next_line:
             self._next_line = self._waited + stall_warning
-            sys.stderr.write("EPL: stalled: {} for {:.0f} s; {}\n".format(self._doing(), self._waited, self._cause()))
+            sys.stderr.write(f"EPL: stalled: {self._doing()} for {self._waited:.0f} s; {self._cause()}\n")
 
     def _doing(self) -> str:
-        return "{} {}".format(self._job.name_of(self._job.process), self._what())
+        return f"{self._job.name_of(self._job.process)} {self._what()}"
 
     def _cause(self) -> str:
-        silent = ["{} for {:.0f} s".format(self._job.name_of(process), seconds)
-                  for process, seconds in enumerate(self._job.silences()) if seconds]
+        silent = [
+            f"{self._job.name_of(process)} for {seconds:.0f} s"
+            for process, seconds in enumerate(self._job.silences())
+            if seconds
+        ]
         if silent:
             return "nothing was heard of {}: it is stopped, frozen or cut off from the network".format(
-                ", ".join(silent))
+                ", ".join(silent)
+            )
         missing = [self._job.name_of(process) for process in self._missing()]
         return "missing: " + ", ".join(missing) if missing else "all workers answer"

@@ -12,11 +12,12 @@ NATIVE_DTYPES = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, 
 
 _Conversion = Callable[[tf.Tensor], tf.Tensor]
 
-Carrier = NamedTuple("Carrier", [
-    ("encode", _Conversion),  # to a native dtype; keeps the first dimension
-    ("decode", _Conversion),  # and back
-    ("reductions", Tuple[str, ...]),  # the reductions that are right on the encoded values
-])
+
+class Carrier(NamedTuple):
+    encode: _Conversion
+    decode: _Conversion
+    reductions: Tuple[str, ...]
+
 
 _ALL = ("sum", "prod", "min", "max")
 
@@ -37,12 +38,18 @@ def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
     if dtype in NATIVE_DTYPES:
         return None
     if dtype not in _CARRIERS:
-        raise TypeError("Tensors of {} cannot be moved between ranks; those of {} can.".format(
-            dtype.name, ", ".join(sorted(known.name for known in list(_CARRIERS) + list(NATIVE_DTYPES)))))
+        raise TypeError(
+            "Tensors of {} cannot be moved between ranks; those of {} can.".format(
+                dtype.name, ", ".join(sorted(known.name for known in list(_CARRIERS) + list(NATIVE_DTYPES)))
+            )
+        )
     found = _CARRIERS[dtype]
     if reduce_op is not None and reduce_op not in found.reductions:
-        raise TypeError("Tensors of {} cannot be reduced with {}; legal: {}. Cast them to another dtype first.".format(
-            dtype.name, reduce_op, ", ".join(found.reductions) or "none"))
+        raise TypeError(
+            "Tensors of {} cannot be reduced with {}; legal: {}. Cast them to another dtype first.".format(
+                dtype.name, reduce_op, ", ".join(found.reductions) or "none"
+            )
+        )
     return found
 
 
@@ -54,8 +61,11 @@ def integer_mean(dtype: tf.DType, world: int) -> Carrier:
     """
     if dtype == tf.uint64:
         raise TypeError("Tensors of uint64 cannot be averaged; cast them to another dtype first.")
-    return Carrier(lambda tensor: tf.cast(tensor, tf.int64),
-                   lambda total: tf.cast(tf.truncatediv(total, tf.constant(world, tf.int64)), dtype), ("sum",))
+    return Carrier(
+        lambda tensor: tf.cast(tensor, tf.int64),
+        lambda total: tf.cast(tf.truncatediv(total, tf.constant(world, tf.int64)), dtype),
+        ("sum",),
+    )
 
 
 def _cast(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...] = _ALL) -> Carrier:

@@ -25,7 +25,7 @@ from epl.utils.errors import EplError
 logger = logging.getLogger("epl")
 
 
-class Placement(object):
+class Placement:
     """Which ops of a graph were placed."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     own = [rewrite.device(stage) for stage in range(len(stages))]
     missing = [device for device in own if not has_device(device)]
     if missing:
-        _warn(graph, "The session has no {}.".format(missing[0]))
+        _warn(graph, f"The session has no {missing[0]}.")
         return
     view = GraphView(tf_graph)
     for node in view.nodes:

@@ -78,19 +78,23 @@ PLAIN_PASSES = (
 WORKER_0_TELLS = "worker 0 tells"
 TOLD_BY_WORKER_0 = "told by worker 0"
 
-TransformReport = NamedTuple(
-    "TransformReport",
-    [("plan", plans.Plan), ("passes", List[PassReport]), ("cpu_s", float), ("cloned_ops", int), ("replicas", int)],
-)
-TransformReport.__doc__ = """What the rewriting of a graph did.
 
-Attributes:
-  plan: the plan.
-  passes: CPU seconds and ops added, per pass.
-  cpu_s: CPU seconds, planning and passes together.
-  cloned_ops: ops of replica 0 that have copies.
-  replicas: local replicas.
-"""
+class TransformReport(NamedTuple):
+    """What the rewriting of a graph did.
+
+    Attributes:
+      plan: the plan.
+      passes: CPU seconds and ops added, per pass.
+      cpu_s: CPU seconds, planning and passes together.
+      cloned_ops: ops of replica 0 that have copies.
+      replicas: local replicas.
+    """
+
+    plan: plans.Plan
+    passes: List[PassReport]
+    cpu_s: float
+    cloned_ops: int
+    replicas: int
 
 
 def needs_transform(graph: Optional[Graph]) -> bool:
@@ -240,7 +244,7 @@ def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
         # Parts may be larger on one rank than on another.
         shapes = ["" if groups is not None and groups.name in rewrite.holders else t.shape for t in tensors]
         facts[key] = "number {} there, {} of {}".format(
-            place, proto.op, ", ".join("{}{}".format(t.dtype.name, shape) for t, shape in zip(tensors, shapes))
+            place, proto.op, ", ".join(f"{t.dtype.name}{shape}" for t, shape in zip(tensors, shapes))
         )
     return facts
 

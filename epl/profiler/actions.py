@@ -19,14 +19,20 @@ from epl.parallel.plan.stages import stage_of_taskgraph
 from epl.parallel.rewriting.context import Rewrite
 from epl.profiler.step_stats import Execution
 
-Span = NamedTuple("Span", [("action", Action), ("start_us", float), ("end_us", float), ("ops", int)])
-Span.__doc__ = """From the start of the first op of an action to the end of its last one.
 
-Attributes:
-  action: stage, kind and micro batch.
-  start_us, end_us: since the first op of the step.
-  ops: executions counted.
-"""
+class Span(NamedTuple):
+    """From the start of the first op of an action to the end of its last one.
+
+    Attributes:
+      action: stage, kind and micro batch.
+      start_us, end_us: since the first op of the step.
+      ops: executions counted.
+    """
+
+    action: Action
+    start_us: float
+    end_us: float
+    ops: int
 
 
 def of_ops(rewrite: Rewrite) -> Dict[str, Action]:

@@ -1,7 +1,7 @@
 """The batch size of an input pipeline, where the shapes of a graph leave it open: that of its dataset.
 
-    dataset --> BatchDatasetV2 (32) --> PrefetchDataset --> MakeIterator --> IteratorV2 --> IteratorGetNext [?, 784]
-                                                                                      =>   IteratorGetNext [32, 784]
+dataset --> BatchDatasetV2 (32) --> PrefetchDataset --> MakeIterator --> IteratorV2 --> IteratorGetNext [?, 784]
+                                                                                  =>   IteratorGetNext [32, 784]
 """
 
 from typing import Dict, Iterable, Mapping, Optional, Tuple
@@ -30,7 +30,7 @@ def batch_shapes(view: GraphView) -> Dict[str, Shape]:
         for output, shape in enumerate(get_next.attr["output_shapes"].list.shape) if batch else ():
             sizes = [None if dim.size < 0 else dim.size for dim in shape.dim]
             if sizes[:1] == [None]:
-                found["{}:{}".format(get_next.name, output)] = (batch, *sizes[1:])
+                found[f"{get_next.name}:{output}"] = (batch, *sizes[1:])
     return found
 
 

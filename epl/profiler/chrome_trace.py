@@ -30,10 +30,19 @@ _ORDER = {
     )
 }
 
-_Lane = NamedTuple("_Lane", [("order", Tuple[int, int, int, str]), ("title", str)])
-_Slice = NamedTuple(
-    "_Slice", [("lane", _Lane), ("name", str), ("kind", str), ("start_ns", int), ("end_ns", int), ("args", Event)]
-)
+
+class _Lane(NamedTuple):
+    order: Tuple[int, int, int, str]
+    title: str
+
+
+class _Slice(NamedTuple):
+    lane: _Lane
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    args: Event
 
 
 def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
@@ -101,7 +110,7 @@ def _title(device: str, roles: Roles) -> str:
     rewrite = roles.rewrite
     if place is None or rewrite is None:
         return title
-    words = [title, "replica {}".format(rewrite.base_rank + place[0])]
+    words = [title, f"replica {rewrite.base_rank + place[0]}"]
     if len(rewrite.plan.stages) > 1:
         words.append("stage " + ", ".join(map(str, place[1])))
     return ", ".join(words)
@@ -160,8 +169,8 @@ def _lane(role: Role) -> _Lane:
         return _Lane((_ORDER[kind], 0, 0, role.communicator), "communicator " + role.communicator)
     if kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE):
         return _Lane((_ORDER[kind], 0, 0, ""), kind)
-    words = [] if role.stage is None else ["stage {}".format(role.stage)]
-    words += [] if role.micro_batch is None else ["micro batch {}".format(role.micro_batch)]
+    words = [] if role.stage is None else [f"stage {role.stage}"]
+    words += [] if role.micro_batch is None else [f"micro batch {role.micro_batch}"]
     copy = -1 if role.micro_batch is None else role.micro_batch
     return _Lane((_ORDER[kind], role.stage or 0, copy, ""), ", ".join(words + [kind]))
 
@@ -183,7 +192,7 @@ def _threads(pid: int, slices: Sequence[_Slice]) -> List[Event]:
     for lane in sorted(by_lane):
         for number, row in enumerate(_rows(by_lane[lane])):
             tid += 1
-            title = lane.title if not number else "{} ({})".format(lane.title, number + 1)
+            title = lane.title if not number else f"{lane.title} ({number + 1})"
             for key, args in (("thread_name", {"name": title}), ("thread_sort_index", {"sort_index": tid})):
                 events.append({"ph": "M", "name": key, "pid": pid, "tid": tid, "args": args})
             events += [_complete(pid, tid, one) for one in row]

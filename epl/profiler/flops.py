@@ -38,14 +38,14 @@ class FlopsProfilerHook(TracedRunsHook):
         Raises:
           ValueError: something else.
         """
-        super(FlopsProfilerHook, self).__init__(save_steps=1, max_steps=1)
+        super().__init__(save_steps=1, max_steps=1)
         self._cmds = _checked(cmds)
 
     def before_run(self, run_context: Any) -> Any:
         """Asks for a trace of the first run, on worker 0."""
         if not output_files.is_first_worker():
             return None
-        return super(FlopsProfilerHook, self).before_run(run_context)
+        return super().before_run(run_context)
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
         """Logs the tables."""
@@ -95,7 +95,7 @@ def profile_step(
 def summary(flops: StepFlops) -> str:
     """The FLOPs of the model and of the step, in words."""
     kinds = {kind: step_flops.total(step_flops.of_model(flops, [kind])) for kind in _PASSES}
-    parts = ["{} {:.6f}".format(kind, kinds[kind] / 1e9) for kind in _PASSES if kinds[kind]]
+    parts = [f"{kind} {kinds[kind] / 1e9:.6f}" for kind in _PASSES if kinds[kind]]
     local = step_flops.total(flops.ops)
     again = step_flops.total(one for one in flops.ops if one.role.kind == Kind.RECOMPUTE)
     lines = [
@@ -145,17 +145,17 @@ def by_op(ops: Iterable[OpFlops]) -> List[str]:
     found = sorted(ops, key=lambda one: (-one.flops, one.op))
     whole = step_flops.total(found)
     lines = [
-        "{} {} on {}".format(_row(one.op, one.flops, whole), one.op_type, output_files.title_of_device(one.device))
+        f"{_row(one.op, one.flops, whole)} {one.op_type} on {output_files.title_of_device(one.device)}"
         for one in found[:_LONGEST_LIST]
     ]
     rest = found[_LONGEST_LIST:]
     if rest:
-        lines.append(_row("{} more ops".format(len(rest)), step_flops.total(rest), whole))
+        lines.append(_row(f"{len(rest)} more ops", step_flops.total(rest), whole))
     return lines
 
 
 def _row(name: str, flops: float, whole: float) -> str:
-    return "{}: {:.6f} GFLOPs ({:.2f}%)".format(name, flops / 1e9, 100.0 * flops / whole if whole else 0.0)
+    return f"{name}: {flops / 1e9:.6f} GFLOPs ({100.0 * flops / whole if whole else 0.0:.2f}%)"
 
 
 def _checked(cmds: Union[str, Sequence[str]]) -> Tuple[str, ...]:

@@ -14,27 +14,37 @@ from epl.ir import op_types
 from epl.parallel.costs.shapes import TensorType, num_bytes
 from epl.profiler import step_stats
 
-Change = NamedTuple("Change", [("time_us", int), ("op", str), ("bytes", int), ("live", int)])
-Change.__doc__ = """Memory that was taken or given back.
 
-Attributes:
-  time_us: since the epoch.
-  op: the op that took it.
-  bytes: negative when it was given back.
-  live: bytes that the device holds from then on, the persistent ones included.
-"""
+class Change(NamedTuple):
+    """Memory that was taken or given back.
 
-Timeline = NamedTuple(
-    "Timeline", [("device", str), ("persistent", int), ("peak", int), ("changes", Tuple[Change, ...])]
-)
-Timeline.__doc__ = """The memory of one device in one step.
+    Attributes:
+      time_us: since the epoch.
+      op: the op that took it.
+      bytes: negative when it was given back.
+      live: bytes that the device holds from then on, the persistent ones included.
+    """
 
-Attributes:
-  device: as the session names it; with "/host" behind it, what the ops of a GPU took on the host.
-  persistent: bytes of the variables and constants that the step uses.
-  peak: most bytes at once, the persistent ones included.
-  changes: in order.
-"""
+    time_us: int
+    op: str
+    bytes: int
+    live: int
+
+
+class Timeline(NamedTuple):
+    """The memory of one device in one step.
+
+    Attributes:
+      device: as the session names it; with "/host" behind it, what the ops of a GPU took on the host.
+      persistent: bytes of the variables and constants that the step uses.
+      peak: most bytes at once, the persistent ones included.
+      changes: in order.
+    """
+
+    device: str
+    persistent: int
+    peak: int
+    changes: Tuple[Change, ...]
 
 
 def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> List[Timeline]:

@@ -46,7 +46,7 @@ class MemoryProfilerHook(TracedRunsHook):
         Raises:
           ValueError: `save_steps` or `max_steps` is below 1, or `save_steps` the larger one.
         """
-        super(MemoryProfilerHook, self).__init__(save_steps, max_steps)
+        super().__init__(save_steps, max_steps)
         self._folder = output_dir
         self._visualize = visualize
         self._dump_metadata = dump_metadata
@@ -57,10 +57,10 @@ class MemoryProfilerHook(TracedRunsHook):
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
         """Writes the files of a run."""
-        prefix = os.path.join(self._folder, "profile_step_{}_".format(run))
+        prefix = os.path.join(self._folder, f"profile_step_{run}_")
         profile_memory(metadata, prefix, self._visualize, session.graph)
         if self._dump_metadata:
-            name = output_files.own_file("run_metadata_{}".format(run), ".bin")
+            name = output_files.own_file(f"run_metadata_{run}", ".bin")
             with open(os.path.join(self._folder, name), "wb") as target:
                 target.write(metadata.SerializeToString())
 
@@ -96,7 +96,7 @@ def profile_memory(
     for timeline in found:
         title = output_files.title_of_device(timeline.device)
         logger.info("Device: %s, peak memory: %.6f GB (%d bytes)", title, timeline.peak / _GB, timeline.peak)
-        path = "{}{}.csv".format(prefix_name, output_files.file_part(title))
+        path = f"{prefix_name}{output_files.file_part(title)}.csv"
         _write_csv(timeline, path)
         if visualize:
             _draw(timeline, title, path + ".png")
@@ -142,6 +142,6 @@ def _draw(timeline: Timeline, title: str, path: str) -> None:
     axes.axhline(timeline.persistent / 1e6, linestyle="--", label="variables and constants")
     axes.set_xlabel("time (ms)")
     axes.set_ylabel("live memory (MB)")
-    axes.set_title("{}: at most {:.3f} MB".format(title, timeline.peak / 1e6))
+    axes.set_title(f"{title}: at most {timeline.peak / 1e6:.3f} MB")
     axes.legend(loc="upper right")
     figure.savefig(path)

@@ -41,7 +41,7 @@ def is_first_worker() -> bool:
 def title_of_device(device: str) -> str:
     """A device for people: `CPU:0`, in a job of several workers `worker 1 CPU:0`."""
     local = re.sub(r"^.*/device:", "", device).strip("/").replace("/", " ")
-    return "worker {} {}".format(worker_of_device(device), local) if this_worker()[1] > 1 else local
+    return f"worker {worker_of_device(device)} {local}" if this_worker()[1] > 1 else local
 
 
 def file_part(title: str) -> str:
@@ -52,4 +52,4 @@ def file_part(title: str) -> str:
 def own_file(stem: str, ending: str) -> str:
     """The name of a file of this process: `<stem><ending>`, in a job of several workers `<stem>_worker_1<ending>`."""
     worker, count = this_worker()
-    return "{}{}{}".format(stem, "_worker_{}".format(worker) if count > 1 else "", ending)
+    return "{}{}{}".format(stem, f"_worker_{worker}" if count > 1 else "", ending)

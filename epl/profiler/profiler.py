@@ -34,7 +34,7 @@ def profile_memory(is_shape_unknown: bool = True, graph: Optional[tf.Graph] = No
     """
     view, costs = _costs(graph)
     sizes = (
-        ("{}:{}".format(view.nodes[node].name, output), num_bytes(tensor))
+        (f"{view.nodes[node].name}:{output}", num_bytes(tensor))
         for node in _users(graph, view)
         for output, tensor in enumerate(costs.types[node])
     )

@@ -17,7 +17,7 @@ from epl.parallel.plan.stages import stage_of_taskgraph
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
 
 
-class Kind(object):
+class Kind:
     """What an op does in a step."""
 
     FORWARD = "forward"
@@ -30,30 +30,28 @@ class Kind(object):
     OTHER = "other"  # made by TensorFlow, or in a graph of which EPL recorded nothing
 
 
-Role = NamedTuple(
-    "Role",
-    [
-        ("kind", str),
-        ("replica", int),
-        ("stage", Optional[int]),
-        ("micro_batch", Optional[int]),
-        ("communicator", str),
-    ],
-)
-Role.__doc__ = """What an op is for.
+class Role(NamedTuple):
+    """What an op is for.
 
-Attributes:
-  kind: a constant of Kind.
-  replica: counted among those of this process; 0 is the user's own graph.
-  stage: None in a model of one stage, and where it cannot be told.
-  micro_batch: None for what runs once per step.
-  communicator: of a collective, else "".
-"""
+    Attributes:
+      kind: a constant of Kind.
+      replica: counted among those of this process; 0 is the user's own graph.
+      stage: None in a model of one stage, and where it cannot be told.
+      micro_batch: None for what runs once per step.
+      communicator: of a collective, else "".
+    """
+
+    kind: str
+    replica: int
+    stage: Optional[int]
+    micro_batch: Optional[int]
+    communicator: str
+
 
 _PHASES = {Phase.BACKWARD.encode(): Kind.BACKWARD, Phase.APPLY.encode(): Kind.UPDATE}
 
 
-class Roles(object):
+class Roles:
     """The roles of the ops of one graph."""
 
     def __init__(self, tf_graph: tf.Graph) -> None:
@@ -145,5 +143,5 @@ def _without_prefix(name: str, prefixes: List[Tuple[str, int]]) -> Tuple[int, st
     for prefix, copy in prefixes:
         scope, found, rest = ("/" + name).partition("/" + prefix)
         if found:
-            return copy, "{}/{}".format(scope, rest).lstrip("/")
+            return copy, f"{scope}/{rest}".lstrip("/")
     return 0, name

@@ -28,26 +28,37 @@ _MATMULS = frozenset(["MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2"])
 _OF_MODEL = frozenset([Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE, Kind.OTHER])
 _UNKNOWN = TensorType(None, tf.float32)
 
-OpFlops = NamedTuple(
-    "OpFlops", [("op", str), ("op_type", str), ("device", str), ("role", Role), ("runs", int), ("flops", float)]
-)
-OpFlops.__doc__ = """What one op of a step computed.
 
-Attributes:
-  op, op_type, device: which op ran, and where.
-  role: what it is for.
-  runs: its executions; several in a loop.
-  flops: of all its executions.
-"""
+class OpFlops(NamedTuple):
+    """What one op of a step computed.
 
-StepFlops = NamedTuple("StepFlops", [("ops", Tuple[OpFlops, ...]), ("scale", float), ("notes", Tuple[str, ...])])
-StepFlops.__doc__ = """What a step computed in the session of this process.
+    Attributes:
+      op, op_type, device: which op ran, and where.
+      role: what it is for.
+      runs: its executions; several in a loop.
+      flops: of all its executions.
+    """
 
-Attributes:
-  ops: those that compute anything, in the order of their names.
-  scale: replicas of the job for each one of this process.
-  notes: what could not be counted exactly, for people.
-"""
+    op: str
+    op_type: str
+    device: str
+    role: Role
+    runs: int
+    flops: float
+
+
+class StepFlops(NamedTuple):
+    """What a step computed in the session of this process.
+
+    Attributes:
+      ops: those that compute anything, in the order of their names.
+      scale: replicas of the job for each one of this process.
+      notes: what could not be counted exactly, for people.
+    """
+
+    ops: Tuple[OpFlops, ...]
+    scale: float
+    notes: Tuple[str, ...]
 
 
 def of_model(flops: StepFlops, kinds: Iterable[str] = _OF_MODEL) -> List[OpFlops]:
@@ -102,7 +113,7 @@ def count(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> StepFlops:
     return StepFlops(tuple(found), _scale(roles), tuple(_notes(unknown, calls)))
 
 
-class _Step(object):
+class _Step:
     """The nodes that ran, how often, and the shapes of their outputs."""
 
     def __init__(self, metadata: tf.RunMetadata, tf_graph: tf.Graph) -> None:

@@ -20,32 +20,42 @@ _SECOND_LIST = "/host:CPU"
 # What runs on a GPU is listed by stream, beside the launches: "/device:GPU:0/stream:7", "/device:GPU:0/memcpy".
 _STREAM = re.compile(r"^(.*/device:[^/]+|/gpu:\d+)/(stream:[^/]+|memcpy)$")
 
-Execution = NamedTuple(
-    "Execution",
-    [("op", str), ("device", str), ("start_ns", int), ("end_ns", int), ("op_type", str), ("stream", str)],
-)
-Execution.__doc__ = """One execution of an op. An op of a loop has one for each iteration; a dead branch has none.
 
-Attributes:
-  op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
-  device: where it ran, as the session names it.
-  start_ns, end_ns: since the epoch; the end is that of the kernel.
-  op_type: that of the op which ran; TensorFlow fuses some. "" where the record does not tell.
-  stream: of a GPU, what the kernel ran in; "" for the op itself.
-"""
+class Execution(NamedTuple):
+    """One execution of an op. An op of a loop has one for each iteration; a dead branch has none.
 
-Allocation = NamedTuple(
-    "Allocation", [("op", str), ("device", str), ("allocator", str), ("time_us", int), ("bytes", int)]
-)
-Allocation.__doc__ = """Memory that an op took, or, with negative bytes, that was given back.
+    Attributes:
+      op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
+      device: where it ran, as the session names it.
+      start_ns, end_ns: since the epoch; the end is that of the kernel.
+      op_type: that of the op which ran; TensorFlow fuses some. "" where the record does not tell.
+      stream: of a GPU, what the kernel ran in; "" for the op itself.
+    """
 
-Attributes:
-  op: the op that took it.
-  device: where that op ran.
-  allocator: name of the allocator.
-  time_us: since the epoch.
-  bytes: as the allocator rounds them.
-"""
+    op: str
+    device: str
+    start_ns: int
+    end_ns: int
+    op_type: str
+    stream: str
+
+
+class Allocation(NamedTuple):
+    """Memory that an op took, or, with negative bytes, that was given back.
+
+    Attributes:
+      op: the op that took it.
+      device: where that op ran.
+      allocator: name of the allocator.
+      time_us: since the epoch.
+      bytes: as the allocator rounds them.
+    """
+
+    op: str
+    device: str
+    allocator: str
+    time_us: int
+    bytes: int
 
 
 def run_options(partition_graphs: bool = False) -> tf.RunOptions:

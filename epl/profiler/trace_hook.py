@@ -32,7 +32,7 @@ class TraceHook(TracedRunsHook):
         Raises:
           ValueError: `save_steps` or `max_steps` is below 1, or `save_steps` the larger one.
         """
-        super(TraceHook, self).__init__(save_steps, max_steps)
+        super().__init__(save_steps, max_steps)
         self._folder = output_dir
 
     def begin(self) -> None:
@@ -69,5 +69,5 @@ def trace_step(
 
 
 def _write(metadata: tf.RunMetadata, tf_graph: tf.Graph, folder: str, step: int) -> None:
-    path = os.path.join(folder, output_files.own_file("trace_step_{}".format(step), ".json"))
+    path = os.path.join(folder, output_files.own_file(f"trace_step_{step}", ".json"))
     logger.info("The timeline of run %d is in %s", step, chrome_trace.write(metadata, tf_graph, path))

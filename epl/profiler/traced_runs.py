@@ -24,7 +24,7 @@ class TracedRunsHook(tf.train.SessionRunHook):
         """
         for name, value in (("save_steps", save_steps), ("max_steps", max_steps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError("{} of {} is {!r}: expected 1 or more.".format(name, type(self).__name__, value))
+                raise ValueError(f"{name} of {type(self).__name__} is {value!r}: expected 1 or more.")
         if save_steps > max_steps:
             raise ValueError(
                 "{} would trace no run: save_steps is {} and max_steps {}. Give max_steps at least the value of "

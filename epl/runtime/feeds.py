@@ -22,7 +22,7 @@ from epl.utils.errors import FeedError
 logger = logging.getLogger("epl")
 
 
-class FeedSharing(object):
+class FeedSharing:
     """Shares out the feeds of one rewritten graph."""
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -240,8 +240,8 @@ class FeedSharing(object):
         """Who shares the rows of a placeholder with that many copies, in words."""
         replicas = self._rewrite.local_replicas
         if copies == replicas:
-            return "{} local replicas".format(replicas)
-        return "{} local replica(s) x {} micro batches".format(replicas, copies // replicas)
+            return f"{replicas} local replicas"
+        return f"{replicas} local replica(s) x {copies // replicas} micro batches"
 
     def _parts_ahead(self, tensor: tf.Tensor, value: Any, copies: int) -> int:
         """Into how many parts the rows are cut that TensorFlow would not let a placeholder take; 1 for none.

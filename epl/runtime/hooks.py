@@ -327,9 +327,7 @@ def _make_callable(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(feed_list):
-            raise TypeError(
-                "Expected {} values, one for each of {}, got {}.".format(len(feed_list), feed_list, len(args))
-            )
+            raise TypeError(f"Expected {len(feed_list)} values, one for each of {feed_list}, got {len(args)}.")
         return session.run(fetches, dict(zip(feed_list, args)), **kwargs)
 
     return call

@@ -43,14 +43,19 @@ _UNSEEN = (
     "(epl.Env.get().cluster.worker_index == 0)."
 )
 
-Checkpoints = NamedTuple("Checkpoints", [("directory", str), ("saves_as", str), ("begins_with", str)])
-Checkpoints.__doc__ = """The checkpoints of a monitored session that trains; worker 0 tells the others of its own.
 
-Attributes:
-  directory: where the session looks for one; "" if nowhere.
-  saves_as: path of those that are written, without the number of the step; "" if none is.
-  begins_with: path of that from which the training goes on; "" if there is none.
-"""
+class Checkpoints(NamedTuple):
+    """The checkpoints of a monitored session that trains; worker 0 tells the others of its own.
+
+    Attributes:
+      directory: where the session looks for one; "" if nowhere.
+      saves_as: path of those that are written, without the number of the step; "" if none is.
+      begins_with: path of that from which the training goes on; "" if there is none.
+    """
+
+    directory: str
+    saves_as: str
+    begins_with: str
 
 
 def training_session(
@@ -137,7 +142,7 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
         told = told_by_worker_0(self._graph)
         if told is None or not told.saves_as or self._step is None:
             return
-        last = "{}-{}".format(told.saves_as, session.run(self._step))
+        last = f"{told.saves_as}-{session.run(self._step)}"
         if not _becomes_latest(last):
             logger.warning(_UNSEEN.format(last, self._worker))
         elif os.path.dirname(last) != os.path.dirname(self._own.saves_as):
@@ -193,9 +198,9 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
         raise PlanError(
             "Worker 0 begins with {}, and worker {} with {}: each has parts of the variables, which must be those of "
             "one checkpoint. Give all workers a checkpoint directory (model_dir) that they share.".format(
-                "the checkpoint {!r}".format(told.begins_with) if told.begins_with else "no checkpoint",
+                f"the checkpoint {told.begins_with!r}" if told.begins_with else "no checkpoint",
                 cluster.worker_index,
-                "{!r}".format(own.begins_with) if own.begins_with else "none, as it does not see that one",
+                f"{own.begins_with!r}" if own.begins_with else "none, as it does not see that one",
             )
         )
     tf_compat.saver_of(creator).restore(session, told.begins_with)

@@ -25,7 +25,7 @@ class MemoryEfficientBuilder(tf_compat.SaverBuilder):
         """
         super().__init__()
         if isinstance(sharded_size, bool) or not isinstance(sharded_size, int) or sharded_size < 1:
-            raise ValueError("sharded_size is {!r}: expected a positive number of bytes.".format(sharded_size))
+            raise ValueError(f"sharded_size is {sharded_size!r}: expected a positive number of bytes.")
         self._sharded_size = sharded_size
 
     def _AddSaveOps(self, filename_tensor: tf.Tensor, saveables: Sequence[Any]) -> tf.Tensor:  # noqa: N802  TensorFlow's
@@ -33,7 +33,7 @@ class MemoryEfficientBuilder(tf_compat.SaverBuilder):
         prefixes: List[tf.Tensor] = []
         written: List[tf.Operation] = []
         with tf.device("/cpu:0"):
-            beginning = tf.strings.join([filename_tensor, "_temp_{}/part".format(uuid.uuid4().hex)])
+            beginning = tf.strings.join([filename_tensor, f"_temp_{uuid.uuid4().hex}/part"])
             for index, piece in enumerate(pieces):
                 prefixes.append(self.sharded_filename(beginning, index, tf.constant(len(pieces))))
                 written = [_write(prefixes[-1], piece, written)]

@@ -116,7 +116,7 @@ def _server_of(session: tf.Session) -> "Optional[ProcessServer]":
     return server if server is not None and session in server.sessions else None
 
 
-class ProcessServer(object):
+class ProcessServer:
     """The TensorFlow server of this process among those of the job.
 
     Attributes:
@@ -242,7 +242,7 @@ class ProcessServer(object):
         """
         if getattr(self._in_call, "active", False):
             return call(*args)  # part of a call that is guarded
-        wait = self._service.waiting(lambda: "is in {}, which uses devices of other workers,".format(what()))
+        wait = self._service.waiting(lambda: f"is in {what()}, which uses devices of other workers,")
 
         def look() -> None:
             self._service.check()
@@ -269,7 +269,7 @@ class ProcessServer(object):
                 raise
             self._keep_sessions()
             raise JobError(
-                failure or "a process of the session cannot be reached: {}".format(error.message), code=13
+                failure or f"a process of the session cannot be reached: {error.message}", code=13
             ) from error
 
     def close(self, close: Callable[[tf.Session], None], session: tf.Session) -> None:

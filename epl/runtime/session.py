@@ -29,7 +29,7 @@ _LONGEST_REASON = 2000  # characters
 _NO_VALUE = "a variable has no value: "  # begins a reason
 
 
-class SessionState(object):
+class SessionState:
     """What one session has done to the variables of a rewritten graph."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SessionState(object):
         self.number = 0  # for the checkpoints of parts in several processes
 
 
-class GraphRunner(object):
+class GraphRunner:
     """Runs sessions of one rewritten graph."""
 
     def __init__(self, rewrite: Rewrite, raw: RawRun) -> None:
@@ -246,7 +246,7 @@ class GraphRunner(object):
             if self.rewrite.plan.workers == 1:
                 job.end_generation(str(error), generation)
             else:
-                job.abort("{}: {}".format(type(error).__name__, str(error)[:_LONGEST_REASON]))
+                job.abort(f"{type(error).__name__}: {str(error)[:_LONGEST_REASON]}")
             raise
 
     def _end_step(self, job: Job, reason: str, generation: int) -> None:

@@ -14,7 +14,7 @@ logger = logging.getLogger("epl")
 Slice = Tuple[Sequence[int], Sequence[int]]
 
 
-class ShardingLoader(object):
+class ShardingLoader:
     """Has the initializers of variables read a checkpoint, one variable after another to spare memory.
 
     Unlike `Saver.restore` it can give many variables the value of one, and a variable a part of a value. Build it
@@ -82,7 +82,7 @@ class ShardingLoader(object):
     def _spec(self, variable: Any, shapes: Dict[str, Any], kinds: Dict[str, Any]) -> Tuple[str, str]:
         """The name of a variable's value, and which part it is in the words of TensorFlow: "10 8 0,10:4,4"."""
         name = self._assign_map.get(variable.op.name, variable.op.name)
-        place = "ShardingLoader: checkpoint {}, variable {}".format(self._ckpt_file, variable.op.name)
+        place = f"ShardingLoader: checkpoint {self._ckpt_file}, variable {variable.op.name}"
         if name not in shapes:
             raise ValueError(
                 "{}: there is no value {!r}; it has {}. Give assign_map its name, or var_list without it.".format(
@@ -99,14 +99,12 @@ class ShardingLoader(object):
             )
         size = [whole - at if number == -1 else number for whole, at, number in zip(full, begin, size)]
         if any(at < 0 or number < 1 or at + number > whole for whole, at, number in zip(full, begin, size)):
-            raise ValueError(
-                "{}: the part at {} of size {} is not within {!r}, {}.".format(place, begin, size, name, full)
-            )
+            raise ValueError(f"{place}: the part at {begin} of size {size} is not within {name!r}, {full}.")
         if size != wanted or kinds[name] != variable.dtype.base_dtype:
             raise ValueError(
                 "{}: expected {} {}, found {} {} in {!r}{}.".format(
                     place, variable.dtype.base_dtype.name, wanted, kinds[name].name, size, name,
-                    "" if size == full else " (a part of {})".format(full),
+                    "" if size == full else f" (a part of {full})",
                 )
             )  # fmt: skip
         return name, spec_of(full, begin, size) if size != full else ""

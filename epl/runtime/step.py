@@ -24,68 +24,70 @@ from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables.state import Choice
 from epl.utils.errors import FeedError
 
-Written = NamedTuple(
-    "Written",
-    [
-        ("values", Tuple[tf.Tensor, ...]),
-        ("differs_between_replicas", bool),
-        ("differs_between_processes", bool),
-    ],
-)
-Written.__doc__ = """What a run without gradients writes to global variables, which all replicas have.
 
-Attributes:
-  values: what the writes take.
-  differs_between_replicas: whether they take what is drawn at random, or comes from a Python function.
-  differs_between_processes: whether they take that, or what is fed, and write a variable that a training step needs.
-"""
+class Written(NamedTuple):
+    """What a run without gradients writes to global variables, which all replicas have.
 
-Step = NamedTuple(
-    "Step",
-    [
-        ("fetches", Tuple[tf.Tensor, ...]),
-        ("targets", Tuple[tf.Operation, ...]),
-        ("uses_replicas", bool),
-        ("is_collective", bool),
-        ("writes_replica_0_alone", bool),
-        ("written", Written),
-        ("only_stages", bool),
-        ("shares_feeds", bool),
-        ("repeats_feeds", bool),
-        ("differentiates", bool),
-        ("has_whole_batch", bool),
-        ("counts_rows", bool),
-        ("barriers", Tuple[tf.Tensor, ...]),
-        ("unneeded", FrozenSet[str]),
-        ("first", Tuple[tf.Tensor, ...]),
-        ("choices", Tuple[Choice, ...]),
-    ],
-)
-Step.__doc__ = """A Session.run as it is really run.
+    Attributes:
+      values: what the writes take.
+      differs_between_replicas: whether they take what is drawn at random, or comes from a Python function.
+      differs_between_processes: whether they take that, or what is fed, and write a variable that a training step
+        needs.
+    """
 
-Attributes:
-  fetches: tensors, one for each that was asked for, in the same order.
-  targets: ops to run besides.
-  uses_replicas: whether other local replicas take part.
-  is_collective: whether it needs the other processes.
-  writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers, restore).
-  written: what it writes without gradients.
-  only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to wait.
-  shares_feeds: whether feeds are shared out among the copies of placeholders.
-  repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's rows;
-    and replicas that write variables without gradients write the same.
-  differentiates: whether it repeats feeds, and computes with gradients.
-  has_whole_batch: whether replica 0 runs alone, and is to have all rows of a batch that replicas divide.
-  counts_rows: whether it reads the data whose rows are the weights of replicas.
-  barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
-  unneeded: names of the fed tensors that nothing in the run takes.
-  first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
-    while others are updated would be of two steps. What is fetched, and what the run is to be fed.
-  choices: of the values of variables in parts, in which the run is to be fed those that there are.
-"""
+    values: Tuple[tf.Tensor, ...]
+    differs_between_replicas: bool
+    differs_between_processes: bool
 
 
-class StepFinder(object):
+class Step(NamedTuple):
+    """A Session.run as it is really run.
+
+    Attributes:
+      fetches: tensors, one for each that was asked for, in the same order.
+      targets: ops to run besides.
+      uses_replicas: whether other local replicas take part.
+      is_collective: whether it needs the other
+        processes.
+      writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers,
+        restore).
+      written: what it writes without gradients.
+      only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to
+        wait.
+      shares_feeds: whether feeds are shared out among the copies of
+        placeholders.
+      repeats_feeds: whether all copies get what is fed: ranks that hold parts compute together, for the first one's
+        rows;
+        and replicas that write variables without gradients write the same.
+      differentiates: whether it repeats feeds, and computes with gradients.
+      has_whole_batch: whether replica 0 runs alone, and is to have all rows of a batch that replicas divide.
+      counts_rows: whether it reads the data whose rows are the weights of replicas.
+      barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
+      unneeded: names of the fed tensors that nothing in the run takes.
+      first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
+        while others are updated would be of two steps. What is fetched, and what the run is to be fed.
+      choices: of the values of variables in parts, in which the run is to be fed those that there are.
+    """
+
+    fetches: Tuple[tf.Tensor, ...]
+    targets: Tuple[tf.Operation, ...]
+    uses_replicas: bool
+    is_collective: bool
+    writes_replica_0_alone: bool
+    written: Written
+    only_stages: bool
+    shares_feeds: bool
+    repeats_feeds: bool
+    differentiates: bool
+    has_whole_batch: bool
+    counts_rows: bool
+    barriers: Tuple[tf.Tensor, ...]
+    unneeded: FrozenSet[str]
+    first: Tuple[tf.Tensor, ...]
+    choices: Tuple[Choice, ...]
+
+
+class StepFinder:
     """Works out Steps for one rewritten graph."""
 
     def __init__(self, rewrite: Rewrite) -> None:

@@ -17,30 +17,28 @@ from epl.utils.errors import FeedError
 
 logger = logging.getLogger("epl")
 
-Fed = NamedTuple(
-    "Fed",
-    [
-        ("rows", int),
-        ("copies", int),
-        ("sharers", str),
-        ("rank", Optional[int]),
-        ("is_known", bool),
-        ("is_cut", bool),
-    ],
-)
-Fed.__doc__ = """A value that is fed for several copies of a placeholder.
 
-Attributes:
-  rows: of its first dimension, or of the dense shape.
-  copies: of the placeholder.
-  sharers: who has them, in words.
-  rank: of the value, if the placeholder does not say it.
-  is_known: whether the placeholder says its first dimension.
-  is_cut: whether it does, and the rows are those of all copies.
-"""
+class Fed(NamedTuple):
+    """A value that is fed for several copies of a placeholder.
+
+    Attributes:
+      rows: of its first dimension, or of the dense shape.
+      copies: of the placeholder.
+      sharers: who has them, in words.
+      rank: of the value, if the placeholder does not say it.
+      is_known: whether the placeholder says its first dimension.
+      is_cut: whether it does, and the rows are those of all copies.
+    """
+
+    rows: int
+    copies: int
+    sharers: str
+    rank: Optional[int]
+    is_known: bool
+    is_cut: bool
 
 
-class WholeFeeds(object):
+class WholeFeeds:
     """Tells the whole feeds of one rewritten graph."""
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -154,7 +152,7 @@ class WholeFeeds(object):
         for name in sorted(found - self._warned):
             self._warned.add(name)
             if sizes[name][0] in twice:
-                why = "has the rows of {}, which has them in two dimensions and".format(twice[sizes[name][0]])
+                why = f"has the rows of {twice[sizes[name][0]]}, which has them in two dimensions and"
             else:
                 why = "is part of a whole whose rows are fed by their numbers, as edges name the nodes of a graph, and"
             logger.warning(
@@ -204,7 +202,7 @@ def _refuse_groups(
                 "their own.".format(
                     found[0],
                     fed[found[0]].sharers,
-                    ", ".join("{} was fed {} rows".format(name, fed[name].rows) for name in names),
+                    ", ".join(f"{name} was fed {fed[name].rows} rows" for name in names),
                 )
             )
 

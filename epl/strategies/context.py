@@ -30,7 +30,7 @@ class _OpenScopes(threading.local):
         self.graphs: List[Graph] = []  # in which they are in effect
 
 
-class StrategyContext(object):
+class StrategyContext:
     """Which strategy new ops belong to, in whichever graph they are created."""
 
     def __init__(self) -> None:
@@ -55,9 +55,7 @@ class StrategyContext(object):
         """
         if self._open.strategies:
             inner = self._open.strategies[-1]
-            raise NestingError(
-                "set_default_strategy was called inside {}. Call it outside of any scope.".format(inner)
-            )
+            raise NestingError(f"set_default_strategy was called inside {inner}. Call it outside of any scope.")
         graph = Graph.get(may_create=True)
         assert graph is not None
         graph.set_default_strategy(strategy)
@@ -68,13 +66,9 @@ class StrategyContext(object):
         scopes = self._open.strategies
         outer = scopes[-1] if scopes else None
         if outer is not None and outer.name_of_kind == "split":
-            raise NestingError(
-                "Can't nest strategies in split strategy: {} inside {}. {}".format(strategy, outer, _REMEDY)
-            )
+            raise NestingError(f"Can't nest strategies in split strategy: {strategy} inside {outer}. {_REMEDY}")
         if outer is not None and strategy.name_of_kind == outer.name_of_kind:
-            raise NestingError(
-                "Can't nest strategies with same type: {} inside {}. {}".format(strategy, outer, _REMEDY)
-            )
+            raise NestingError(f"Can't nest strategies with same type: {strategy} inside {outer}. {_REMEDY}")
         if strategy.index is None:
             strategy.index = next(self._indices)
         graph = Graph.get(may_create=True)  # before the scope is in effect: a graph made now must not open it as well
@@ -97,7 +91,7 @@ class StrategyContext(object):
             raise NestingError(
                 "{} was left, and {}. Open scopes by `with`, one inside the other, leave each in the thread that "
                 "entered it, and call epl.init() outside of them.".format(
-                    strategy, "{} is the innermost scope".format(scopes[-1]) if scopes else "no scope is open"
+                    strategy, f"{scopes[-1]} is the innermost scope" if scopes else "no scope is open"
                 )
             )
         scopes.pop()

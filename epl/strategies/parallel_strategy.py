@@ -6,7 +6,7 @@ from epl.env import Env
 from epl.utils.errors import AnnotationError
 
 
-class ParallelStrategy(object):
+class ParallelStrategy:
     """A context manager; ops created inside belong to its TaskGraph.
 
     Attributes:
@@ -26,7 +26,7 @@ class ParallelStrategy(object):
             )
         if device_count is not None and device_count < 1:
             raise AnnotationError(
-                "epl.{}(device_count={}): expected at least one device.".format(self.name_of_kind, device_count)
+                f"epl.{self.name_of_kind}(device_count={device_count}): expected at least one device."
             )
         self.device_count = device_count
         self.name = name or type(self).__name__
@@ -35,9 +35,7 @@ class ParallelStrategy(object):
     def __enter__(self) -> "ParallelStrategy":
         env = Env.get()
         if not env.is_ready:
-            raise AnnotationError(
-                "{} was entered before epl.init(). Call epl.init() first, then annotate.".format(self)
-            )
+            raise AnnotationError(f"{self} was entered before epl.init(). Call epl.init() first, then annotate.")
         if env.config.auto.auto_parallel:
             raise AnnotationError(
                 "auto.auto_parallel is on and {} was entered: the partition is found automatically, so use no strategy "
@@ -50,4 +48,4 @@ class ParallelStrategy(object):
         Env.get().strategy_context.exit(self)
 
     def __repr__(self) -> str:
-        return "epl.{}(device_count={}, name={!r})".format(self.name_of_kind, self.device_count, self.name)
+        return f"epl.{self.name_of_kind}(device_count={self.device_count}, name={self.name!r})"

@@ -30,8 +30,8 @@ class Split(ParallelStrategy):
             )
 
     def __repr__(self) -> str:
-        ratios = ", ratios={}".format(list(self.ratios)) if self.ratios else ""
-        return "{}{})".format(super().__repr__()[:-1], ratios)
+        ratios = f", ratios={list(self.ratios)}" if self.ratios else ""
+        return f"{super().__repr__()[:-1]}{ratios})"
 
 
 def _whole_ratios(ratios: Any) -> Tuple[int, ...]:

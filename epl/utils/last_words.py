@@ -30,7 +30,7 @@ class LastWords(NamedTuple):
 
 def name_pipe(write_end: int) -> str:
     """The value of `EPL_LAUNCHER_PIPE`. The inode tells the pipe from a file that has the same number in a child."""
-    return "{}:{}".format(write_end, os.fstat(write_end).st_ino)
+    return f"{write_end}:{os.fstat(write_end).st_ino}"
 
 
 def tell_failure(words: LastWords) -> None:

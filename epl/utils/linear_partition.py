@@ -8,14 +8,19 @@ BALANCE_SLACK = 0.05
 
 _RESOLUTION = 1e-9  # of the time of the longest stage
 
-Cuts = NamedTuple("Cuts", [("starts", Tuple[int, ...]), ("longest", float), ("cut", int)])
-Cuts.__doc__ = """Where a chain is cut.
 
-Attributes:
-  starts: the first element of each stage; the first is 0.
-  longest: time of the longest stage.
-  cut: sum of the boundaries that were chosen.
-"""
+class Cuts(NamedTuple):
+    """Where a chain is cut.
+
+    Attributes:
+      starts: the first element of each stage; the first is 0.
+      longest: time of the longest stage.
+      cut: sum of the boundaries that were chosen.
+    """
+
+    starts: Tuple[int, ...]
+    longest: float
+    cut: int
 
 
 def cut_chain(

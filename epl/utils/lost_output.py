@@ -22,7 +22,7 @@ def tolerate_full_disk() -> None:
         return
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is getattr(sys, "__{}__".format(name)) and isinstance(stream, io.TextIOWrapper):
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 stream.flush()
                 file: Any = _LossyFile(stream.fileno())

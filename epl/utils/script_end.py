@@ -18,7 +18,7 @@ from epl.utils.last_words import LastWords, tell_failure
 _LONGEST = 2000  # characters of a cause
 
 
-class ScriptEnd(object):
+class ScriptEnd:
     """What is known about the end of this process's script."""
 
     _watching = False
@@ -35,11 +35,11 @@ class ScriptEnd(object):
         def noting_excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
             # TensorFlow's errors end with where the op was made, which only this process's log needs.
             text = str(error).split("\n\nOriginal stack trace for ")[0]
-            cls._failure = "{}: {}".format(kind.__name__, text)[:_LONGEST]
+            cls._failure = f"{kind.__name__}: {text}"[:_LONGEST]
             excepthook(kind, error, trace)
 
         def note_status(status: Any) -> None:
-            cls._failure = None if status is None or status == 0 else "sys.exit({!r})".format(status)[:_LONGEST]
+            cls._failure = None if status is None or status == 0 else f"sys.exit({status!r})"[:_LONGEST]
 
         def leave_by_exception(status: Any = None) -> NoReturn:
             try:

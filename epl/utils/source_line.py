@@ -16,5 +16,5 @@ def user_line(op: tf.Operation) -> str:
             and not os.path.abspath(filename).startswith(_PACKAGE)
             and not filename.startswith("<")
         ):
-            return "{}:{}".format(filename, line)
+            return f"{filename}:{line}"
     return "made by a library"

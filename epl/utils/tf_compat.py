@@ -89,7 +89,7 @@ class LazyOperations(Dict[str, tf.Operation]):
     """
 
     def __init__(self, graph: tf.Graph, known: Dict[str, tf.Operation]) -> None:
-        super(LazyOperations, self).__init__(known)
+        super().__init__(known)
         self._graph = graph
         self.unwrapped: Set[str] = set()
 
@@ -109,7 +109,7 @@ class LazyOperations(Dict[str, tf.Operation]):
             graph._set_control_flow_context(saved_context)
 
     def __contains__(self, name: object) -> bool:
-        return super(LazyOperations, self).__contains__(name) or name in self.unwrapped
+        return super().__contains__(name) or name in self.unwrapped
 
 
 def import_nodes(

@@ -167,9 +167,7 @@ def _attach_filter(listening: socket.socket, indices: Sequence[int]) -> None:
     program += [(_JUMP_IF_EQUAL, last - at, 0, index) for at, index in enumerate(indices)]  # to the second return
     program += [(_RETURN, 0, 0, 0), (_RETURN, 0, 0, 0xFFFFFFFF)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
-    listening.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code))
-    )
+    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
 def _listening(port: int) -> Iterator[socket.socket]:

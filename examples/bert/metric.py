@@ -71,7 +71,7 @@ def main(arguments: Any = None) -> None:
     with open(options.predictions, encoding="utf-8") as source:
         scores, unanswered = evaluate(read(options.data), json.load(source))
     if unanswered:
-        print("{} question(s) are not answered and count as 0, such as {}.".format(len(unanswered), unanswered[0]))
+        print(f"{len(unanswered)} question(s) are not answered and count as 0, such as {unanswered[0]}.")
     print(json.dumps(scores))
 
 

@@ -104,9 +104,7 @@ def deal(layers: int, stages: int) -> List[List[int]]:
       ValueError: there are more stages than layers.
     """
     if not 1 <= stages <= layers:
-        raise ValueError(
-            "{} layers cannot be dealt over {} stages; choose 1 to {} stages.".format(layers, stages, layers)
-        )
+        raise ValueError(f"{layers} layers cannot be dealt over {stages} stages; choose 1 to {layers} stages.")
     order = list(range(1, stages - 1)) + [stages - 1, 0][: min(stages, 2)]
     counts = [layers // stages] * stages
     for stage in order[: layers % stages]:
@@ -131,7 +129,7 @@ def encode(config: BertConfig, inputs: Inputs, stages: Sequence[Any] = (ExitStac
                     hidden = _embed(config, inputs)
                     bias = (1.0 - tf.cast(inputs.input_mask[:, tf.newaxis, tf.newaxis, :], tf.float32)) * MASKED
                 for number in numbers:
-                    with tf.variable_scope("encoder/layer_{}".format(number)):
+                    with tf.variable_scope(f"encoder/layer_{number}"):
                         hidden = _layer(config, hidden, bias)
     return hidden
 

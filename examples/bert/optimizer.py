@@ -71,7 +71,7 @@ class AdamWeightDecayOptimizer(tf.train.Optimizer):
     @staticmethod
     def _moment(variable: tf.Variable, name: str) -> tf.Variable:
         return tf.get_variable(
-            "{}/adam_{}".format(variable.op.name, name),
+            f"{variable.op.name}/adam_{name}",
             variable.shape,
             tf.float32,
             initializer=tf.zeros_initializer(),

@@ -30,7 +30,7 @@ def find_checkpoint(path: str) -> str:
     """
     found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
     if not found or not tf.train.checkpoint_exists(found):
-        raise ValueError("there is no checkpoint in or at {}; expected what train.py wrote.".format(path))
+        raise ValueError(f"there is no checkpoint in or at {path}; expected what train.py wrote.")
     return found
 
 
@@ -83,7 +83,7 @@ def main(arguments: Any = None) -> None:
     _write(options.output, best)
     if options.n_best_output:
         _write(options.n_best_output, {name: [one._asdict() for one in found] for name, found in answers.items()})
-    print("{} answers: {}".format(len(best), options.output))
+    print(f"{len(best)} answers: {options.output}")
     if all(question.answers for question in questions):
         print(json.dumps(metric.evaluate(questions, best)[0]))
 

@@ -52,7 +52,7 @@ def main(arguments: Any = None) -> None:
     kept = [question for question in questions if question.id not in misplaced]
     sizes = window_sizes(options)
     summary = records.write(options.output, squad.windows(kept, pieces, sizes), sizes)
-    print("{} questions in {} windows: {}".format(len(kept), summary.windows, options.output))
+    print(f"{len(kept)} questions in {summary.windows} windows: {options.output}")
 
 
 if __name__ == "__main__":

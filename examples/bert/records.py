@@ -58,7 +58,7 @@ def summary(path: str) -> Summary:
             values = json.load(source)
     except FileNotFoundError:
         raise ValueError(
-            "{0}.json does not exist, so {0} is no complete file of records; make it by prepare.py.".format(path)
+            f"{path}.json does not exist, so {path} is no complete file of records; make it by prepare.py."
         ) from None
     return Summary(values.pop("windows"), WindowSizes(**values))
 

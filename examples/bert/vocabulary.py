@@ -85,7 +85,7 @@ def main(arguments: Any = None) -> None:
     vocabulary = learn(texts, options.size, lower_case=not options.cased)
     with open(options.output, "w", encoding="utf-8") as target:
         target.writelines(piece + "\n" for piece in vocabulary)
-    print("{} pieces from {} texts: {}".format(len(vocabulary), len(texts), options.output))
+    print(f"{len(vocabulary)} pieces from {len(texts)} texts: {options.output}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def evaluate(options: argparse.Namespace) -> Dict[str, float]:
     """
     path = tf.train.latest_checkpoint(options.checkpoint) or options.checkpoint
     if not tf.train.checkpoint_exists(path):
-        raise ValueError("{} is no checkpoint, and no folder with one.".format(options.checkpoint))
+        raise ValueError(f"{options.checkpoint} is no checkpoint, and no folder with one.")
     dataset = image_records.read_dataset(options.records)
     images, labels = image_records.evaluation_batches(dataset, options.split, options.batch_size, options.image_size)
     features = resnet.features(images, options.depth, options.width, training=False)

@@ -50,7 +50,7 @@ EVERYTHING = Share()
 def write(folder: str, split: str, images: Iterable[Tuple[bytes, int]], files: int) -> int:
     """Writes encoded images with their labels, dealt over `files` files; returns how many there were."""
     os.makedirs(folder, exist_ok=True)
-    names = [os.path.join(folder, "{}-{:05d}-of-{:05d}".format(split, n, files)) for n in range(files)]
+    names = [os.path.join(folder, f"{split}-{n:05d}-of-{files:05d}") for n in range(files)]
     writers = [tf.io.TFRecordWriter(name) for name in names]
     count = 0
     try:
@@ -152,7 +152,7 @@ def evaluation_batches(dataset: Dataset, split: str, batch_size: int, size: int)
 def _files(dataset: Dataset, split: str) -> List[str]:
     files = sorted(tf.io.gfile.glob(os.path.join(dataset.folder, split + "-*-of-*")))
     if not files:
-        raise ValueError("{} has no files {}-*-of-*.".format(dataset.folder, split))
+        raise ValueError(f"{dataset.folder} has no files {split}-*-of-*.")
     return files
 
 

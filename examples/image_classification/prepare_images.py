@@ -29,7 +29,7 @@ def classes_of(folder: str) -> List[str]:
     """
     names = sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
     if not names:
-        raise ValueError("{} holds no folders; images are expected in one folder per class.".format(folder))
+        raise ValueError(f"{folder} holds no folders; images are expected in one folder per class.")
     return names
 
 
@@ -51,7 +51,7 @@ def images_of(folder: str, classes: List[str]) -> List[Tuple[str, int]]:
             raise ValueError("{} has no images ({}).".format(inside, ", ".join(_ENDINGS)))
         empty = [path for path in paths if not os.path.getsize(path)]
         if empty:
-            raise ValueError("{} is empty.".format(empty[0]))
+            raise ValueError(f"{empty[0]} is empty.")
         found += [(path, label) for path in paths]
     return found
 
@@ -83,7 +83,7 @@ def write_digits(folder: str) -> None:
             inside = os.path.join(folder, str(digit))
             os.makedirs(inside, exist_ok=True)
             values = (image * (255 / 16.0)).round().astype("uint8")[:, :, None]
-            with open(os.path.join(inside, "{:04d}.png".format(number)), "wb") as target:
+            with open(os.path.join(inside, f"{number:04d}.png"), "wb") as target:
                 target.write(session.run(encoded, {pixels: values}))
 
 
@@ -117,7 +117,7 @@ def describe(folder: str, classes: int, first_label: int) -> image_records.Datas
         for name in sorted(names)
     }
     if "train" not in counts:
-        raise ValueError("{} has no files train-*-of-*.".format(folder))
+        raise ValueError(f"{folder} has no files train-*-of-*.")
     labels = [str(label) for label in range(first_label, first_label + classes)]
     dataset = image_records.Dataset(folder, labels, counts, first_label)
     image_records.describe(dataset)
@@ -160,8 +160,8 @@ def main(arguments: Any = None) -> None:
             folder = os.path.join(options.output, "images")
             write_digits(folder)
         dataset = prepare(folder, options.output, options.test_share, options.files, options.seed)
-    counts = ", ".join("{} {}".format(count, name) for name, count in sorted(dataset.images.items()))
-    print("{}: {} classes; images: {}".format(dataset.folder, len(dataset.classes), counts))
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(dataset.images.items()))
+    print(f"{dataset.folder}: {len(dataset.classes)} classes; images: {counts}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,18 @@ from typing import NamedTuple, Tuple
 
 import tensorflow.compat.v1 as tf
 
-Block = NamedTuple("Block", [("bottleneck", bool), ("units", Tuple[int, int, int, int])])
-Block.__doc__ = """What the four groups of a network are made of.
 
-Attributes:
-  bottleneck: units of 1 x 1, 3 x 3 and 1 x 1 convolutions; else of two 3 x 3 ones.
-  units: how many in each group.
-"""
+class Block(NamedTuple):
+    """What the four groups of a network are made of.
+
+    Attributes:
+      bottleneck: units of 1 x 1, 3 x 3 and 1 x 1 convolutions; else of two 3 x 3 ones.
+      units: how many in each group.
+    """
+
+    bottleneck: bool
+    units: Tuple[int, int, int, int]
+
 
 DEPTHS = {
     18: Block(False, (2, 2, 2, 2)),
@@ -50,7 +55,7 @@ def features(images: tf.Tensor, depth: int, width: int, training: bool) -> tf.Te
         for group, units in enumerate(block.units):
             for number in range(units):
                 stride = 2 if group and not number else 1
-                with tf.variable_scope("group_{}/unit_{}".format(group + 1, number + 1)):
+                with tf.variable_scope(f"group_{group + 1}/unit_{number + 1}"):
                     net = _unit(net, block.bottleneck, width << group, stride, training)
         return tf.reduce_mean(net, [1, 2])
 

@@ -36,7 +36,7 @@ def prepare(options: argparse.Namespace) -> sentence_pairs.Summary:
         target_file.writelines(piece + "\n" for piece in pieces)
     found = sentence_pairs.write(os.path.join(options.output, RECORDS), encoded(), len(pieces))
     if long:
-        print("{} pairs with more than {} pieces are left out".format(len(long), options.max_length))
+        print(f"{len(long)} pairs with more than {options.max_length} pieces are left out")
     return found
 
 
@@ -52,7 +52,7 @@ def main(arguments: Any = None) -> None:
     parser.add_argument("--max_length", type=int, default=64, help="pieces of a sentence (default: %(default)s)")
     parser.add_argument("--output", required=True, help="folder of vocabulary and records")
     found = prepare(parser.parse_args(arguments))
-    print("{} pairs, {} pieces in the vocabulary".format(found.pairs, found.vocabulary))
+    print(f"{found.pairs} pairs, {found.vocabulary} pieces in the vocabulary")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def write(path: str, pairs: Iterable[Pair], vocabulary: int) -> Summary:
             writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
             lengths.append((len(source), len(target)))
     if not lengths:
-        raise ValueError("there are no pairs to write to {}.".format(path))
+        raise ValueError(f"there are no pairs to write to {path}.")
     found = Summary(len(lengths), *[max(ends) for ends in zip(*lengths)], vocabulary)
     with open(path + ".json", "w", encoding="utf-8") as target_file:
         json.dump(found._asdict(), target_file)

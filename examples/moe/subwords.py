@@ -15,7 +15,7 @@ from vocabulary import learn
 _NO_SPACE_BEFORE = frozenset(".,;:!?)")
 
 
-class Subwords(object):
+class Subwords:
     """The pieces of a vocabulary.
 
     Attributes:
@@ -29,7 +29,7 @@ class Subwords(object):
           ValueError: they are no vocabulary of word pieces, or [PAD] is not the first.
         """
         if not vocabulary or vocabulary[0] != PAD:
-            raise ValueError("the first piece is {!r}; expected {}.".format(list(vocabulary[:1]), PAD))
+            raise ValueError(f"the first piece is {list(vocabulary[:1])!r}; expected {PAD}.")
         self._pieces = list(vocabulary)
         self._tokenizer = WordPieces(vocabulary, lower_case=False)
         self.end = self._tokenizer.id_of(SEPARATOR)

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Any:
     """
     path = tf.train.latest_checkpoint(options.checkpoint) or options.checkpoint
     if not tf.train.checkpoint_exists(path):
-        raise ValueError("{} is no checkpoint, and no folder with one.".format(options.checkpoint))
+        raise ValueError(f"{options.checkpoint} is no checkpoint, and no folder with one.")
     trained = sentence_pairs.summary(os.path.join(options.pairs, RECORDS))
     known = subwords.read_subwords(os.path.join(options.pairs, VOCABULARY))
     lengths = trained.source_length, trained.target_length

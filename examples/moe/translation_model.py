@@ -93,7 +93,7 @@ def logits(
     return tf.reshape(scores, [-1, previous.shape[1].value, sizes.vocabulary]), stack.balances
 
 
-class _Stack(object):
+class _Stack:
     """The layers of encoder and decoder.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Stack(object):
         bias = bias if hidden is None else bias + hidden
         x = self._dropped(x)
         for number in range(self._sizes.layers):
-            with tf.variable_scope("layer_{}".format(number)):
+            with tf.variable_scope(f"layer_{number}"):
                 x += self._dropped(self._attention("self", _norm(x, "self_norm"), None, bias))
                 if memory is not None:
                     x += self._dropped(self._attention("memory", _norm(x, "memory_norm"), *memory))

@@ -2,6 +2,7 @@
 
 The 1,797 images of handwritten digits (8 x 8 pixels) ship inside scikit-learn; nothing is downloaded.
 """
+
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
-RESULT = 'result.json'
+RESULT = "result.json"
 
 tf.logging.set_verbosity(tf.logging.ERROR)  # no words about what later versions of TensorFlow will lack
 
@@ -22,21 +23,21 @@ def images_and_labels(part: str) -> Tuple[np.ndarray, np.ndarray]:
     """Returns the images, scaled to [0, 1], and the labels of the "train" or the "test" part."""
     images, labels = load_digits(return_X_y=True)
     split = train_test_split((images / 16).astype(np.float32), labels.astype(np.int64), test_size=0.2, random_state=0)
-    return (split[0], split[2]) if part == 'train' else (split[1], split[3])
+    return (split[0], split[2]) if part == "train" else (split[1], split[3])
 
 
 def batches(batch_size: int) -> Tuple[tf.Tensor, tf.Tensor]:
     """Returns the next batch of training images and labels, in an order that is new in every epoch and process."""
-    rows = tf.data.Dataset.from_tensor_slices(images_and_labels('train'))
+    rows = tf.data.Dataset.from_tensor_slices(images_and_labels("train"))
     rows = rows.shuffle(2000).repeat().batch(batch_size, drop_remainder=True)
     return rows.make_one_shot_iterator().get_next()
 
 
 def network(images: tf.Tensor) -> tf.Tensor:
     """Returns the logits of the ten digits."""
-    hidden = tf.layers.dense(images, 128, tf.nn.relu, name='hidden1')
-    hidden = tf.layers.dense(hidden, 64, tf.nn.relu, name='hidden2')
-    return tf.layers.dense(hidden, 10, name='logits')
+    hidden = tf.layers.dense(images, 128, tf.nn.relu, name="hidden1")
+    hidden = tf.layers.dense(hidden, 64, tf.nn.relu, name="hidden2")
+    return tf.layers.dense(hidden, 10, name="logits")
 
 
 class ProgressBar(tf.train.SessionRunHook):
@@ -48,10 +49,10 @@ class ProgressBar(tf.train.SessionRunHook):
         self._directory = directory
         self._losses: list = []
         self._bar: Any = None
-        self._start = 0.
+        self._start = 0.0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._bar = tqdm(total=self._steps, unit='step', mininterval=0.5, ncols=80)
+        self._bar = tqdm(total=self._steps, unit="step", mininterval=0.5, ncols=80)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         return tf.train.SessionRunArgs(self._loss)
@@ -60,21 +61,24 @@ class ProgressBar(tf.train.SessionRunHook):
         if not self._losses:
             self._start = time.time()  # the first step also starts things up
         self._losses.append(float(run_values.results))
-        self._bar.set_postfix(loss='%.3f' % self._losses[-1], refresh=False)
+        self._bar.set_postfix(loss="%.3f" % self._losses[-1], refresh=False)
         self._bar.update()
 
     def end(self, session: tf.Session) -> None:
         self._bar.close()
         seconds = time.time() - self._start
-        result = {'loss': float(np.mean(self._losses[-20:])), 'steps': len(self._losses),
-                  'steps_per_second': (len(self._losses) - 1) / seconds}
-        with open(os.path.join(self._directory, RESULT), 'w') as stream:
+        result = {
+            "loss": float(np.mean(self._losses[-20:])),
+            "steps": len(self._losses),
+            "steps_per_second": (len(self._losses) - 1) / seconds,
+        }
+        with open(os.path.join(self._directory, RESULT), "w") as stream:
             json.dump(result, stream)
 
 
 def test_accuracy(checkpoint: str) -> float:
     """Returns the share of test images that the network with the weights of a checkpoint gets right."""
-    images, labels = images_and_labels('test')
+    images, labels = images_and_labels("test")
     with tf.Graph().as_default(), tf.Session() as sess:
         predictions = tf.argmax(network(tf.constant(images)), 1)
         tf.train.Saver().restore(sess, checkpoint)

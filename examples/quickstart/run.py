@@ -1,7 +1,8 @@
 """Trains the digits on one device, then on four (two processes with two devices each), and compares.
 
-    python examples/quickstart/run.py
+python examples/quickstart/run.py
 """
+
 import argparse
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Dict, List
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-LAUNCHER = os.path.join(ROOT, 'tools', 'epl-launch')
+LAUNCHER = os.path.join(ROOT, "tools", "epl-launch")
 BATCH_SIZE = 32  # of train.py and train_parallel.py
 WORKERS, DEVICES = 2, 2
 ENOUGH = 0.95
@@ -20,19 +21,19 @@ ENOUGH = 0.95
 
 def train(title: str, command: List[str], log: str = None) -> float:
     """Runs a training command and returns how many seconds it took; ends this program if it fails."""
-    print('\n== %s\n$ %s' % (title, ' '.join(command)), flush=True)
+    print("\n== %s\n$ %s" % (title, " ".join(command)), flush=True)
     environment = dict(os.environ, PYTHON=sys.executable)
     start = time.time()
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE if log else None, bufsize=0)
     if log:
-        with open(log, 'wb') as stream:
+        with open(log, "wb") as stream:
             # What the launcher does for its workers: everything in a log, and on the terminal as it comes.
-            for piece in iter(lambda: process.stderr.read(256), b''):
+            for piece in iter(lambda: process.stderr.read(256), b""):
                 stream.write(piece)
                 sys.stderr.buffer.write(piece)
                 sys.stderr.flush()
     if process.wait():
-        sys.exit('%s failed with exit code %d.' % (title, process.returncode))
+        sys.exit("%s failed with exit code %d." % (title, process.returncode))
     return time.time() - start
 
 
@@ -40,43 +41,61 @@ def report(title: str, directory: str, replicas: int, seconds: float) -> Dict[st
     """Returns the figures of a training run; the test is plain TensorFlow, whoever wrote the checkpoint."""
     import digits
     import tensorflow.compat.v1 as tf
+
     with open(os.path.join(directory, digits.RESULT)) as stream:
         result = json.load(stream)
-    result['accuracy'] = digits.test_accuracy(tf.train.latest_checkpoint(directory))
-    print('%-28s loss %.4f   test accuracy %5.1f%%   %7.0f samples/s   %4.1f s in all' % (
-        title, result['loss'], 100 * result['accuracy'], result['steps_per_second'] * replicas * BATCH_SIZE, seconds))
+    result["accuracy"] = digits.test_accuracy(tf.train.latest_checkpoint(directory))
+    print(
+        "%-28s loss %.4f   test accuracy %5.1f%%   %7.0f samples/s   %4.1f s in all"
+        % (title, result["loss"], 100 * result["accuracy"], result["steps_per_second"] * replicas * BATCH_SIZE, seconds)
+    )
     return result
 
 
 def main() -> None:
     """Runs both, prints the figures, fails when the network has not learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--steps', type=int, default=1000)
-    default = os.path.join('experiments', 'quickstart', time.strftime('%Y%m%d-%H%M%S'))
-    parser.add_argument('--directory', default=default, help='logs and checkpoints go here (default: %(default)s)')
+    parser.add_argument("--steps", type=int, default=1000)
+    default = os.path.join("experiments", "quickstart", time.strftime("%Y%m%d-%H%M%S"))
+    parser.add_argument("--directory", default=default, help="logs and checkpoints go here (default: %(default)s)")
     options = parser.parse_args()
     sys.path.insert(0, HERE)
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL='2', PYTHONWARNINGS='ignore')
-    one, many = os.path.join(options.directory, 'one_device'), os.path.join(options.directory, 'parallel')
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
+    one, many = os.path.join(options.directory, "one_device"), os.path.join(options.directory, "parallel")
     os.makedirs(one)
-    log = os.path.join(one, 'stderr.log')
+    log = os.path.join(one, "stderr.log")
 
-    title = '%d workers x %d devices' % (WORKERS, DEVICES)
-    one_seconds = train('One device', [sys.executable, os.path.join(HERE, 'train.py'), one, str(options.steps)], log)
-    many_seconds = train(title, [
-        sys.executable, LAUNCHER, '--num_workers', str(WORKERS), '--gpu_per_worker', str(DEVICES), '--log_dir', many,
-        os.path.join(HERE, 'train_parallel.py'), '{task_dir}', str(options.steps)])
+    title = "%d workers x %d devices" % (WORKERS, DEVICES)
+    one_seconds = train("One device", [sys.executable, os.path.join(HERE, "train.py"), one, str(options.steps)], log)
+    many_seconds = train(
+        title,
+        [
+            sys.executable,
+            LAUNCHER,
+            "--num_workers",
+            str(WORKERS),
+            "--gpu_per_worker",
+            str(DEVICES),
+            "--log_dir",
+            many,
+            os.path.join(HERE, "train_parallel.py"),
+            "{task_dir}",
+            str(options.steps),
+        ],
+    )
 
-    print('\n== Results (%d steps of %d samples per device)' % (options.steps, BATCH_SIZE))
-    results = [report('One device', one, 1, one_seconds),
-               report(title, os.path.join(many, '0'), WORKERS * DEVICES, many_seconds)]
-    print('\nCheckpoints  %s\n             %s' % (os.path.abspath(one), os.path.abspath(os.path.join(many, '0'))))
-    print('Logs         %s' % os.path.abspath(log))
+    print("\n== Results (%d steps of %d samples per device)" % (options.steps, BATCH_SIZE))
+    results = [
+        report("One device", one, 1, one_seconds),
+        report(title, os.path.join(many, "0"), WORKERS * DEVICES, many_seconds),
+    ]
+    print("\nCheckpoints  %s\n             %s" % (os.path.abspath(one), os.path.abspath(os.path.join(many, "0"))))
+    print("Logs         %s" % os.path.abspath(log))
     for worker in range(WORKERS):
-        print('             %s' % os.path.abspath(os.path.join(many, str(worker), 'stderr_%d.log' % worker)))
-    if min(result['accuracy'] for result in results) < ENOUGH:
-        sys.exit('The test accuracy is below %d%%.' % (100 * ENOUGH))
+        print("             %s" % os.path.abspath(os.path.join(many, str(worker), "stderr_%d.log" % worker)))
+    if min(result["accuracy"] for result in results) < ENOUGH:
+        sys.exit("The test accuracy is below %d%%." % (100 * ENOUGH))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

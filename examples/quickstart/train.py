@@ -1,4 +1,5 @@
 """Trains a small network on handwritten digits, on one device: python train.py <directory> <steps>."""
+
 import sys
 
 import digits

@@ -1,4 +1,5 @@
 """The same on many devices: epl-launch --num_workers 2 --gpu_per_worker 2 train_parallel.py <directory> <steps>."""
+
 import sys
 
 import digits

@@ -1,4 +1,5 @@
 """Makes the tests importable by worker processes, and shares the oracle."""
+
 import os
 import sys
 

@@ -1,4 +1,5 @@
 """The small model that the scripts of the behaviour tests train, when what they look at is not the model."""
+
 from typing import Any, Dict
 
 import numpy as np
@@ -17,12 +18,12 @@ class Small:
         logits, loss, train_op: what the names say.
     """
 
-    def __init__(self, rate: float = 0.1, prefix: str = '') -> None:
+    def __init__(self, rate: float = 0.1, prefix: str = "") -> None:
         self.data = samples()
-        self.x = tf.placeholder(tf.float32, [None, FEATURES], prefix + 'x')
-        self.y = tf.placeholder(tf.int32, [None], prefix + 'y')
-        self.hidden = dense(self.x, 8, prefix + 'hidden', tf.nn.tanh)
-        self.logits = dense(self.hidden, CLASSES, prefix + 'out')
+        self.x = tf.placeholder(tf.float32, [None, FEATURES], prefix + "x")
+        self.y = tf.placeholder(tf.int32, [None], prefix + "y")
+        self.hidden = dense(self.x, 8, prefix + "hidden", tf.nn.tanh)
+        self.logits = dense(self.hidden, CLASSES, prefix + "out")
         self.loss = cross_entropy(self.y, self.logits)
         self.train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(self.loss)
 
@@ -36,6 +37,6 @@ def error_of(call: Any, *arguments: Any, **keywords: Any) -> str:
     try:
         call(*arguments, **keywords)
     except Exception as error:  # pylint: disable=broad-except; which one it is, is the test's question
-        kinds = ','.join(kind.__name__ for kind in type(error).__mro__)
-        return '%s: %s' % (kinds, error)
-    return 'no error'
+        kinds = ",".join(kind.__name__ for kind in type(error).__mro__)
+        return "%s: %s" % (kinds, error)
+    return "no error"

@@ -1,4 +1,5 @@
 """Feeds that cannot be shared out are errors that say the numbers; those that can need no care."""
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -12,9 +13,9 @@ from tests.parity.scripts.models import MODELS
 def _wrong_rows(ctx: Context) -> None:
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [8, FEATURES], 'my_rows')
-    y = tf.placeholder(tf.int32, [8], 'my_labels')
-    loss = MODELS['layers'](x, None, y)
+    x = tf.placeholder(tf.float32, [8, FEATURES], "my_rows")
+    y = tf.placeholder(tf.int32, [8], "my_labels")
+    loss = MODELS["layers"](x, None, y)
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -23,12 +24,12 @@ def _wrong_rows(ctx: Context) -> None:
 
 
 def test_rows_that_fit_neither_way_are_an_error_with_the_numbers(oracle: Oracle) -> None:
-    answer, = oracle.plan((1, 2), _wrong_rows)
-    error = answer.results['error'][0]
-    assert 'ValueError' in error
-    for word in ('my_rows', '12', '8', '16'):
+    (answer,) = oracle.plan((1, 2), _wrong_rows)
+    error = answer.results["error"][0]
+    assert "ValueError" in error
+    for word in ("my_rows", "12", "8", "16"):
         assert word in error
-    assert np.isfinite(answer.results['after'][0])
+    assert np.isfinite(answer.results["after"][0])
 
 
 def _fewer_rows_than_replicas(ctx: Context) -> None:
@@ -41,38 +42,40 @@ def _fewer_rows_than_replicas(ctx: Context) -> None:
 
 
 def test_fewer_rows_than_replicas_never_give_nan(oracle: Oracle) -> None:
-    answer, = oracle.plan((1, 2), _fewer_rows_than_replicas)
-    assert all(np.all(np.isfinite(value)) for value in answer.results['variables'][0])
-    error = answer.results['error'][0]
-    assert error == 'no error' or ('ValueError' in error and '1' in error and '2' in error)
+    (answer,) = oracle.plan((1, 2), _fewer_rows_than_replicas)
+    assert all(np.all(np.isfinite(value)) for value in answer.results["variables"][0])
+    error = answer.results["error"][0]
+    assert error == "no error" or ("ValueError" in error and "1" in error and "2" in error)
 
 
 def _kinds(ctx: Context) -> None:
     ctx.init()
     small = Small()
-    anything = tf.placeholder(tf.float32, None, 'anything')
-    sparse = tf.sparse_placeholder(tf.float32, name='sparse')
-    default = tf.placeholder_with_default(np.float32(3), [], 'default')
+    anything = tf.placeholder(tf.float32, None, "anything")
+    sparse = tf.sparse_placeholder(tf.float32, name="sparse")
+    default = tf.placeholder_with_default(np.float32(3), [], "default")
     scaled = small.loss * anything + default
     density = tf.sparse_reduce_sum(sparse)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         feed = small.feed(ctx)
-        ctx.record(scaled=sess.run([scaled, small.train_op], {**feed, anything: 2.})[0])
-        ctx.record(names=sess.run(small.loss, {'x:0': feed[small.x], small.y: list(feed[small.y])}),
-                   loss=sess.run(small.loss, feed))
+        ctx.record(scaled=sess.run([scaled, small.train_op], {**feed, anything: 2.0})[0])
+        ctx.record(
+            names=sess.run(small.loss, {"x:0": feed[small.x], small.y: list(feed[small.y])}),
+            loss=sess.run(small.loss, feed),
+        )
         ctx.record(middle=sess.run(small.logits, {small.hidden: np.ones([8, 8], np.float32)}).shape)
-        value = tf.SparseTensorValue([[0, 0], [1, 2]], np.array([1., 2.], np.float32), [2, 3])
+        value = tf.SparseTensorValue([[0, 0], [1, 2]], np.array([1.0, 2.0], np.float32), [2, 3])
         ctx.record(sparse=sess.run(density, {sparse: value}))
 
 
 def test_scalars_names_lists_and_sparse_values_can_be_fed(oracle: Oracle) -> None:
-    answer, = oracle.plan((1, 2), _kinds)
+    (answer,) = oracle.plan((1, 2), _kinds)
     results = answer.results
-    assert results['names'][0] == results['loss'][0]
-    assert results['scaled'][0] > 3.
-    assert results['sparse'][0] == 3.
-    assert results['middle'][0][1] == 5
+    assert results["names"][0] == results["loss"][0]
+    assert results["scaled"][0] > 3.0
+    assert results["sparse"][0] == 3.0
+    assert results["middle"][0][1] == 5
 
 
 def _same_containers(ctx: Context) -> None:
@@ -88,5 +91,5 @@ def _same_containers(ctx: Context) -> None:
 
 
 def test_the_feed_dict_is_not_changed(oracle: Oracle) -> None:
-    answer, = oracle.plan((1, 2), _same_containers)
-    assert answer.results['same'] == [True]
+    (answer,) = oracle.plan((1, 2), _same_containers)
+    assert answer.results["same"] == [True]

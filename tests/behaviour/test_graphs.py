@@ -1,4 +1,5 @@
 """Several graphs, sessions, threads and calls of epl.init in one process; when the rewrite happens."""
+
 import threading
 from typing import Any, List
 
@@ -10,7 +11,7 @@ from tests.behaviour.small import Small, error_of
 from tests.parity.context import STEPS, Context
 from tests.parity.oracle import Oracle, topology_name
 
-topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 2)], ids=topology_name)
+topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
 
 
 def _losses(ctx: Context, sess: tf.Session, small: Small, steps: range = range(STEPS)) -> None:
@@ -72,14 +73,22 @@ def _two_sessions(ctx: Context) -> None:
             _losses(ctx, sess, small)
             ctx.record_variables(sess)
     graph = tf.get_default_graph()
-    ctx.record(copies=[error_of(graph.get_operation_by_name, name) for name in (
-        'EPL_REPLICA_1/hidden/kernel', 'EPL_REPLICA_1_1/hidden/kernel', 'EPL_REPLICA_1/hidden/kernel_1')])
+    ctx.record(
+        copies=[
+            error_of(graph.get_operation_by_name, name)
+            for name in (
+                "EPL_REPLICA_1/hidden/kernel",
+                "EPL_REPLICA_1_1/hidden/kernel",
+                "EPL_REPLICA_1/hidden/kernel_1",
+            )
+        ]
+    )
 
 
 @topologies
 def test_two_sessions_on_one_graph(oracle: Oracle, topology: Any) -> None:
     for answer in oracle.check(topology, _two_sessions):
-        made = [error == 'no error' for error in answer.results['copies'][0]]
+        made = [error == "no error" for error in answer.results["copies"][0]]
         assert made == [True, False, False]
 
 
@@ -101,7 +110,7 @@ def _early_session(ctx: Context) -> None:
 @topologies
 def test_session_before_the_model_and_finalized_graph(oracle: Oracle, topology: Any) -> None:
     for answer in oracle.check(topology, _early_session):
-        assert answer.results['finalized'] == [True]
+        assert answer.results["finalized"] == [True]
 
 
 def _interactive(ctx: Context) -> None:
@@ -155,12 +164,12 @@ def _staged(ctx: Context) -> None:
     """The variables are initialised before the training op exists."""
     ctx.init()
     sess = tf.Session()
-    value = tf.get_variable('value', [3], initializer=tf.ones_initializer())
+    value = tf.get_variable("value", [3], initializer=tf.ones_initializer())
     sess.run(tf.global_variables_initializer())
     ctx.record(early=sess.run(value))
-    loss = tf.reduce_mean(tf.square(value * tf.placeholder(tf.float32, [None, 3], 'x')))
+    loss = tf.reduce_mean(tf.square(value * tf.placeholder(tf.float32, [None, 3], "x")))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    feed = {'x:0': np.ones([8, 3], np.float32)}
+    feed = {"x:0": np.ones([8, 3], np.float32)}
     ctx.record(same=error_of(sess.run, train_op, feed), value=sess.run(value))
     with tf.Session() as fresh:
         fresh.run(tf.global_variables_initializer())
@@ -168,20 +177,20 @@ def _staged(ctx: Context) -> None:
 
 
 def test_a_run_before_the_training_op_exists_is_not_the_time_to_rewrite(oracle: Oracle) -> None:
-    answer, = oracle.plan((1, 2), _staged)
-    np.testing.assert_array_equal(answer.results['early'][0], np.ones(3))
-    assert answer.results['fresh'] == [1.]
-    error = answer.results['same'][0]
-    if error == 'no error':
-        np.testing.assert_allclose(answer.results['value'][0], np.full(3, 1 - 0.2 / 3), rtol=1e-6)
+    (answer,) = oracle.plan((1, 2), _staged)
+    np.testing.assert_array_equal(answer.results["early"][0], np.ones(3))
+    assert answer.results["fresh"] == [1.0]
+    error = answer.results["same"][0]
+    if error == "no error":
+        np.testing.assert_allclose(answer.results["value"][0], np.full(3, 1 - 0.2 / 3), rtol=1e-6)
     else:
-        assert 'session' in error
+        assert "session" in error
 
 
 def _exported(ctx: Context) -> None:
     """After training, an inference graph is built, restored and run in the same process; and an evaluation graph."""
     ctx.init()
-    path = ctx.temporary_directory() + '/model'
+    path = ctx.temporary_directory() + "/model"
     small = Small()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -190,14 +199,14 @@ def _exported(ctx: Context) -> None:
         logits = sess.run(small.logits, small.feed(ctx))
     if ctx.worker == 0:
         with tf.Graph().as_default(), tf.Session() as sess:
-            tf.train.import_meta_graph(path + '.meta').restore(sess, path)
-            again = sess.run(small.logits.name, {'x:0': small.feed(ctx)[small.x]})
+            tf.train.import_meta_graph(path + ".meta").restore(sess, path)
+            again = sess.run(small.logits.name, {"x:0": small.feed(ctx)[small.x]})
             ctx.record(shapes=(logits.shape, again.shape))
-            ctx.record(same=np.allclose(logits, again[:len(logits)], rtol=1e-5))
-            ctx.record(kinds=sorted({one.type for one in sess.graph.get_operations() if one.type.startswith('Epl')}))
+            ctx.record(same=np.allclose(logits, again[: len(logits)], rtol=1e-5))
+            ctx.record(kinds=sorted({one.type for one in sess.graph.get_operations() if one.type.startswith("Epl")}))
 
 
-@pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
 def test_the_saved_meta_graph_is_that_of_the_user(oracle: Oracle, topology: Any) -> None:
     answers = oracle.plan(topology, _exported)
-    assert answers[0].results['same'] == [True]
+    assert answers[0].results["same"] == [True]

@@ -1,4 +1,5 @@
 """tf.train.init_from_checkpoint, called before and behind what trains: as on one device, parts of variables too."""
+
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.models import cross_entropy, dense
 
-VALUES = {'hidden/kernel': [FEATURES, 8], 'hidden/bias': [8], 'out/kernel': [8, CLASSES]}
+VALUES = {"hidden/kernel": [FEATURES, 8], "hidden/bias": [8], "out/kernel": [8, CLASSES]}
 
 
 def _write(path: str) -> str:
@@ -25,16 +26,16 @@ def _write(path: str) -> str:
 
 def _load(path: str, by_object: bool) -> None:
     names = sorted(VALUES)
-    objects = [variable for name in names for variable in tf.trainable_variables() if variable.name == name + ':0']
+    objects = [variable for name in names for variable in tf.trainable_variables() if variable.name == name + ":0"]
     tf.train.init_from_checkpoint(path, dict(zip(names, objects if by_object else names)))
 
 
 def _train(ctx: Context, path: str, resource: bool, behind: bool, by_object: bool, **config: Any) -> None:
     ctx.init(**config)
     data = samples()
-    with tf.variable_scope('', use_resource=resource):
+    with tf.variable_scope("", use_resource=resource):
         x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None])
-        loss = cross_entropy(y, dense(dense(x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out'))
+        loss = cross_entropy(y, dense(dense(x, 8, "hidden", tf.nn.tanh), CLASSES, "out"))
     if not behind:
         _load(path, by_object)
     train_op = tf.train.AdamOptimizer(0.01).minimize(loss)
@@ -48,9 +49,10 @@ def _train(ctx: Context, path: str, resource: bool, behind: bool, by_object: boo
         ctx.record_variables(sess)
 
 
-@pytest.mark.parametrize('topology', [(1, 2), (2, 1)], ids=topology_name)
-@pytest.mark.parametrize('level,resource', [('', False), ('v1', False), ('v2', True)])
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+@pytest.mark.parametrize("level,resource", [("", False), ("v1", False), ("v2", True)])
 def test_values_are_loaded(oracle: Oracle, tmp_path: Any, topology: Any, level: str, resource: bool) -> None:
-    path = _write(str(tmp_path / 'model'))
-    oracle.check(topology, _train, path=path, resource=resource, behind=bool(level), by_object=resource,
-                 zero__level=level)
+    path = _write(str(tmp_path / "model"))
+    oracle.check(
+        topology, _train, path=path, resource=resource, behind=bool(level), by_object=resource, zero__level=level
+    )

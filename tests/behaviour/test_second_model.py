@@ -1,4 +1,5 @@
 """A second model in one process: a cell of a notebook that runs twice, a sweep over parameters."""
+
 import contextlib
 import logging
 from typing import Any, Dict
@@ -20,33 +21,33 @@ from tests.parity.scripts.models import cross_entropy, dense
 init = in_process.init  # found here by pytest
 
 KINDS: Dict[str, Dict[str, Any]] = {
-    'data_parallel': {},
-    'pipeline': {'pipeline__num_micro_batch': 2},
-    'split': {'cluster__colocate_split_and_replicate': True},
-    'zero': {'zero__level': 'v2'},
+    "data_parallel": {},
+    "pipeline": {"pipeline__num_micro_batch": 2},
+    "split": {"cluster__colocate_split_and_replicate": True},
+    "zero": {"zero__level": "v2"},
 }
 
 
 def _scope(ctx: Context, kind: str) -> Any:
     """Of the second half of the model."""
-    if not ctx.planned or kind in ('data_parallel', 'zero'):
+    if not ctx.planned or kind in ("data_parallel", "zero"):
         return contextlib.ExitStack()
-    return epl.split() if kind == 'split' else epl.replicate(1)
+    return epl.split() if kind == "split" else epl.replicate(1)
 
 
 def _two_models(ctx: Context, kind: str) -> None:
     """The same lines twice, as a notebook runs them: the names of the variables are the same, the rate is not."""
-    ctx.stages = 2 if kind == 'pipeline' else 1
+    ctx.stages = 2 if kind == "pipeline" else 1
     data = samples()
     for rate in (0.1, 0.03):
         if not ctx.planned:
             tf.reset_default_graph()
-        ctx.init(annotate=kind != 'pipeline', **KINDS[kind])
-        x, y = tf.placeholder(tf.float32, [None, FEATURES], 'x'), tf.placeholder(tf.int32, [None], 'y')
-        with ctx.scope() if kind == 'pipeline' else contextlib.ExitStack():
-            hidden = dense(x, 8, 'hidden', tf.nn.tanh)
+        ctx.init(annotate=kind != "pipeline", **KINDS[kind])
+        x, y = tf.placeholder(tf.float32, [None, FEATURES], "x"), tf.placeholder(tf.int32, [None], "y")
+        with ctx.scope() if kind == "pipeline" else contextlib.ExitStack():
+            hidden = dense(x, 8, "hidden", tf.nn.tanh)
         with _scope(ctx, kind):
-            loss = cross_entropy(y, dense(hidden, CLASSES, 'out'))
+            loss = cross_entropy(y, dense(hidden, CLASSES, "out"))
         train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss)
         sess = tf.Session()  # of the first model, it stays open
         sess.run(tf.global_variables_initializer())
@@ -56,7 +57,7 @@ def _two_models(ctx: Context, kind: str) -> None:
         ctx.record_variables(sess)
 
 
-@pytest.mark.parametrize('kind', sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_same_model_again(oracle: Oracle, kind: str) -> None:
     oracle.check((2, 2), _two_models, kind=kind)
 
@@ -71,18 +72,18 @@ def _train() -> None:
 
 def test_it_is_said_once_that_the_default_graph_is_new(init: Any, monkeypatch: Any, caplog: Any) -> None:
     init()
-    monkeypatch.setattr(Env.get(), '_said', set())
+    monkeypatch.setattr(Env.get(), "_said", set())
     for _ in range(3):
         _train()
         _begin()
         assert not tf.get_default_graph().get_operations()
-    assert [record.levelno for record in caplog.records if 'called again' in record.message] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records if "called again" in record.message] == [logging.WARNING]
 
 
 def test_the_first_init_and_one_ahead_of_any_op_keep_the_graph(init: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Env.get(), 'inits', 0)
-    early = tf.constant(1.)
-    config = epl.Config({'cluster.device_type': 'cpu'})
+    monkeypatch.setattr(Env.get(), "inits", 0)
+    early = tf.constant(1.0)
+    config = epl.Config({"cluster.device_type": "cpu"})
     epl.init(config)
     assert tf.get_default_graph() is early.graph
     tf.reset_default_graph()
@@ -97,16 +98,16 @@ def _begin() -> None:
     epl.set_default_strategy(epl.replicate(1))
 
 
-@pytest.mark.parametrize('config', [{}, {'zero__level': 'v1'}], ids=['data_parallel', 'zero'])
+@pytest.mark.parametrize("config", [{}, {"zero__level": "v1"}], ids=["data_parallel", "zero"])
 def test_a_second_model_next_to_replicas_of_an_earlier_one_is_refused(init: Any, config: Any) -> None:
     init(**config)
     with tf.Graph().as_default() as graph:
         _begin()
-        with tf.variable_scope('first'):
+        with tf.variable_scope("first"):
             _train()
         _begin()
         assert tf.get_default_graph() is graph
-        with tf.variable_scope('second'), pytest.raises(PlanError, match='trained before epl.init was called again'):
+        with tf.variable_scope("second"), pytest.raises(PlanError, match="trained before epl.init was called again"):
             _train()
         with tf.Graph().as_default():
             _train()
@@ -115,7 +116,7 @@ def test_a_second_model_next_to_replicas_of_an_earlier_one_is_refused(init: Any,
 def test_on_one_device_a_second_model_is_trained_in_the_same_graph(init: Any) -> None:
     init(1)
     with tf.Graph().as_default():
-        for scope in ('first', 'second'):
+        for scope in ("first", "second"):
             _begin()
             with tf.variable_scope(scope):
                 _train()
@@ -125,5 +126,5 @@ def test_on_one_device_a_second_model_is_trained_in_the_same_graph(init: Any) ->
 def test_a_second_model_without_another_init_is_refused(init: Any) -> None:
     init()
     _train()
-    with tf.variable_scope('second'), pytest.raises(PlanError, match='rewritten for 2 devices.*call epl.init again'):
-        Small(prefix='second_')
+    with tf.variable_scope("second"), pytest.raises(PlanError, match="rewritten for 2 devices.*call epl.init again"):
+        Small(prefix="second_")

@@ -1,4 +1,5 @@
 """Ratios, verdicts and the control of measured processes."""
+
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks import groups, harness
 
-_WORKER = textwrap.dedent('''
+_WORKER = textwrap.dedent("""
     import os, subprocess, sys, time
     from benchmarks import control
     def answer(request):
@@ -18,36 +19,36 @@ _WORKER = textwrap.dedent('''
             raise ValueError('asked to fail')
         return control.timed(lambda: time.sleep(0.01), request['steps'], 0)
     control.serve(int(os.environ[control.RANK_VARIABLE]), answer)
-''')
+""")
 
 
 def _group(size=1, code=_WORKER):
-    return groups.Group('sleeper', [sys.executable, '-c', code], size, {}, copies=size)
+    return groups.Group("sleeper", [sys.executable, "-c", code], size, {}, copies=size)
 
 
 def _result(rows, missing=()):
-    return harness.Result('name', [], rows, {}, list(missing))
+    return harness.Result("name", [], rows, {}, list(missing))
 
 
 def test_verdict_uses_the_median():
-    assert harness.met(harness.row('speed', [0.5, 1.2, 3.0], at_least=1.0))
-    assert not harness.met(harness.row('speed', [0.5, 0.9, 3.0], at_least=1.0))
-    assert harness.met(harness.row('cost', [0.05, 0.09, 3.0], at_most=0.1))
+    assert harness.met(harness.row("speed", [0.5, 1.2, 3.0], at_least=1.0))
+    assert not harness.met(harness.row("speed", [0.5, 0.9, 3.0], at_least=1.0))
+    assert harness.met(harness.row("cost", [0.05, 0.09, 3.0], at_most=0.1))
 
 
 def test_row_without_target_passes():
-    assert harness.passed(_result([harness.row('information', [0.1])]))
+    assert harness.passed(_result([harness.row("information", [0.1])]))
 
 
 def test_missing_contender_fails_the_result_and_is_named():
-    result = _result([harness.row('speed', [2.0], at_least=1.0)], ['horovod: no cmake'])
+    result = _result([harness.row("speed", [2.0], at_least=1.0)], ["horovod: no cmake"])
     assert not harness.passed(result)
-    assert 'NOT MEASURED: horovod: no cmake' in harness.table(result)
+    assert "NOT MEASURED: horovod: no cmake" in harness.table(result)
 
 
 def test_table_shows_ratio_spread_and_verdict():
-    printed = harness.table(_result([harness.row('speed', [0.5, 0.75, 3.0], at_least=1.0)]))
-    assert '0.75' in printed and '0.5 - 3' in printed and '>= 1' in printed and 'MISS' in printed
+    printed = harness.table(_result([harness.row("speed", [0.5, 0.75, 3.0], at_least=1.0)]))
+    assert "0.75" in printed and "0.5 - 3" in printed and ">= 1" in printed and "MISS" in printed
 
 
 def test_group_measures_every_worker():
@@ -58,7 +59,7 @@ def test_group_measures_every_worker():
     finally:
         group.close()
     assert len(replies) == 2
-    assert all(reply['seconds'] >= 0.05 for reply in replies)
+    assert all(reply["seconds"] >= 0.05 for reply in replies)
 
 
 def test_group_is_stopped_outside_of_its_turn():
@@ -66,7 +67,7 @@ def test_group_is_stopped_outside_of_its_turn():
     try:
         with group.awake():
             group.ask(steps=1)
-        child, = [process for process in psutil.Process().children() if process.pid in group._pids]
+        (child,) = [process for process in psutil.Process().children() if process.pid in group._pids]
         deadline = time.time() + 10
         while child.status() != psutil.STATUS_STOPPED and time.time() < deadline:
             time.sleep(0.01)
@@ -76,8 +77,8 @@ def test_group_is_stopped_outside_of_its_turn():
 
 
 def test_close_ends_a_worker_that_does_not_leave(monkeypatch):
-    monkeypatch.setattr(groups, 'END_SECONDS', 0.5)
-    group = _group(code=_WORKER + 'time.sleep(600)\n')
+    monkeypatch.setattr(groups, "END_SECONDS", 0.5)
+    group = _group(code=_WORKER + "time.sleep(600)\n")
     pid = group._pids[0]
     group.close()
     assert not psutil.pid_exists(pid)
@@ -86,25 +87,25 @@ def test_close_ends_a_worker_that_does_not_leave(monkeypatch):
 def test_failure_of_a_worker_is_reported_with_its_cause():
     group = _group()
     try:
-        with group.awake(), pytest.raises(groups.GroupError, match='asked to fail'):
+        with group.awake(), pytest.raises(groups.GroupError, match="asked to fail"):
             group.ask(fail=True)
     finally:
         group.close()
 
 
 def test_worker_that_cannot_start_is_reported_with_its_log():
-    with pytest.raises(groups.GroupError, match='no such thing'):
+    with pytest.raises(groups.GroupError, match="no such thing"):
         _group(code='raise SystemExit("no such thing")')
 
 
 def test_interleave_drops_a_contender_that_dies_and_goes_on():
-    contenders = {'good': _group(), 'bad': _group()}
-    os.kill(contenders['bad']._pids[0], signal.SIGKILL)
+    contenders = {"good": _group(), "bad": _group()}
+    os.kill(contenders["bad"]._pids[0], signal.SIGKILL)
     missing = []
     try:
         seconds = harness.interleave(contenders, 2, missing, steps=1)
     finally:
         for group in contenders.values():
             group.close()
-    assert sorted(seconds) == ['good'] and len(seconds['good']) == 2
-    assert len(missing) == 1 and 'no answer' in missing[0]
+    assert sorted(seconds) == ["good"] and len(seconds["good"]) == 2
+    assert len(missing) == 1 and "no answer" in missing[0]

@@ -1,4 +1,5 @@
 """The benchmarks' models are real: they have the right size and they learn."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -20,9 +21,13 @@ def _batch(sizes, rows=4):
     random = np.random.RandomState(0)
     tokens = random.randint(0, sizes.vocab_size, [rows, _SEQUENCE])
     positions = random.randint(0, _SEQUENCE, [rows, 3])
-    return bert.Batch(tf.constant(tokens, tf.int32), tf.ones(tokens.shape), tf.zeros(tokens.shape, tf.int32),
-                      tf.constant(positions, tf.int32),
-                      tf.constant(np.take_along_axis(tokens, positions, axis=1), tf.int32))
+    return bert.Batch(
+        tf.constant(tokens, tf.int32),
+        tf.ones(tokens.shape),
+        tf.zeros(tokens.shape, tf.int32),
+        tf.constant(positions, tf.int32),
+        tf.constant(np.take_along_axis(tokens, positions, axis=1), tf.int32),
+    )
 
 
 def _losses(loss, train, steps=30):
@@ -38,7 +43,7 @@ def test_base_has_the_published_number_of_weights():
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_refused():
-    with pytest.raises(ValueError, match='10 cannot be divided into 3 heads'):
+    with pytest.raises(ValueError, match="10 cannot be divided into 3 heads"):
         bert.config(layers=1, hidden=10, heads=3)
 
 
@@ -62,8 +67,13 @@ def test_padding_does_not_change_the_loss():
     losses = []
     for padding in (3, 9):
         tokens[0, 5:] = padding
-        batch = bert.Batch(tf.constant(tokens, tf.int32), tf.constant(mask), tf.zeros([1, 8], tf.int32),
-                           tf.constant([[0, 2]]), tf.constant([[4, 5]]))
+        batch = bert.Batch(
+            tf.constant(tokens, tf.int32),
+            tf.constant(mask),
+            tf.zeros([1, 8], tf.int32),
+            tf.constant([[0, 2]]),
+            tf.constant([[4, 5]]),
+        )
         losses.append(bert.masked_lm_loss(_SIZES, batch))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

@@ -9,7 +9,7 @@ from epl.utils.errors import LayoutError
 
 
 def name(slot):
-    return "/job:worker/replica:0/task:{}/device:CPU:{}".format(slot.worker, slot.device)
+    return f"/job:worker/replica:0/task:{slot.worker}/device:CPU:{slot.device}"
 
 
 def topology(stages, worker_num):

@@ -94,9 +94,7 @@ def test_a_key_given_twice_is_refused():
 def test_keys_of_whale():
     assert Config({"num_micro_batch": 8}).pipeline.num_micro_batch == 8
     config = Config({"num_micro_batch": 35, "num_task_graph": 8})
-    assert config == Config(
-        {"pipeline.num_micro_batch": 35, "pipeline.num_stages": 8, "auto.auto_parallel": True}
-    )
+    assert config == Config({"pipeline.num_micro_batch": 35, "pipeline.num_stages": 8, "auto.auto_parallel": True})
 
 
 def test_a_key_given_by_both_names_is_refused():

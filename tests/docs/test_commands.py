@@ -1,4 +1,5 @@
 """Commands that the pages show are tested, or excused with a reason; links and paths in them lead somewhere."""
+
 import ast
 import glob
 import os
@@ -88,7 +89,7 @@ def test_the_table_names_tests_that_exist():
         if not where.startswith("excused: "):
             path, name = where.split("::")
             with open(os.path.join(ROOT, path), encoding="utf-8") as source:
-                assert "def {}(".format(name) in source.read(), where
+                assert f"def {name}(" in source.read(), where
 
 
 def test_every_make_target_that_is_named_exists():
@@ -136,7 +137,7 @@ def test_every_page_is_in_the_index_of_its_folder():
         with open(os.path.join(ROOT, name), encoding="utf-8") as source:
             index = source.read()
         pages = {os.path.basename(page) for page in PAGES if os.path.dirname(os.path.relpath(page, ROOT)) == folder}
-        missing += [page for page in sorted(pages - {os.path.basename(name)}) if "({})".format(page) not in index]
+        missing += [page for page in sorted(pages - {os.path.basename(name)}) if f"({page})" not in index]
     assert missing == []
 
 
@@ -145,7 +146,7 @@ def test_every_path_of_the_checkout_that_is_named_exists():
     missing = []
     for page in PAGES:
         with open(page, encoding="utf-8") as source:
-            named = re.findall(r"`((?:{})/[\w./-]+)`".format(folders), source.read())
+            named = re.findall(rf"`((?:{folders})/[\w./-]+)`", source.read())
         gone = [path for path in named if not os.path.exists(os.path.join(ROOT, path))]
         missing += [(os.path.relpath(page, ROOT), path) for path in gone]
     assert missing == []

@@ -1,4 +1,5 @@
 """The texts in docs/troubleshooting.md exist, the code in docs/ runs, the table of layers holds."""
+
 import ast
 import glob
 import os
@@ -92,7 +93,7 @@ def test_every_error_of_a_model_has_an_entry():
                 texts = [text for text in python_texts(node.exc) if len(text) > 30]
                 if name in USER_ERRORS and texts:
                     if not any(all(piece in "".join(texts) for piece in pieces) for pieces in entries):
-                        without.append("{}:{}".format(os.path.relpath(path, ROOT), node.lineno))
+                        without.append(f"{os.path.relpath(path, ROOT)}:{node.lineno}")
     assert without == [], "add these to docs/troubleshooting.md"
 
 

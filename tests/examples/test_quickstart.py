@@ -1,4 +1,5 @@
 """The quick start does what its page says."""
+
 import difflib
 import os
 import re
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-QUICKSTART = os.path.join(ROOT, 'examples', 'quickstart')
+QUICKSTART = os.path.join(ROOT, "examples", "quickstart")
 
 
 def _body(name: str) -> list:
@@ -18,19 +19,24 @@ def _body(name: str) -> list:
 
 
 def test_only_three_lines_differ() -> None:
-    difference = [line for line in difflib.ndiff(_body('train.py'), _body('train_parallel.py')) if line[0] in '+-']
-    assert difference == ['+ import epl', '+ epl.init()', '+ epl.set_default_strategy(epl.replicate(1))']
+    difference = [line for line in difflib.ndiff(_body("train.py"), _body("train_parallel.py")) if line[0] in "+-"]
+    assert difference == ["+ import epl", "+ epl.init()", "+ epl.set_default_strategy(epl.replicate(1))"]
 
 
 @pytest.mark.timeout(180)
 def test_both_learn_the_digits(tmp_path: Any) -> None:
     process = subprocess.run(
-        [sys.executable, os.path.join(QUICKSTART, 'run.py'), '--directory', str(tmp_path / 'run')],
-        cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=170)
+        [sys.executable, os.path.join(QUICKSTART, "run.py"), "--directory", str(tmp_path / "run")],
+        cwd=str(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=170,
+    )
     assert process.returncode == 0, process.stdout
-    accuracies = [float(number) for number in re.findall(r'test accuracy +([\d.]+)%', process.stdout)]
-    assert len(accuracies) == 2 and min(accuracies) >= 95., process.stdout
-    assert len(re.findall(r'[1-9]\d* samples/s', process.stdout)) == 2
-    paths = re.findall(r'^(?:Logs|Checkpoints| +) +(/\S+)$', process.stdout, re.MULTILINE)
+    accuracies = [float(number) for number in re.findall(r"test accuracy +([\d.]+)%", process.stdout)]
+    assert len(accuracies) == 2 and min(accuracies) >= 95.0, process.stdout
+    assert len(re.findall(r"[1-9]\d* samples/s", process.stdout)) == 2
+    paths = re.findall(r"^(?:Logs|Checkpoints| +) +(/\S+)$", process.stdout, re.MULTILINE)
     assert len(paths) == 5, process.stdout
     assert all(os.path.exists(path) for path in paths)

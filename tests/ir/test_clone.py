@@ -1,4 +1,5 @@
 """Bulk cloning: a copy computes what the original does, on its own state, and Python can go on using the graph."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -79,8 +80,12 @@ def test_a_variable_gets_its_own_value(resource):
     clone([v.initializer.outputs[0] if v.initializer.outputs else v.handle, *add.inputs])
     view = GraphView(tf.get_default_graph())
     clone_nodes(
-        tf.get_default_graph(), view, view.ancestors([view.index[add.name], view.index[v.initializer.name]]), ["B/"],
-        lambda copy, original: Edit(None, None))
+        tf.get_default_graph(),
+        view,
+        view.ancestors([view.index[add.name], view.index[v.initializer.name]]),
+        ["B/"],
+        lambda copy, original: Edit(None, None),
+    )
     with tf.Session() as sess:
         sess.run([v.initializer, "B/" + v.initializer.name])
         sess.run(["B/" + add.name])
@@ -96,7 +101,7 @@ def test_a_loop_and_its_gradient():
     x = tf.placeholder(tf.float32, [2], "x")
     body = lambda i, y: (i + 1, tf.cond(i > 0, lambda: y * x, lambda: tf.sin(y)))  # noqa: E731
     y = tf.while_loop(lambda i, _: i < 3, body, [0, x])[1]
-    gradient, = tf.gradients(y, x)
+    (gradient,) = tf.gradients(y, x)
     clone([y, gradient], prefixes=("A/", "B/"))
     feed = {"x:0": [0.3, 0.7], "A/x:0": [0.3, 0.7], "B/x:0": [0.5, 0.2]}
     values = run([t for p in ("", "A/", "B/") for t in (p + y.name, p + gradient.name)], feed)
@@ -113,7 +118,7 @@ def test_gradients_of_a_recurrent_network_are_bitwise_equal():
     init = tf.global_variables_initializer()
     clone(gradients, shared=[v.op.name for v in variables])
     values = run([g.name for g in gradients] + ["A/" + g.name for g in gradients], init=[init])
-    for original, copy in zip(values[:len(gradients)], values[len(gradients):]):
+    for original, copy in zip(values[: len(gradients)], values[len(gradients) :]):
         np.testing.assert_array_equal(original, copy)
 
 
@@ -121,7 +126,7 @@ def test_edit_changes_each_copy():
     x = tf.placeholder(tf.float32, [], "x")
 
     def edit(copy, original):
-        return Edit("/device:CPU:{}".format(copy), None)
+        return Edit(f"/device:CPU:{copy}", None)
 
     clone([tf.exp(x, name="y")], prefixes=("A/", "B/"), edit=edit)
     operation = tf.get_default_graph().get_operation_by_name
@@ -231,7 +236,7 @@ def test_unknown_names_are_still_unknown():
 def test_new_ops_on_copies_and_their_gradients():
     x, _ = many_copies()
     z = tf.reduce_sum(tensor("A/y:0")) + tf.reduce_sum(x)
-    gradient, = tf.gradients(z, tensor("A/x:0"))
+    (gradient,) = tf.gradients(z, tensor("A/x:0"))
     np.testing.assert_allclose(run(gradient, {x: [0, 0], "A/x:0": [0, 1]}), np.exp([0, 1]), rtol=1e-6)
 
 

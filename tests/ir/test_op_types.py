@@ -1,4 +1,5 @@
 """The tables of op types against TensorFlow's own registry."""
+
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
@@ -73,17 +74,24 @@ def test_a_write_takes_what_it_writes_as_its_first_input():
         assert first.is_ref or first.type == resource, name
 
 
-@pytest.mark.parametrize("one, other", [
-    ("WRITES", "VARIABLES"), ("SHARED_STATE", "VARIABLES"), ("SHARED_STATE", "DATA_SOURCES"),
-    ("PLACEHOLDERS", "DATA_SOURCES"), ("WRITES", "DATA_SOURCES"),
-])
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("WRITES", "VARIABLES"),
+        ("SHARED_STATE", "VARIABLES"),
+        ("SHARED_STATE", "DATA_SOURCES"),
+        ("PLACEHOLDERS", "DATA_SOURCES"),
+        ("WRITES", "DATA_SOURCES"),
+    ],
+)
 def test_tables_that_exclude_each_other(one, other):
     assert not getattr(op_types, one) & getattr(op_types, other)
 
 
 def test_every_op_that_dequeues_or_unstages_is_a_data_source():
     sounds = {
-        name for name in REGISTRY
+        name
+        for name in REGISTRY
         if name.startswith(("QueueDequeue", "ReaderRead", "IteratorGetNext")) or name.endswith("Unstage")
     }
     assert sounds - op_types.DATA_SOURCES == set()
@@ -92,8 +100,10 @@ def test_every_op_that_dequeues_or_unstages_is_a_data_source():
 def test_every_resource_that_holds_data_or_tables_is_shared():
     resource = tf.resource.as_datatype_enum
     sounds = {
-        name for name, op in REGISTRY.items()
-        if op.output_arg and (op.output_arg[0].type == resource or op.output_arg[0].is_ref)
+        name
+        for name, op in REGISTRY.items()
+        if op.output_arg
+        and (op.output_arg[0].type == resource or op.output_arg[0].is_ref)
         and any(word in name for word in ("Queue", "Reader", "HashTable", "Iterator"))
         and not name.startswith(("Reader", "Experimental", "Deserialize"))
     }
@@ -102,7 +112,8 @@ def test_every_resource_that_holds_data_or_tables_is_shared():
 
 def test_every_op_that_finds_a_staging_area_is_known():
     sounds = {
-        name for name, op in REGISTRY.items()
+        name
+        for name, op in REGISTRY.items()
         if {"capacity", "memory_limit", "shared_name"} <= {attr.name for attr in op.attr}
     }
     assert sounds == op_types.STAGING

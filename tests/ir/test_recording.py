@@ -1,4 +1,5 @@
 """What is recorded while the user builds: phases, TaskGraphs of backward ops, calls of gradients and optimizers."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -32,7 +33,7 @@ def test_phases_of_backward_and_apply_ops(init):
 def test_ops_wait_for_many_through_one(init):
     init()
     model = Linear()
-    updates = [tf.no_op(name="update{}".format(i)) for i in range(9)]
+    updates = [tf.no_op(name=f"update{i}") for i in range(9)]
     with tf.control_dependencies(updates):
         ops = new_ops(model.minimize)
         after = tf.no_op()
@@ -98,7 +99,7 @@ def test_a_gradient_call_holds_objective_and_gradients_of_variables(init):
     x = tf.constant([1.0, 2.0])
     loss = tf.reduce_sum(ref * resource * x)
     returned = tf.gradients(loss, [ref, x, resource])
-    call, = Graph.get().gradient_calls
+    (call,) = Graph.get().gradient_calls
     assert call.ys == (loss,)
     assert [name for name, _ in call.boundaries] == ["ref", "resource"]
     assert [gradient for _, gradient in call.boundaries] == [returned[0], returned[2]]
@@ -114,9 +115,9 @@ def test_gradients_that_are_none_are_no_boundaries(init):
 def test_a_sparse_gradient_stays_sparse(init):
     init()
     table = tf.get_variable("table", [5, 2])
-    gradient, = tf.gradients(tf.nn.embedding_lookup(table, [1, 1]), table)
+    (gradient,) = tf.gradients(tf.nn.embedding_lookup(table, [1, 1]), table)
     assert isinstance(gradient, tf.IndexedSlices)
-    model_gradient, = [g for _, g in Graph.get().gradient_calls[0].boundaries]
+    (model_gradient,) = [g for _, g in Graph.get().gradient_calls[0].boundaries]
     assert model_gradient is gradient
 
 
@@ -124,7 +125,7 @@ def test_sparse_as_dense(init):
     init(communication__sparse_as_dense=True)
     table = tf.get_variable("table", [5, 2])
     tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 1])))
-    (_, gradient), = Graph.get().apply_calls[0].boundaries
+    ((_, gradient),) = Graph.get().apply_calls[0].boundaries
     assert isinstance(gradient, tf.Tensor)
 
 
@@ -132,7 +133,7 @@ class _Delegating(tf.train.Optimizer):
     """An optimizer of the user that overrides apply_gradients and has another one do the work."""
 
     def __init__(self):
-        super(_Delegating, self).__init__(False, "Delegating")
+        super().__init__(False, "Delegating")
         self._inner = tf.train.GradientDescentOptimizer(0.1)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
@@ -143,7 +144,7 @@ def test_only_the_outermost_apply_gradients_is_recorded(init):
     init()
     model = Linear(optimizer=_Delegating())
     model.minimize()
-    call, = Graph.get().apply_calls
+    (call,) = Graph.get().apply_calls
     assert [name for name, _ in call.boundaries] == ["w"]
 
 

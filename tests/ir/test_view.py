@@ -1,4 +1,5 @@
 """GraphView: who feeds whom."""
+
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import SAME, clone_nodes

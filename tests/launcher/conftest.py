@@ -54,11 +54,11 @@ class Launch:
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                with open("/proc/{}/environ".format(pid), "rb") as environ:
-                    marked = "{}={}".format(MARK, self.mark).encode() in environ.read().split(b"\0")
-                with open("/proc/{}/stat".format(pid), "rb") as stat:
+                with open(f"/proc/{pid}/environ", "rb") as environ:
+                    marked = f"{MARK}={self.mark}".encode() in environ.read().split(b"\0")
+                with open(f"/proc/{pid}/stat", "rb") as stat:
                     alive = stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-                with open("/proc/{}/cmdline".format(pid), "rb") as cmdline:
+                with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
                     command = cmdline.read().replace(b"\0", b" ").decode()
             except OSError:
                 continue
@@ -130,7 +130,7 @@ def log(tmp_path):
     """Returns a function that reads the log of a worker."""
 
     def read(index, suffix=""):
-        return (tmp_path / "logs" / str(index) / "stderr_{}{}.log".format(index, suffix)).read_text()
+        return (tmp_path / "logs" / str(index) / f"stderr_{index}{suffix}.log").read_text()
 
     return read
 

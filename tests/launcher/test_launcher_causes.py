@@ -24,7 +24,9 @@ def fail(code, text, cause=None):
     print("words of worker", me, flush=True)
     sys.exit(code)
 """.format(os.path.join(ROOT, "epl", "utils", "last_words.py"))
-FOLLOWS = TALK + """
+FOLLOWS = (
+    TALK
+    + """
 if me == 1:
     last_words.tell_failure(last_words.LastWords("ValueError: rotten", None))
     time.sleep(1)
@@ -32,6 +34,7 @@ if me == 1:
 time.sleep(0.3)
 fail(1, "InternalError: worker 1: ValueError: rotten", (1, "ValueError: rotten"))
 """
+)
 
 
 def test_the_worker_that_failed_first_is_reported_although_it_ends_last(run):
@@ -87,9 +90,14 @@ def test_a_child_without_the_pipe_writes_to_no_file_of_the_same_number(run, log,
 
 
 def test_nonsense_on_the_pipe_is_passed_over(run):
-    text = TALK + "pipe = last_words._pipe()\n" + (
-        r"for junk in (b'\xff\n', b'[]\n', b'{}\n', b'3\n', b'{\"failure\": 1, \"cause\": 2}\n'): os.write(pipe, junk)"
-        "\nfail(2, 'error')"
+    text = (
+        TALK
+        + "pipe = last_words._pipe()\n"
+        + (
+            r"for junk in (b'\xff\n', b'[]\n', b'{}\n', b'3\n', b'{\"failure\": 1, \"cause\": 2}\n'):"
+            " os.write(pipe, junk)"
+            "\nfail(2, 'error')"
+        )
     )
     launch = run(text, name="job.py", workers=1)
     assert launch.code == 2 and "first cause: worker 0: error\n" in launch.output
@@ -97,7 +105,7 @@ def test_nonsense_on_the_pipe_is_passed_over(run):
 
 def test_the_frames_in_which_an_op_was_made_are_left_out(run):
     trace = "\\n".join(["Error: it", "", "Original stack trace for x:"] + ["  File frame"] * 30 + [""])
-    launch = run("printf '{}\\nend\\n'; exit 1".format(trace), workers=1)
+    launch = run(f"printf '{trace}\\nend\\n'; exit 1", workers=1)
     shown = launch.output.split("last lines of")[1]
     assert "Error: it" in shown and "  | end" in shown and "frame" not in shown
 
@@ -117,7 +125,7 @@ def test_a_full_disk_does_not_end_the_training_and_is_told(tmp_path):
     (tmp_path / "job.py").write_text(FULL_DISK)
     (tmp_path / "logs").mkdir()
     # A mount of its own, which goes with its process.
-    launch = "exec {} {} --num_workers 1 --gpu_per_worker 1 --log_dir logs job.py".format(sys.executable, LAUNCHER)
+    launch = f"exec {sys.executable} {LAUNCHER} --num_workers 1 --gpu_per_worker 1 --log_dir logs job.py"
     own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     done = subprocess.run(
         own + ["sh", "-c", "mount -t tmpfs -o size=64k tmpfs logs && " + launch],

@@ -14,8 +14,8 @@ def machine(tmp_path, monkeypatch):
 
     def make(used, code=0):
         if used is not None:
-            lines = "".join("echo {}, {}, 16000\n".format(index, each) for index, each in enumerate(used))
-            (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n{}exit {}\n".format(lines, code))
+            lines = "".join(f"echo {index}, {each}, 16000\n" for index, each in enumerate(used))
+            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}exit {code}\n")
             (tmp_path / "nvidia-smi").chmod(0o755)
 
     return make
@@ -49,7 +49,7 @@ def test_too_few_free_gpus_are_an_error_with_the_numbers(machine):
 
 def test_too_few_gpus_end_the_launcher_with_code_2(machine, tmp_path, run):
     machine([0])
-    launch = run("echo started", EPL_CLUSTER_DEVICE_TYPE="auto", PATH="{}:/usr/bin:/bin".format(tmp_path))
+    launch = run("echo started", EPL_CLUSTER_DEVICE_TYPE="auto", PATH=f"{tmp_path}:/usr/bin:/bin")
     assert launch.code == 2 and "need 2 free GPU(s)" in launch.output
     assert not (tmp_path / "logs").exists()
 
@@ -95,7 +95,7 @@ def test_nvidia_smi_that_fails_without_driver_means_no_gpu_and_is_told(machine):
 
 def test_workers_with_gpus_keep_the_allocator_as_it_is(machine, tmp_path, run):
     machine([0, 0])
-    path = "{}:/usr/bin:/bin".format(tmp_path)
+    path = f"{tmp_path}:/usr/bin:/bin"
     launch = run("env", EPL_CLUSTER_DEVICE_TYPE="auto", PATH=path, EPL_CLUSTER_NUM_VIRTUAL_DEVICES="5")
     assert launch.code == 0
     assert "[worker 0] CUDA_VISIBLE_DEVICES=0\n" in launch.output and "MALLOC_" not in launch.output

@@ -41,7 +41,7 @@ def family_is_up(launch, log, count=2):
             logs = "".join(log(index) for index in range(count))
         except OSError:
             return False
-        return all(commands.count("sleep {}".format(n)) >= count for n in (61, 62, 63)) and logs.count("deaf") == count
+        return all(commands.count(f"sleep {n}") >= count for n in (61, 62, 63)) and logs.count("deaf") == count
 
     return up
 
@@ -102,9 +102,9 @@ def test_worker_gets_the_time_to_end_by_itself(run, log):
 
 @pytest.mark.parametrize("name, code", [("KILL", 137), ("SEGV", 139), ("TERM", 143)])
 def test_death_by_signal_is_named_and_gives_128_plus_its_number(run, name, code):
-    launch = run("kill -{} $$; sleep 60".format(name), workers=1)
+    launch = run(f"kill -{name} $$; sleep 60", workers=1)
     assert launch.code == code
-    assert "worker 0 failed: killed by SIG{} ".format(name) in launch.output
+    assert f"worker 0 failed: killed by SIG{name} " in launch.output
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -176,7 +176,7 @@ def test_failure_of_a_worker_ends_its_own_children(run):
 
 def test_launcher_in_a_launched_script_is_ended_too(start, log, until, tmp_path, launcher):
     (tmp_path / "inner.sh").write_text("sleep 61")
-    inner = "{} --num_workers 2 --gpu_per_worker 1 --log_dir inner inner.sh".format(launcher)
+    inner = f"{launcher} --num_workers 2 --gpu_per_worker 1 --log_dir inner inner.sh"
     launch = start(inner, workers=1)
     assert until(lambda: list(launch.survivors().values()).count("sleep 61 ") == 2)
     os.kill(launch.process.pid, signal.SIGINT)

@@ -99,7 +99,7 @@ def test_default_log_dir_tells_date_size_script_and_label(run, tmp_path, label, 
     run("echo", *label, name="train.v2.sh", log_dir=None)
     (name,) = os.listdir(str(tmp_path / "experiments"))
     assert name in {
-        "{}_2w1g_train{}".format(day, suffix)
+        f"{day}_2w1g_train{suffix}"
         for day in (datetime.date.today(), datetime.date.today() - datetime.timedelta(days=1))
     }
 

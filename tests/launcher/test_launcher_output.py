@@ -37,7 +37,7 @@ def test_only_worker_0_is_shown_with_its_prefix(run):
 def test_show_all_shows_every_worker(run):
     lines = run("for i in 1 2 3; do echo line $i; done", "--show_all").output.splitlines()
     for index in range(2):
-        prefix = "[worker {}] ".format(index)
+        prefix = f"[worker {index}] "
         assert [line for line in lines if line.startswith(prefix)] == [prefix + "line %d" % i for i in (1, 2, 3)]
 
 

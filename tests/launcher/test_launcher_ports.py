@@ -62,10 +62,10 @@ def listens(pid):
 
 
 def test_ten_launchers_at_once_do_not_collide(start, tmp_path):
-    launches = [start(ACCEPT, workers=3, name="job.py", log_dir="logs{}".format(i)) for i in range(10)]
+    launches = [start(ACCEPT, workers=3, name="job.py", log_dir=f"logs{i}") for i in range(10)]
     for launch in launches:
         assert launch.wait(60) == 0, launch.output
-    hosts = [json.loads((tmp_path / "logs{}/0/stderr_0.log".format(i)).read_text())[0] for i in range(10)]
+    hosts = [json.loads((tmp_path / f"logs{i}/0/stderr_0.log").read_text())[0] for i in range(10)]
     assert all(len(set(each)) == 3 for each in hosts)
 
 

@@ -28,7 +28,7 @@ def test_the_secret_is_in_no_command_line_and_in_no_message(start, until):
         return [pid for pid, command in launch.survivors().items() if command == "sleep 60 "]
 
     assert until(lambda: len(workers()) == 2)
-    with open("/proc/{}/environ".format(workers()[0]), "rb") as environ:
+    with open(f"/proc/{workers()[0]}/environ", "rb") as environ:
         variables = dict(entry.split(b"=", 1) for entry in environ.read().split(b"\0") if b"=" in entry)
     secret = variables[b"EPL_JOB_SECRET"].decode()
     assert not any(secret in command for command in launch.survivors().values())

@@ -9,11 +9,12 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-Case = NamedTuple("Case", [
-    ("build", Callable[..., List[Any]]),  # (communicator, rank) -> tensors
-    ("expected", Callable[[int], List[List[np.ndarray]]]),  # world -> per rank, the values
-    ("tolerance", float),
-])
+
+class Case(NamedTuple):
+    build: Callable[..., List[Any]]
+    expected: Callable[[int], List[List[np.ndarray]]]
+    tolerance: float
+
 
 CASES: Dict[str, Case] = {}
 
@@ -57,13 +58,20 @@ for _dtype in ("uint8", "int8", "int32", "int64", "float16", "float32", "float64
         def _expected(world, dtype=_dtype, op=_op):
             return [[reduced(of_all(world, (5, 7), dtype), op)]] * world
 
-        @case("all_reduce_{}_{}".format(_op, _dtype), _expected, 2e-3 if _dtype == "float16" else 1e-6)
+        @case(f"all_reduce_{_op}_{_dtype}", _expected, 2e-3 if _dtype == "float16" else 1e-6)
         def _build(comm, rank, dtype=_dtype, op=_op):
             return [comm.all_reduce(tf.constant(values(rank, (5, 7), dtype)), rank, "x", op)]
 
 
-MIXED = [((3, 2), "float32"), ((), "float32"), ((0, 4), "float32"), ((6,), "int64"), ((1000,), "float32"),
-         ((2,), "float64"), ((3,), "int64")]
+MIXED = [
+    ((3, 2), "float32"),
+    ((), "float32"),
+    ((0, 4), "float32"),
+    ((6,), "int64"),
+    ((1000,), "float32"),
+    ((2,), "float64"),
+    ((3,), "int64"),
+]
 
 
 def _mixed(rank):
@@ -97,8 +105,10 @@ def _(comm, rank):
         return [total, comm.all_reduce([tensor], rank, "weighted_mean", "mean", weight=rank + 1)[0]]
 
 
-@case("all_reduce_of_what_another_all_reduce_gave_is_in_place",
-      lambda world: [[world * reduced(of_all(world, (9,)), "sum")]] * world)
+@case(
+    "all_reduce_of_what_another_all_reduce_gave_is_in_place",
+    lambda world: [[world * reduced(of_all(world, (9,)), "sum")]] * world,
+)
 def _(comm, rank):
     return [comm.all_reduce(comm.all_reduce(tf.constant(values(rank, (9,))), rank, "first"), rank, "second")]
 
@@ -137,10 +147,18 @@ for _dtype in (tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.bfloat16, tf.comple
             return [_readable(total), _readable(comm.broadcast(_other(rank, dtype), rank, "sent"))]
 
 
-@case("carried_bool", lambda world: [[
-    reduced([a > 1 for a in of_all(world, (3, 2), "int32")], "max"),
-    reduced([a > 1 for a in of_all(world, (3, 2), "int32")], "min"),
-]] * world)
+@case(
+    "carried_bool",
+    lambda world: (
+        [
+            [
+                reduced([a > 1 for a in of_all(world, (3, 2), "int32")], "max"),
+                reduced([a > 1 for a in of_all(world, (3, 2), "int32")], "min"),
+            ]
+        ]
+        * world
+    ),
+)
 def _(comm, rank):
     any_true = comm.all_reduce(_other(rank, tf.bool), rank, "any", "max")
     with tf.control_dependencies([any_true]):
@@ -175,16 +193,21 @@ for _op in ("sum", "mean"):
 # ---- reduce, broadcast
 
 
-@case("reduce_to_the_last_rank", lambda world: [
-    [reduced(of_all(world, (4, 3)), "sum") if rank == world - 1 else np.zeros((4, 3), "float32")]
-    for rank in range(world)
-])
+@case(
+    "reduce_to_the_last_rank",
+    lambda world: [
+        [reduced(of_all(world, (4, 3)), "sum") if rank == world - 1 else np.zeros((4, 3), "float32")]
+        for rank in range(world)
+    ],
+)
 def _(comm, rank):
     return [comm.reduce(tf.constant(values(rank, (4, 3))), rank, "reduce", root=comm.world_size - 1)]
 
 
-@case("broadcast_from_the_last_rank",
-      lambda world: [[values(world - 1, shape, dtype, seed) for seed, (shape, dtype) in enumerate(MIXED)]] * world)
+@case(
+    "broadcast_from_the_last_rank",
+    lambda world: [[values(world - 1, shape, dtype, seed) for seed, (shape, dtype) in enumerate(MIXED)]] * world,
+)
 def _(comm, rank):
     return comm.broadcast(_mixed(rank), rank, "broadcast", root=comm.world_size - 1)
 
@@ -192,8 +215,12 @@ def _(comm, rank):
 # ---- all_gather
 
 
-@case("all_gather_of_different_row_counts", lambda world: [[
-    np.concatenate([values(r, (r, 2)) for r in range(world)]), np.arange(world, dtype="int64")]] * world)
+@case(
+    "all_gather_of_different_row_counts",
+    lambda world: (
+        [[np.concatenate([values(r, (r, 2)) for r in range(world)]), np.arange(world, dtype="int64")]] * world
+    ),
+)
 def _(comm, rank):
     return list(comm.all_gather_with_rows(tf.constant(values(rank, (rank, 2))), rank, "gather"))
 
@@ -221,9 +248,12 @@ def _own_part(array, rank, world):
 
 for _rows in (8, 9, 2):
 
-    @case("reduce_scatter_of_{}_rows".format(_rows), lambda world, rows=_rows: [
-        [_own_part(reduced(of_all(world, (rows, 3)), "sum"), rank, world)] for rank in range(world)
-    ])
+    @case(
+        f"reduce_scatter_of_{_rows}_rows",
+        lambda world, rows=_rows: [
+            [_own_part(reduced(of_all(world, (rows, 3)), "sum"), rank, world)] for rank in range(world)
+        ],
+    )
     def _build(comm, rank, rows=_rows):
         part = comm.reduce_scatter(tf.constant(values(rank, (rows, 3))), rank, "scatter")
         assert part.shape.as_list() == [len(_own_part(np.zeros(rows), rank, comm.world_size)), 3]
@@ -255,7 +285,7 @@ def _exchanged_v(world):
         for sender in range(world):
             splits = _splits(sender, world)
             start = sum(splits[:rank])
-            rows.append(values(sender, (sum(splits), 2))[start:start + splits[rank]])
+            rows.append(values(sender, (sum(splits), 2))[start : start + splits[rank]])
         results.append([np.concatenate(rows), np.array([len(r) for r in rows])])
     return results
 
@@ -313,14 +343,18 @@ def _(comm, x, rank):
     return comm.all_reduce([x], rank, "grad", "mean")[0]
 
 
-@gradient_case("all_reduce_weighted", lambda r, w: values(r, (3, 2)),
-               lambda xs: [tf.add_n([_weight(r) * x for r, x in enumerate(xs)])] * len(xs))
+@gradient_case(
+    "all_reduce_weighted",
+    lambda r, w: values(r, (3, 2)),
+    lambda xs: [tf.add_n([_weight(r) * x for r, x in enumerate(xs)])] * len(xs),
+)
 def _(comm, x, rank):
     return comm.all_reduce(x, rank, "grad", weight=tf.constant(_weight(rank)))
 
 
-@gradient_case("reduce", lambda r, w: values(r, (3, 2)),
-               lambda xs: [tf.zeros_like(xs[0])] * (len(xs) - 1) + [tf.add_n(xs)])
+@gradient_case(
+    "reduce", lambda r, w: values(r, (3, 2)), lambda xs: [tf.zeros_like(xs[0])] * (len(xs) - 1) + [tf.add_n(xs)]
+)
 def _(comm, x, rank):
     return comm.reduce(x, rank, "grad", root=comm.world_size - 1)
 
@@ -330,14 +364,16 @@ def _(comm, x, rank):
     return comm.broadcast(x, rank, "grad", root=0)
 
 
-@gradient_case("all_gather_of_different_row_counts", lambda r, w: values(r, (r, 2)),
-               lambda xs: [tf.concat(xs, axis=0)] * len(xs))
+@gradient_case(
+    "all_gather_of_different_row_counts", lambda r, w: values(r, (r, 2)), lambda xs: [tf.concat(xs, axis=0)] * len(xs)
+)
 def _(comm, x, rank):
     return comm.all_gather(x, rank, "grad")
 
 
-@gradient_case("all_gather_of_equal_row_counts", lambda r, w: values(r, (3, 2)),
-               lambda xs: [tf.concat(xs, axis=0)] * len(xs))
+@gradient_case(
+    "all_gather_of_equal_row_counts", lambda r, w: values(r, (3, 2)), lambda xs: [tf.concat(xs, axis=0)] * len(xs)
+)
 def _(comm, x, rank):
     return comm.all_gather(x, rank, "grad", equal_rows=True)
 
@@ -352,21 +388,31 @@ def _split_rows(x, world):
     return tf.split(x, sizes)
 
 
-@gradient_case("reduce_scatter", lambda r, w: values(r, (5, 2)),
-               lambda xs: [_weight(0) * part for part in _split_rows(tf.add_n(xs), len(xs))])
+@gradient_case(
+    "reduce_scatter",
+    lambda r, w: values(r, (5, 2)),
+    lambda xs: [_weight(0) * part for part in _split_rows(tf.add_n(xs), len(xs))],
+)
 def _(comm, x, rank):
     return comm.reduce_scatter(x, rank, "grad", weight=_weight(0))
 
 
-@gradient_case("all_to_all", lambda r, w: values(r, (2 * w, 3)),
-               lambda xs: [tf.concat([tf.split(x, len(xs))[r] for x in xs], axis=0) for r in range(len(xs))])
+@gradient_case(
+    "all_to_all",
+    lambda r, w: values(r, (2 * w, 3)),
+    lambda xs: [tf.concat([tf.split(x, len(xs))[r] for x in xs], axis=0) for r in range(len(xs))],
+)
 def _(comm, x, rank):
     return comm.all_to_all(x, rank, "grad")
 
 
-@gradient_case("all_to_all_with_row_splits", lambda r, w: values(r, (sum(_splits(r, w)), 2)),
-               lambda xs: [tf.concat([tf.split(x, _splits(s, len(xs)))[r] for s, x in enumerate(xs)], axis=0)
-                           for r in range(len(xs))])
+@gradient_case(
+    "all_to_all_with_row_splits",
+    lambda r, w: values(r, (sum(_splits(r, w)), 2)),
+    lambda xs: [
+        tf.concat([tf.split(x, _splits(s, len(xs)))[r] for s, x in enumerate(xs)], axis=0) for r in range(len(xs))
+    ],
+)
 def _(comm, x, rank):
     return comm.all_to_all(x, rank, "grad", row_splits=_splits(rank, comm.world_size))[0]
 

@@ -27,7 +27,7 @@ def local_job():
 
 
 def local_communicator(world):
-    return Communicator("test_{}".format(next(_NAMES)), [0] * world, job=local_job())
+    return Communicator(f"test_{next(_NAMES)}", [0] * world, job=local_job())
 
 
 def session(world, graph=None):
@@ -39,7 +39,7 @@ def run_ranks(communicator, build):
     with tf.Graph().as_default() as graph:
         fetches = []
         for device, rank in enumerate(communicator.local_ranks):
-            with tf.device("/device:CPU:{}".format(device)):
+            with tf.device(f"/device:CPU:{device}"):
                 fetches.append(list(build(communicator, rank)))
         with session(len(fetches), graph) as sess:
             return sess.run(fetches)
@@ -68,8 +68,12 @@ def free_ports(count):
 def start_python(arguments):
     """Starts Python with this checkout's package; its output is piped."""
     paths = [_ROOT] + [path for path in [os.environ.get("PYTHONPATH")] if path]
-    return subprocess.Popen([sys.executable] + [str(argument) for argument in arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)))
+    return subprocess.Popen(
+        [sys.executable] + [str(argument) for argument in arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+    )
 
 
 @contextlib.contextmanager
@@ -78,7 +82,7 @@ def processes(program, count, arguments=()):
 
     Their command line is the hosts separated by commas, the index of the process, and `arguments`.
     """
-    hosts = ",".join("localhost:{}".format(port) for port in free_ports(count))
+    hosts = ",".join(f"localhost:{port}" for port in free_ports(count))
     workers = []
     try:
         for index in range(count):
@@ -93,6 +97,7 @@ def processes(program, count, arguments=()):
 
 def main():
     from ops_cases import CASES
+
     hosts, process, ranks, result = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     job = Job.start(hosts, process, start_timeout=60, stall_warning=10, timeout=60)
     owners = [owner for owner in range(len(hosts)) for _ in range(ranks)]
@@ -100,7 +105,7 @@ def main():
     got = {}
     for name in sorted(CASES):
         got[name] = run_ranks(communicator, CASES[name].build)
-    with open("{}.{}".format(result, process), "wb") as out:
+    with open(f"{result}.{process}", "wb") as out:
         pickle.dump((communicator.transport, got), out)
     job.stop()
 

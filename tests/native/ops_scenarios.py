@@ -20,7 +20,7 @@ def say(**facts):
     print(json.dumps(facts), flush=True)
 
 
-class Step(object):
+class Step:
     """A graph of one all-reduce of this process's number plus one, and its session."""
 
     def __init__(self, job, shape=(), key="step"):
@@ -76,7 +76,7 @@ def end_of_data(job):
     step.run()
     if job.process == 0:
         step.fail()
-    job.end_generation("no more data in process {}".format(job.process))
+    job.end_generation(f"no more data in process {job.process}")
     say(total=step.run())
 
 
@@ -85,12 +85,14 @@ def different_shapes(job):
 
 
 def different_keys(job):
-    Step(job, key="key_{}".format(job.process)).fail()
+    Step(job, key=f"key_{job.process}").fail()
 
 
 def exchange(job):
-    say(got=[part.decode() for part in job.exchange("hello", b"ab" * (job.process + 1))],
-        empty=[part.decode() for part in job.exchange("empty", b"")])
+    say(
+        got=[part.decode() for part in job.exchange("hello", b"ab" * (job.process + 1))],
+        empty=[part.decode() for part in job.exchange("empty", b"")],
+    )
 
 
 def main():

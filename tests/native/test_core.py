@@ -2,6 +2,7 @@
 
 The tests themselves, their processes and their time limits are in C++; here they are built, started and told apart.
 """
+
 import fcntl
 import glob
 import os

@@ -78,11 +78,14 @@ def test_printed_plan_names_dtype_size_and_tensors():
     assert text == "2 buckets\n  0: 2 x float32, 2.0 KiB: 0-1\n  1: 1 x float32, 2.0 KiB: 2"
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (([1], ["a"], [0], 0), "max_splits is 0"),
-    (([1, 2], ["a", "a"], [0, 0], 1), "the order"),
-    (([1, 2], ["a"], [0, 1], 1), "1 dtypes"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (([1], ["a"], [0], 0), "max_splits is 0"),
+        (([1, 2], ["a", "a"], [0, 0], 1), "the order"),
+        (([1, 2], ["a"], [0, 1], 1), "1 dtypes"),
+    ],
+)
 def test_wrong_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         plan_buckets(*arguments)

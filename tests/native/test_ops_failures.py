@@ -25,7 +25,7 @@ def build_step(communicator):
 
     totals = []
     for rank in range(2):
-        with tf.device("/device:CPU:{}".format(rank)):
+        with tf.device(f"/device:CPU:{rank}"):
             value = tf.constant([1.0, 2.0])
             if rank == 1:
                 value += tf.py_func(check, [bad], tf.float32)
@@ -80,6 +80,7 @@ def test_missing_communicator_says_what_to_do():
 def test_weight_of_integers_is_refused_by_the_kernel():
     from epl.ops import collectives
     from epl.ops.collectives import Member
+
     communicator = ops_harness.local_communicator(2)
     with tf.Graph().as_default() as graph, ops_harness.session(2, graph) as session:
         member = Member(communicator.name, 0, "x", 2)
@@ -176,7 +177,7 @@ except JobError as error:
 
 
 def start_waiting(timeout):
-    hosts = ",".join("localhost:{}".format(port) for port in ops_harness.free_ports(2))
+    hosts = ",".join(f"localhost:{port}" for port in ops_harness.free_ports(2))
     return hosts, ops_harness.start_python(["-c", WAITS_FOR_A_PEER, hosts, timeout])
 
 

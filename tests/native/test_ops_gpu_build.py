@@ -23,13 +23,25 @@ def fetch_headers(folder, package, marker):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("source", sorted(name for name in os.listdir(os.path.join(CSRC, "tensorflow"))
-                                          if name.endswith(".cc")))
+@pytest.mark.parametrize(
+    "source", sorted(name for name in os.listdir(os.path.join(CSRC, "tensorflow")) if name.endswith(".cc"))
+)
 def test_kernel_compiles_for_tensorflow_gpu(gpu_headers, source):
     includes = [argument for folder in gpu_headers for argument in ("-isystem", folder)]
-    subprocess.run(["g++", "-std=c++14", "-fsyntax-only", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DGOOGLE_CUDA=1",
-                    "-DEIGEN_MAX_ALIGN_BYTES=64", "-I" + CSRC] + includes +
-                   [os.path.join(CSRC, "tensorflow", source)], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++14",
+            "-fsyntax-only",
+            "-D_GLIBCXX_USE_CXX11_ABI=0",
+            "-DGOOGLE_CUDA=1",
+            "-DEIGEN_MAX_ALIGN_BYTES=64",
+            "-I" + CSRC,
+        ]
+        + includes
+        + [os.path.join(CSRC, "tensorflow", source)],
+        check=True,
+    )
 
 
 @pytest.fixture(scope="module")

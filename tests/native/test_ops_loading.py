@@ -78,14 +78,20 @@ def test_parameters_stay_in_host_memory_on_a_gpu():
             if kernel.device_type == "GPU":
                 host[op_type] = sorted(kernel.host_memory_arg)
     assert host == {
-        "EplAllReduce": ["weight"], "EplReduce": ["weight"], "EplBroadcast": [], "EplAllGather": ["rows"],
-        "EplReduceScatter": ["weight"], "EplAllToAll": [], "EplAllToAllV": ["received", "row_splits"],
+        "EplAllReduce": ["weight"],
+        "EplReduce": ["weight"],
+        "EplBroadcast": [],
+        "EplAllGather": ["rows"],
+        "EplReduceScatter": ["weight"],
+        "EplAllToAll": [],
+        "EplAllToAllV": ["received", "row_splits"],
     }
 
 
 def test_table_of_op_types_agrees_with_the_ops():
     native.require()
     from tensorflow.python.framework import op_def_registry
+
     for op_type, facts in COLLECTIVE_OP_TYPES.items():
         op_def = op_def_registry.get_registered_ops()[op_type]
         attributes = {attr.name for attr in op_def.attr}

@@ -67,27 +67,33 @@ def test_all_to_all_with_row_splits_knows_all_but_the_rows(comm):
     assert received.shape.as_list() == [3]
 
 
-@pytest.mark.parametrize("build, words", [
-    (lambda comm: comm.reduce_scatter(placeholder(), 0, "x"), "a scalar has no rows"),
-    (lambda comm: comm.all_to_all(placeholder(7, 2), 0, "x"), "cannot be cut in 3 equal parts"),
-    (lambda comm: comm.all_to_all(placeholder(), 0, "x"), "at least rank 1"),
-    (lambda comm: comm.all_to_all(placeholder(6), 0, "x", row_splits=[3, 3]), "must be equal|but are 2 and 3"),
-    (lambda comm: comm.all_reduce(placeholder(2), 5, "x"), "rank 5 is not one of this process's ranks"),
-    (lambda comm: comm.all_reduce(placeholder(2), 0, "x", reduce_op="avg"), "reduce_op is \"avg\""),
-    (lambda comm: comm.broadcast(placeholder(2), 0, "x", root=3), "root is 3"),
-])
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda comm: comm.reduce_scatter(placeholder(), 0, "x"), "a scalar has no rows"),
+        (lambda comm: comm.all_to_all(placeholder(7, 2), 0, "x"), "cannot be cut in 3 equal parts"),
+        (lambda comm: comm.all_to_all(placeholder(), 0, "x"), "at least rank 1"),
+        (lambda comm: comm.all_to_all(placeholder(6), 0, "x", row_splits=[3, 3]), "must be equal|but are 2 and 3"),
+        (lambda comm: comm.all_reduce(placeholder(2), 5, "x"), "rank 5 is not one of this process's ranks"),
+        (lambda comm: comm.all_reduce(placeholder(2), 0, "x", reduce_op="avg"), 'reduce_op is "avg"'),
+        (lambda comm: comm.broadcast(placeholder(2), 0, "x", root=3), "root is 3"),
+    ],
+)
 def test_wrong_use_is_refused_when_built(comm, build, words):
     with pytest.raises(ValueError, match=words):
         build(comm)
 
 
-@pytest.mark.parametrize("build, words", [
-    (lambda comm: comm.broadcast(tf.constant("a"), 0, "x"), "string cannot be moved"),
-    (lambda comm: comm.all_reduce(tf.constant(True), 0, "x"), "bool cannot be reduced with sum"),
-    (lambda comm: comm.all_reduce(tf.constant(1), 0, "x", weight=0.5), "int32 cannot be weighted"),
-    (lambda comm: comm.all_reduce(slices(), 0, "x", "max"), "IndexedSlices"),
-    (lambda comm: comm.broadcast(slices(), 0, "x"), "IndexedSlices"),
-])
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda comm: comm.broadcast(tf.constant("a"), 0, "x"), "string cannot be moved"),
+        (lambda comm: comm.all_reduce(tf.constant(True), 0, "x"), "bool cannot be reduced with sum"),
+        (lambda comm: comm.all_reduce(tf.constant(1), 0, "x", weight=0.5), "int32 cannot be weighted"),
+        (lambda comm: comm.all_reduce(slices(), 0, "x", "max"), "IndexedSlices"),
+        (lambda comm: comm.broadcast(slices(), 0, "x"), "IndexedSlices"),
+    ],
+)
 def test_what_cannot_travel_is_refused_when_built(comm, build, words):
     with pytest.raises(TypeError, match=words):
         build(comm)

@@ -26,7 +26,7 @@ def two_processes(request, tmp_path_factory):
             assert worker.returncode == 0, errors.decode()[-4000:]
     got = {}
     for process in range(2):
-        transport, cases = pickle.loads((result.parent / "{}.{}".format(result.name, process)).read_bytes())
+        transport, cases = pickle.loads((result.parent / f"{result.name}.{process}").read_bytes())
         for name, ranks in cases.items():
             got.setdefault(name, []).extend(ranks)
     return 2 * request.param, transport, got

@@ -31,7 +31,7 @@ def run(tmp_path, program):
 
 @pytest.mark.parametrize("end, cause", [("raise KeyError('x')", "KeyError: 'x'"), ("sys.exit(3)", "sys.exit(3)")])
 def test_failure_of_a_script_is_told_at_exit(tmp_path, end, cause):
-    (code, _, errors), _ = run(tmp_path, "if process: {}\njob.exchange('never', b'')".format(end))
+    (code, _, errors), _ = run(tmp_path, f"if process: {end}\njob.exchange('never', b'')")
     assert code == 1
     assert "worker 1: " + cause in errors
 
@@ -66,7 +66,7 @@ def serve(tmp_path, constructor, show="job._communicators.keys()"):
 
 def test_a_serving_process_opens_communicators_in_which_it_owns_ranks(tmp_path):
     specs = "[CommunicatorSpec('a', (0, 1)), CommunicatorSpec('b', (1, 1)), CommunicatorSpec('c', (0, 0))]"
-    ended = serve(tmp_path, "service.open({})".format(specs))
+    ended = serve(tmp_path, f"service.open({specs})")
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert ended[1][1] == "dict_keys(['a', 'b'])\nover\n"
 

@@ -8,7 +8,8 @@ from epl.ops.waits import Limits, Wait
 
 pytestmark = pytest.mark.timeout(120)
 
-class Clock(object):
+
+class Clock:
     """A job of three processes, and the time; `pass_time` looks as `interruptible` does."""
 
     process = 0
@@ -19,7 +20,7 @@ class Clock(object):
         monkeypatch.setattr(waits.time, "monotonic", lambda: self.now)
 
     def name_of(self, process):
-        return "worker {}".format(process)
+        return f"worker {process}"
 
     def silences(self):
         return self.silent

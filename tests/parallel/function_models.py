@@ -1,6 +1,6 @@
 """Models with functions, whose digests are printed as JSON: the same in every process, whatever Python's hash seed.
 
-    python -m tests.parallel.function_models
+python -m tests.parallel.function_models
 """
 
 import contextlib

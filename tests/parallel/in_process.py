@@ -2,6 +2,7 @@
 
 What needs several workers is tested by tests/parity and tests/behaviour, in processes of their own.
 """
+
 import contextlib
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -108,9 +109,9 @@ def marks(attr: str, ops: List[tf.Operation]) -> List[Any]:
 
 
 def error_text(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """"Type: message" of what the call raises; "" if nothing."""
+    """ "Type: message" of what the call raises; "" if nothing."""
     try:
         call(*args, **kwargs)
     except Exception as error:
-        return "{}: {}".format(type(error).__name__, error)
+        return f"{type(error).__name__}: {error}"
     return ""

@@ -26,7 +26,7 @@ def transformer(layers, width=32, vocabulary=50, tied=False, batch=8):
     table = tf.get_variable("table", [vocabulary, width])
     x = tf.nn.embedding_lookup(table, ids)
     for number in range(layers):
-        with tf.variable_scope("layer_{}".format(number)):
+        with tf.variable_scope(f"layer_{number}"):
             x = attention_layer(x, width)
     with tf.variable_scope("head"):
         pooled = tf.reduce_mean(x, 1)
@@ -39,7 +39,7 @@ def cnn(blocks=6, size=32):
     images = tf.placeholder(tf.float32, [4, size, size, 3], "images")
     x = tf.layers.conv2d(images, 16, 3, padding="same", name="stem")
     for number in range(blocks):
-        with tf.variable_scope("block_{}".format(number)):
+        with tf.variable_scope(f"block_{number}"):
             if number == blocks // 2:
                 x = tf.layers.conv2d(x, 32, 3, 2, padding="same", name="down")
             y = tf.layers.batch_normalization(tf.layers.conv2d(x, int(x.shape[-1]), 3, padding="same"), training=True)

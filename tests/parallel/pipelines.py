@@ -73,7 +73,7 @@ class Chain:
 def dense(x: tf.Tensor, units: int, index: int, activation: Any = tf.tanh) -> tf.Tensor:
     """The layer d<index>, whose initial values depend on its index alone."""
     initializer = tf.random_normal_initializer(stddev=0.5, seed=index + 1)
-    return tf.layers.dense(x, units, activation, name="d{}".format(index), kernel_initializer=initializer)
+    return tf.layers.dense(x, units, activation, name=f"d{index}", kernel_initializer=initializer)
 
 
 def run_steps(build: Callable[[Any], Any], stage: Any, steps: int, count: int) -> List[np.ndarray]:

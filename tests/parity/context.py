@@ -5,6 +5,7 @@ script runs plain (one device, the global batch), by hand (one device, one tower
 under a plan; it asks ``ctx`` for whatever differs. How processes are started is left to ``pool.py``, comparing results
 to ``oracle.py``.
 """
+
 import contextlib
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -12,9 +13,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-PLAIN = 'plain'  # one device, the batch of all replicas at once, EPL not imported
-BY_HAND = 'by hand'  # one device, a tower per replica with its own statistics, gradients averaged; EPL not imported
-PLAN = 'plan'  # EPL
+PLAIN = "plain"  # one device, the batch of all replicas at once, EPL not imported
+BY_HAND = "by hand"  # one device, a tower per replica with its own statistics, gradients averaged; EPL not imported
+PLAN = "plan"  # EPL
 
 GLOBAL_BATCH = 16
 STEPS = 6
@@ -24,7 +25,7 @@ ModelFunction = Callable[..., tf.Tensor]
 
 def clone_name(name: str, replica: int) -> str:
     """Returns the name that a local replica's copy of ``name`` has in the graph."""
-    return name if replica == 0 else 'EPL_REPLICA_%d/%s' % (replica, name)
+    return name if replica == 0 else "EPL_REPLICA_%d/%s" % (replica, name)
 
 
 class Context:
@@ -81,7 +82,8 @@ class Context:
         if not self.planned:
             return
         import epl
-        epl.init(epl.Config({key.replace('__', '.'): value for key, value in config.items()}))
+
+        epl.init(epl.Config({key.replace("__", "."): value for key, value in config.items()}))
         if annotate:
             epl.set_default_strategy(epl.replicate(self.together))
 
@@ -92,6 +94,7 @@ class Context:
             yield
             return
         import epl
+
         with epl.replicate(self.together):
             yield
 
@@ -99,11 +102,11 @@ class Context:
 
     def mine(self, rows: np.ndarray) -> np.ndarray:
         """Returns this process's rows of one step's global batch: contiguous, in the order of the replicas."""
-        return rows[self.worker * self.process_batch:(self.worker + 1) * self.process_batch]
+        return rows[self.worker * self.process_batch : (self.worker + 1) * self.process_batch]
 
     def step_rows(self, rows: np.ndarray, step: int) -> np.ndarray:
         """Returns what this process feeds in a step, of ``rows`` that hold all steps one after the other."""
-        return self.mine(rows[step * GLOBAL_BATCH:(step + 1) * GLOBAL_BATCH])
+        return self.mine(rows[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH])
 
     def stream(self, rows: np.ndarray) -> np.ndarray:
         """Returns the rows that this process reads in all steps, in order."""
@@ -111,8 +114,9 @@ class Context:
 
     # ---- The model.
 
-    def towers(self, model: ModelFunction, inputs: Sequence[tf.Tensor],
-               sizes: Optional[Sequence[Any]] = None) -> List[tf.Tensor]:
+    def towers(
+        self, model: ModelFunction, inputs: Sequence[tf.Tensor], sizes: Optional[Sequence[Any]] = None
+    ) -> List[tf.Tensor]:
         """Returns the loss of the model; in BY_HAND mode one loss per replica, on its rows and its own statistics.
 
         `sizes` are the rows of the replicas, equal by default.
@@ -123,8 +127,9 @@ class Context:
         pieces = [tf.split(tensor, self.replicas if sizes is None else sizes) for tensor in inputs]
         losses = []
         for replica in range(self.replicas):
-            with tf.variable_scope(tf.get_variable_scope(), custom_getter=_shared(first, clone_name('', replica))), \
-                    tf.name_scope(clone_name('', replica) or None):
+            with tf.variable_scope(
+                tf.get_variable_scope(), custom_getter=_shared(first, clone_name("", replica))
+            ), tf.name_scope(clone_name("", replica) or None):
                 losses.append(model(*[piece[replica] for piece in pieces]))
         return losses
 
@@ -141,8 +146,11 @@ class Context:
         towers = [optimizer.compute_gradients(loss) for loss in losses]
         if len(towers) == 1:
             return towers[0]
-        return [(tf.add_n([tf.convert_to_tensor(g) for g, _ in same]) / len(same), same[0][1])
-                for same in zip(*towers) if same[0][0] is not None]
+        return [
+            (tf.add_n([tf.convert_to_tensor(g) for g, _ in same]) / len(same), same[0][1])
+            for same in zip(*towers)
+            if same[0][0] is not None
+        ]
 
     # ---- The results.
 
@@ -158,11 +166,11 @@ class Context:
     def record_checkpoint(self, path: str) -> None:
         """Records where a checkpoint is, and the variables in it."""
         reader = tf.train.load_checkpoint(path)
-        self.results['variables'] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
-        self.results['path'] = path
+        self.results["variables"] = [{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}]
+        self.results["path"] = path
 
     @contextlib.contextmanager
-    def saving_session(self, path: str = '', steps: int = STEPS) -> Iterator[tf.Session]:
+    def saving_session(self, path: str = "", steps: int = STEPS) -> Iterator[tf.Session]:
         """A monitored session, of so many steps, that begins with a checkpoint, if there is one.
 
         The checkpoint that it writes is recorded, by the worker that writes it.
@@ -170,8 +178,9 @@ class Context:
         restore = tf.train.Saver()
         scaffold = tf.train.Scaffold(init_fn=(lambda _, sess: restore.restore(sess, path)) if path else None)
         directory = self.temporary_directory()
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None,
-                                               save_checkpoint_steps=steps) as sess:
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=directory, scaffold=scaffold, save_summaries_steps=None, save_checkpoint_steps=steps
+        ) as sess:
             yield sess
         written = tf.train.latest_checkpoint(directory)
         if written:
@@ -180,8 +189,8 @@ class Context:
     def record_variables(self, sess: tf.Session, variables: Optional[Sequence[tf.Variable]] = None) -> None:
         """Records every global variable, as the user fetches it, and as it stands on each further local replica."""
         variables = list(tf.global_variables() if variables is None else variables)
-        names = [variable.name.partition(':')[0] for variable in variables]
-        self.results['variables'] = [dict(zip(names, sess.run(variables)))]
+        names = [variable.name.partition(":")[0] for variable in variables]
+        self.results["variables"] = [dict(zip(names, sess.run(variables)))]
         if not self.planned:
             return
         replicas = []
@@ -190,21 +199,21 @@ class Context:
             for variable in variables:
                 name = variable.op.name
                 value = _replica_value(sess.graph, clone_name(name, replica))
-                if value is not None and not hasattr(variable, '_epl_full'):  # not a part: each rank has its own of it
+                if value is not None and not hasattr(variable, "_epl_full"):  # not a part: each rank has its own of it
                     values[name] = value
             replicas.append(sess.run(values))
-        self.results['replicas'] = replicas
+        self.results["replicas"] = replicas
 
 
 def _shared(first: Dict[str, tf.Variable], prefix: str) -> Callable[..., tf.Variable]:
     """Returns a custom getter: trainable variables are those in `first`, the others stand under the prefix."""
 
     def getter(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
-        if kwargs.get('trainable', True):
+        if kwargs.get("trainable", True):
             if name not in first:
                 first[name] = getter(name, *args, **kwargs)
             return first[name]
-        kwargs['reuse'] = False
+        kwargs["reuse"] = False
         return getter(prefix + name, *args, **kwargs)
 
     return getter
@@ -216,16 +225,16 @@ def _replica_value(graph: tf.Graph, name: str) -> Optional[tf.Tensor]:
         operation = graph.get_operation_by_name(name)
     except KeyError:
         return None
-    if operation.type != 'VarHandleOp':
+    if operation.type != "VarHandleOp":
         return operation.outputs[0]
     for consumer in operation.outputs[0].consumers():
-        if consumer.type == 'ReadVariableOp' and not consumer.control_inputs:
+        if consumer.type == "ReadVariableOp" and not consumer.control_inputs:
             return consumer.outputs[0]
     # Nothing but loops and optimizer kernels use it; the graph may be finalized already.
     finalized = graph.finalized
     graph._unsafe_unfinalize()  # pylint: disable=protected-access
     with graph.as_default(), tf.device(operation.device), tf.control_dependencies(None):
-        value = tf.raw_ops.ReadVariableOp(resource=operation.outputs[0], dtype=operation.get_attr('dtype'))
+        value = tf.raw_ops.ReadVariableOp(resource=operation.outputs[0], dtype=operation.get_attr("dtype"))
     if finalized:
         graph.finalize()
     return value

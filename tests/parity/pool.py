@@ -4,6 +4,7 @@ Importing TensorFlow costs seconds and a script fractions of one, so processes a
 graph. A group that saw an error or a late answer is ended and started again for the next script. The processes' side is
 ``worker.py``.
 """
+
 import json
 import multiprocessing.connection
 import os
@@ -16,7 +17,8 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-RUN_TIMEOUT = 270.  # the largest models take 40 s on a machine that does nothing else
+RUN_TIMEOUT = 270.0  # the largest models take 40 s on a machine that does nothing else
+
 
 class Topology(NamedTuple):
     """Which processes run a script, and how: `together` is n of the script's epl.replicate(n)."""
@@ -28,7 +30,10 @@ class Topology(NamedTuple):
 
 
 # What one process answers: what the script recorded, what it wrote to stderr, and the error that ended it.
-Answer = NamedTuple('Answer', [('results', Dict[str, List[Any]]), ('log', str), ('error', Optional[str])])
+class Answer(NamedTuple):
+    results: Dict[str, List[Any]]
+    log: str
+    error: Optional[str]
 
 
 class ScriptFailed(AssertionError):
@@ -44,32 +49,44 @@ class Group:
         self._connections: List[multiprocessing.connection.Connection] = []
         self._processes: List[subprocess.Popen] = []
         sockets = [_listen() for _ in range(topology.workers)]
-        hosts = ['127.0.0.1:%d' % sock.getsockname()[1] for sock in sockets]
+        hosts = ["127.0.0.1:%d" % sock.getsockname()[1] for sock in sockets]
         for worker, sock in enumerate(sockets):
             self._start(worker, hosts, sock)
             sock.close()
 
     def _start(self, worker: int, hosts: List[str], sock: socket.socket) -> None:
         ours, theirs = multiprocessing.connection.Pipe()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL='2')
-        for name in [name for name in environment if name.startswith('EPL_')] + ['TF_CONFIG']:
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL="2")
+        for name in [name for name in environment if name.startswith("EPL_")] + ["TF_CONFIG"]:
             environment.pop(name, None)
-        if self.topology.mode == 'plan':
+        if self.topology.mode == "plan":
             environment.update(
-                TF_CONFIG=json.dumps({'cluster': {'worker': hosts}, 'task': {'type': 'worker', 'index': worker}}),
-                EPL_LISTEN_FD=str(sock.fileno()), EPL_CLUSTER_NUM_VIRTUAL_DEVICES=str(self.topology.devices),
-                EPL_CLUSTER_DEVICE_TYPE='cpu', EPL_COMMUNICATION_START_TIMEOUT='100', EPL_COMMUNICATION_TIMEOUT='100')
+                TF_CONFIG=json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": worker}}),
+                EPL_LISTEN_FD=str(sock.fileno()),
+                EPL_CLUSTER_NUM_VIRTUAL_DEVICES=str(self.topology.devices),
+                EPL_CLUSTER_DEVICE_TYPE="cpu",
+                EPL_COMMUNICATION_START_TIMEOUT="100",
+                EPL_COMMUNICATION_TIMEOUT="100",
+            )
         log = self._log_path(worker)
         arguments = [str(theirs.fileno()), *map(str, self.topology), str(worker), self.directory]
-        with open(log, 'wb') as stream:
-            self._processes.append(subprocess.Popen(
-                [sys.executable, '-m', 'tests.parity.worker'] + arguments, cwd=ROOT, env=environment, stdout=stream,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), sock.fileno()]))
+        with open(log, "wb") as stream:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.parity.worker"] + arguments,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), sock.fileno()],
+                )
+            )
         theirs.close()
         self._connections.append(ours)
 
     def _log_path(self, worker: int) -> str:
-        return os.path.join(self.directory, 'worker_%d.log' % worker)
+        return os.path.join(self.directory, "worker_%d.log" % worker)
 
     def run(self, script: Callable[..., None], arguments: Dict[str, Any], timeout: float) -> List[Answer]:
         """Runs the script in every process.
@@ -82,24 +99,27 @@ class Group:
         deadline = time.time() + timeout
         answers = []
         for worker, connection in enumerate(self._connections):
-            if not connection.poll(max(0., deadline - time.time())):
-                raise ScriptFailed('%s: worker %d of %s did not answer within %d s\n%s' % (
-                    script.__name__, worker, self.topology, timeout, self._tails()))
+            if not connection.poll(max(0.0, deadline - time.time())):
+                raise ScriptFailed(
+                    "%s: worker %d of %s did not answer within %d s\n%s"
+                    % (script.__name__, worker, self.topology, timeout, self._tails())
+                )
             try:
                 answers.append(Answer(*connection.recv()))
             except EOFError:
-                raise ScriptFailed('%s: worker %d of %s died\n%s' % (
-                    script.__name__, worker, self.topology, self._tails())) from None
+                raise ScriptFailed(
+                    "%s: worker %d of %s died\n%s" % (script.__name__, worker, self.topology, self._tails())
+                ) from None
         return answers
 
     def _tails(self) -> str:
         tails = []
         for worker in range(self.topology.workers):
-            with open(self._log_path(worker), errors='replace') as stream:
-                tails.append('---- worker %d\n%s' % (worker, stream.read()[-3000:]))
-        return '\n'.join(tails)
+            with open(self._log_path(worker), errors="replace") as stream:
+                tails.append("---- worker %d\n%s" % (worker, stream.read()[-3000:]))
+        return "\n".join(tails)
 
-    def close(self, patience: float = 5.) -> None:
+    def close(self, patience: float = 5.0) -> None:
         """Ends the processes: politely, then not."""
         for connection in self._connections:
             connection.close()
@@ -115,12 +135,17 @@ class Pool:
     """The groups of all topologies that were asked for, and the plain runs that were done."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.mkdtemp(prefix='epl_parity_')
+        self._directory = tempfile.mkdtemp(prefix="epl_parity_")
         self._groups: Dict[Topology, Group] = {}
         self._known: Dict[Tuple[Any, ...], List[Answer]] = {}
 
-    def run(self, topology: Topology, script: Callable[..., None], arguments: Optional[Dict[str, Any]] = None,
-            timeout: float = RUN_TIMEOUT) -> List[Answer]:
+    def run(
+        self,
+        topology: Topology,
+        script: Callable[..., None],
+        arguments: Optional[Dict[str, Any]] = None,
+        timeout: float = RUN_TIMEOUT,
+    ) -> List[Answer]:
         """Runs a script under a topology; answers in the order of the processes, errors included."""
         arguments = arguments or {}
         # What runs without EPL does not change from test to test.
@@ -132,16 +157,16 @@ class Pool:
         try:
             answers = self._groups[topology].run(script, arguments, timeout)
         except BaseException:
-            self._end(topology, patience=0.)
+            self._end(topology, patience=0.0)
             raise
         if any(answer.error for answer in answers):
             # One process may be in a step that the others will never join.
-            self._end(topology, patience=0.)
-        elif topology.mode != 'plan':
+            self._end(topology, patience=0.0)
+        elif topology.mode != "plan":
             self._known[key] = answers
         return answers
 
-    def _end(self, topology: Topology, patience: float = 5.) -> None:
+    def _end(self, topology: Topology, patience: float = 5.0) -> None:
         self._groups.pop(topology).close(patience)
 
     def close(self) -> None:
@@ -153,6 +178,6 @@ class Pool:
 def _listen() -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(('127.0.0.1', 0))
+    sock.bind(("127.0.0.1", 0))
     sock.listen(64)
     return sock

@@ -1,4 +1,5 @@
 """What users do between the loss and the variables has the same effect under a plan."""
+
 from typing import Any, Tuple
 
 import numpy as np
@@ -7,14 +8,24 @@ import pytest
 from tests.parity.oracle import Oracle, compare, every_topology, topology_name
 from tests.parity.scripts import models, optimizers
 
-some_topologies = pytest.mark.parametrize('topology', [(1, 2), (2, 2)], ids=topology_name)
+some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
 
 
 @some_topologies
-@pytest.mark.parametrize('script', [
-    optimizers.two_optimizers, optimizers.split_gradients, optimizers.alternating, optimizers.user_written,
-    optimizers.user_written_clipped, optimizers.averaged_and_decayed, optimizers.gradient_penalty,
-    optimizers.processed_gradients, optimizers.keras_model])
+@pytest.mark.parametrize(
+    "script",
+    [
+        optimizers.two_optimizers,
+        optimizers.split_gradients,
+        optimizers.alternating,
+        optimizers.user_written,
+        optimizers.user_written_clipped,
+        optimizers.averaged_and_decayed,
+        optimizers.gradient_penalty,
+        optimizers.processed_gradients,
+        optimizers.keras_model,
+    ],
+)
 def test_as_on_one_device(oracle: Oracle, topology: Tuple[int, int], script: Any) -> None:
     oracle.check(topology, script)
 
@@ -22,65 +33,88 @@ def test_as_on_one_device(oracle: Oracle, topology: Tuple[int, int], script: Any
 @every_topology
 def test_clip_after_all_reduce_equals_one_device(oracle: Oracle, topology: Tuple[int, int]) -> None:
     answers = oracle.check(topology, optimizers.clipped, after=True)
-    norms = oracle.plain(optimizers.clipped, after=True).results['norm']
+    norms = oracle.plain(optimizers.clipped, after=True).results["norm"]
     for answer in answers:
-        np.testing.assert_allclose(answer.results['norm'], norms, rtol=1e-6)
-        assert 'clip_after_allreduce' not in answer.log
+        np.testing.assert_allclose(answer.results["norm"], norms, rtol=1e-6)
+        assert "clip_after_allreduce" not in answer.log
 
 
 @every_topology
-def test_by_default_each_replica_clips_its_own_and_a_warning_says_so(
-        oracle: Oracle, topology: Tuple[int, int]) -> None:
+def test_by_default_each_replica_clips_its_own_and_a_warning_says_so(oracle: Oracle, topology: Tuple[int, int]) -> None:
     reference = oracle.by_hand(topology, optimizers.clipped, after=False)
     answers = oracle.check(topology, optimizers.clipped, reference, after=False)
-    assert 'communication.clip_after_allreduce' in answers[0].log
+    assert "communication.clip_after_allreduce" in answers[0].log
 
 
 def test_the_two_ways_of_clipping_differ(oracle: Oracle) -> None:
     """The oracle itself: it can tell one from the other."""
     reference = oracle.plain(optimizers.clipped, after=True)
-    with pytest.raises(AssertionError, match='table differs'):
+    with pytest.raises(AssertionError, match="table differs"):
         compare(reference, [oracle.by_hand((1, 2), optimizers.clipped, after=False)])
 
 
 @every_topology
-@pytest.mark.parametrize('name', ['layers', 'embedding'])
+@pytest.mark.parametrize("name", ["layers", "embedding"])
 def test_sum_instead_of_mean(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     replicas = topology[0] * topology[1]
     oracle.check(topology, optimizers.summed, name=name, factor=float(replicas))
 
 
 @some_topologies
-@pytest.mark.parametrize('name', ['embedding', 'shared_embedding'])
+@pytest.mark.parametrize("name", ["embedding", "shared_embedding"])
 def test_sparse_as_dense(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
-    reference = oracle.plain(models.train, name=name, optimizer='momentum')
-    oracle.check(topology, models.train, reference, name=name, optimizer='momentum',
-                 communication__sparse_as_dense=True)
+    reference = oracle.plain(models.train, name=name, optimizer="momentum")
+    oracle.check(
+        topology, models.train, reference, name=name, optimizer="momentum", communication__sparse_as_dense=True
+    )
 
 
-@pytest.mark.parametrize('splits,communicators', [(1, 1), (3, 2), (50, 4)])
+@pytest.mark.parametrize("splits,communicators", [(1, 1), (3, 2), (50, 4)])
 def test_fusion_changes_nothing(oracle: Oracle, splits: int, communicators: int) -> None:
-    reference = oracle.plain(models.train, name='recurrent', optimizer='adam')
-    oracle.check((2, 2), models.train, reference, name='recurrent', optimizer='adam',
-                 communication__max_splits=splits, communication__num_communicators=communicators)
+    reference = oracle.plain(models.train, name="recurrent", optimizer="adam")
+    oracle.check(
+        (2, 2),
+        models.train,
+        reference,
+        name="recurrent",
+        optimizer="adam",
+        communication__max_splits=splits,
+        communication__num_communicators=communicators,
+    )
 
 
 @every_topology
 def test_fp16_on_the_wire(oracle: Oracle, topology: Tuple[int, int]) -> None:
     """A half-precision number has 11 bits: each gradient is right to 2^-11; sums that nearly cancel, to less."""
-    reference = oracle.plain(models.train, name='layers', optimizer='sgd')
-    answers = oracle.check(topology, models.train, reference, tolerance=2 ** -9, name='layers', optimizer='sgd',
-                           communication__fp16=True, communication__fp16_scale=64)
-    exact = oracle.plan(topology, models.train, name='layers', optimizer='sgd')
-    kernel = answers[0].results['variables'][0]['out/kernel']
-    assert not np.array_equal(kernel, exact[0].results['variables'][0]['out/kernel'])
+    reference = oracle.plain(models.train, name="layers", optimizer="sgd")
+    answers = oracle.check(
+        topology,
+        models.train,
+        reference,
+        tolerance=2**-9,
+        name="layers",
+        optimizer="sgd",
+        communication__fp16=True,
+        communication__fp16_scale=64,
+    )
+    exact = oracle.plan(topology, models.train, name="layers", optimizer="sgd")
+    kernel = answers[0].results["variables"][0]["out/kernel"]
+    assert not np.array_equal(kernel, exact[0].results["variables"][0]["out/kernel"])
 
 
 def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:
     """Gradients below the smallest half-precision number survive when they are scaled, and vanish when not."""
     reference = oracle.plain(models.train_small, factor=1e-8)
-    oracle.check((1, 2), models.train_small, reference, tolerance=2 ** -9, factor=1e-8,
-                 communication__fp16=True, communication__fp16_scale=2 ** 16)
-    answers = oracle.plan((1, 2), models.train_small, factor=1e-8, communication__fp16=True,
-                          communication__fp16_scale=1)
-    assert answers[0].results['variables'][0]['kernel'] == pytest.approx(0., abs=1e-9)
+    oracle.check(
+        (1, 2),
+        models.train_small,
+        reference,
+        tolerance=2**-9,
+        factor=1e-8,
+        communication__fp16=True,
+        communication__fp16_scale=2**16,
+    )
+    answers = oracle.plan(
+        (1, 2), models.train_small, factor=1e-8, communication__fp16=True, communication__fp16_scale=1
+    )
+    assert answers[0].results["variables"][0]["kernel"] == pytest.approx(0.0, abs=1e-9)

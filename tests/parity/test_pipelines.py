@@ -19,17 +19,16 @@ SCHEDULES = ["PreferBackward", "PreferForward", "PreferBackwardOptimizer"]
 # Processes that other tests start as well: the scripts use as many devices of each as their stages need.
 TOPOLOGIES = {1: (1, 4), 2: (2, 2)}
 
-Cell = NamedTuple(
-    "Cell",
-    [
-        ("name", str),
-        ("stages", int),
-        ("micro_batches", int),
-        ("replicas", int),
-        ("processes", int),
-        ("schedule", str),
-    ],
-)
+
+class Cell(NamedTuple):
+    name: str
+    stages: int
+    micro_batches: int
+    replicas: int
+    processes: int
+    schedule: str
+
+
 GRID = [
     Cell(*values)
     for values in itertools.product(

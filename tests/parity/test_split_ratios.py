@@ -1,4 +1,5 @@
 """Parts in given ratios: what is cut unevenly trains as if it were whole."""
+
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.parity.test_split_rules import together
 
 
 def _name(value: Any) -> str:
-    return topology_name(value) if isinstance(value, tuple) else ':'.join(map(str, value))
+    return topology_name(value) if isinstance(value, tuple) else ":".join(map(str, value))
 
 
 def _rows(*rows: Any) -> List[Any]:
@@ -22,73 +23,85 @@ def _rows(*rows: Any) -> List[Any]:
 
 def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
     """How large dimension `dim` of the parts of a variable is, by device."""
-    parts = [(part, values) for answer in answers for part, values in answer.results['parts']]
-    found = [(part, value.shape[1 + dim]) for part, values in parts for key, value in values.items()
-             if key.endswith(name)]
+    parts = [(part, values) for answer in answers for part, values in answer.results["parts"]]
+    found = [
+        (part, value.shape[1 + dim]) for part, values in parts for key, value in values.items() if key.endswith(name)
+    ]
     return [size for _, size in sorted(found)]
 
 
-@pytest.mark.parametrize('topology,ratios,columns', [
-    ((1, 2), [3, 1], [752, 251]), ((2, 1), [1, 3], [251, 752]), ((1, 3), [.5, .1, .4], [502, 100, 401]),
-    pytest.param((4, 1), [2, 4, 1, 3], [201, 401, 100, 301], marks=pytest.mark.long),
-    pytest.param((2, 2), [4, 1, 2, 3], [401, 100, 201, 301], marks=pytest.mark.long)], ids=_name)
-def test_a_softmax_head(
-        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], columns: List[int]) -> None:
-    answers = oracle.check(topology, splits.train, name='head', optimizer='adam', ratios=ratios)
-    for name in ('head/kernel', 'head/kernel/Adam'):
+@pytest.mark.parametrize(
+    "topology,ratios,columns",
+    [
+        ((1, 2), [3, 1], [752, 251]),
+        ((2, 1), [1, 3], [251, 752]),
+        ((1, 3), [0.5, 0.1, 0.4], [502, 100, 401]),
+        pytest.param((4, 1), [2, 4, 1, 3], [201, 401, 100, 301], marks=pytest.mark.long),
+        pytest.param((2, 2), [4, 1, 2, 3], [401, 100, 201, 301], marks=pytest.mark.long),
+    ],
+    ids=_name,
+)
+def test_a_softmax_head(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], columns: List[int]) -> None:
+    answers = oracle.check(topology, splits.train, name="head", optimizer="adam", ratios=ratios)
+    for name in ("head/kernel", "head/kernel/Adam"):
         assert _sizes(answers, name, 1) == columns
 
 
 @pytest.mark.parametrize(
-    'topology,ratios', _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])), ids=_name)
-@pytest.mark.parametrize('name', [
-    name if name in ('everything', 'seven_experts') else pytest.param(name, marks=pytest.mark.long)
-    for name in sorted(set(splits.MODELS) - {'blocks'})])
+    "topology,ratios", _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])), ids=_name
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("everything", "seven_experts") else pytest.param(name, marks=pytest.mark.long)
+        for name in sorted(set(splits.MODELS) - {"blocks"})
+    ],
+)
 def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], name: str) -> None:
     """Columns then rows of two layers, tables of words, experts, heads of attention."""
-    answers = oracle.check(topology, splits.train, name=name, optimizer='momentum', ratios=ratios)
-    if name == 'seven_experts' and len(ratios) == 2:
-        assert sorted(_sizes(answers, 'first', 0)) == [2, 5]
-    if name == 'everything' and len(ratios) == 2:
-        assert sorted(_sizes(answers, 'first/kernel', 1)) == [128, 384]
+    answers = oracle.check(topology, splits.train, name=name, optimizer="momentum", ratios=ratios)
+    if name == "seven_experts" and len(ratios) == 2:
+        assert sorted(_sizes(answers, "first", 0)) == [2, 5]
+    if name == "everything" and len(ratios) == 2:
+        assert sorted(_sizes(answers, "first/kernel", 1)) == [128, 384]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('topology,ratios', [((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])], ids=_name)
-def test_bias_whose_gradient_nearly_cancels(
-        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float]) -> None:
+@pytest.mark.parametrize("topology,ratios", [((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])], ids=_name)
+def test_bias_whose_gradient_nearly_cancels(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float]) -> None:
     """In float32 it is off by 1.6e-6, in float64 by nothing: by rounding alone."""
     oracle.check(
-        topology, splits.train, name='blocks', optimizer='momentum', ratios=ratios, dtype='float64', tolerance=1e-12)
+        topology, splits.train, name="blocks", optimizer="momentum", ratios=ratios, dtype="float64", tolerance=1e-12
+    )
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name,optimizer,clip', [
-    ('small_table', 'momentum', 0.1), ('head', 'layerwise', 0.)])
+@pytest.mark.parametrize("name,optimizer,clip", [("small_table", "momentum", 0.1), ("head", "layerwise", 0.0)])
 def test_norms_are_those_of_the_whole(oracle: Oracle, name: str, optimizer: str, clip: float) -> None:
-    arguments = {'name': name, 'optimizer': optimizer, 'clip': clip}
+    arguments = {"name": name, "optimizer": optimizer, "clip": clip}
     answers = oracle.check((1, 2), splits.train, ratios=[3, 1], **arguments)
-    norms = oracle.plain(splits.train, **arguments).results['norm']
-    np.testing.assert_allclose(answers[0].results['norm'], norms, rtol=1e-6)
+    norms = oracle.plain(splits.train, **arguments).results["norm"]
+    np.testing.assert_allclose(answers[0].results["norm"], norms, rtol=1e-6)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('topology', [(2, 2), (1, 4)], ids=topology_name)
-@pytest.mark.parametrize('name', ['head', 'small_table'])
+@pytest.mark.parametrize("topology", [(2, 2), (1, 4)], ids=topology_name)
+@pytest.mark.parametrize("name", ["head", "small_table"])
 def test_each_group_is_cut_in_the_same_ratios(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
-    oracle.check(topology, splits.train, name=name, optimizer='momentum', groups=2, ratios=[1, 3])
+    oracle.check(topology, splits.train, name=name, optimizer="momentum", groups=2, ratios=[1, 3])
 
 
-@pytest.mark.parametrize('topology,ratios,others', _rows(((1, 2), [3, 1], [1, 2]), ((2, 1), [1, 2], [1, 1])), ids=_name)
+@pytest.mark.parametrize("topology,ratios,others", _rows(((1, 2), [3, 1], [1, 2]), ((2, 1), [1, 2], [1, 1])), ids=_name)
 def test_checkpoints_are_those_of_one_device(
-        oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], others: Sequence[float]) -> None:
+    oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], others: Sequence[float]
+) -> None:
     """One device and other ratios continue from what was written with the ratios; slots included."""
-    path, further = continue_from_each_other(oracle, topology, splits.saved, {'ratios': ratios})
+    path, further = continue_from_each_other(oracle, topology, splits.saved, {"ratios": ratios})
     compare(further, of_worker_0(oracle.plan(topology, splits.saved, path=path, ratios=others)), CONTINUED)
 
 
 @pytest.mark.long
 @together
-@pytest.mark.parametrize('topology,ratios', [((2, 1), [3, 1]), ((1, 3), [1, 4, 2])], ids=_name)
+@pytest.mark.parametrize("topology,ratios", [((2, 1), [3, 1]), ((1, 3), [1, 4, 2])], ids=_name)
 def test_each_rule(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], groups: Tuple[str, ...]) -> None:
     oracle.check(topology, split_rules.train, groups=groups, each_rule=True, every_variable=True, ratios=ratios)

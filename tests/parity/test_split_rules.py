@@ -1,4 +1,5 @@
 """Each op that has a rule for parts trains on parts, in processes and on devices, as it does on one device."""
+
 from typing import List, Tuple
 
 import pytest
@@ -10,15 +11,19 @@ from tests.parity.pool import Answer
 from tests.parity.scripts import split_rules
 
 # What one test runs; a graph of more takes too long.
-TOGETHER = [('broadcasting', 'convolution'), ('lookup', 'losses', 'matmul', 'reshape'), ('moving', 'shapes'),
-            ('reductions',)]
-together = pytest.mark.parametrize('groups', TOGETHER, ids='-'.join)
-every_group = pytest.mark.parametrize('group', sorted(split_rules.GROUPS))
+TOGETHER = [
+    ("broadcasting", "convolution"),
+    ("lookup", "losses", "matmul", "reshape"),
+    ("moving", "shapes"),
+    ("reductions",),
+]
+together = pytest.mark.parametrize("groups", TOGETHER, ids="-".join)
+every_group = pytest.mark.parametrize("group", sorted(split_rules.GROUPS))
 
 
 def _no_op_is_whole(answers: List[Answer]) -> None:
     for answer in answers:
-        assert [name for name, how in answer.results['taken'] if how == 'full'] == []
+        assert [name for name, how in answer.results["taken"] if how == "full"] == []
 
 
 def test_every_op_type_with_a_rule_has_a_case() -> None:
@@ -32,7 +37,7 @@ def test_each_rule(oracle: Oracle, groups: Tuple[str, ...]) -> None:
 
 @pytest.mark.long
 @together
-@pytest.mark.parametrize('turn,topology', enumerate([(1, 2), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2)]))
+@pytest.mark.parametrize("turn,topology", enumerate([(1, 2), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2)]))
 def test_each_rule_everywhere(oracle: Oracle, topology: Tuple[int, int], turn: int, groups: Tuple[str, ...]) -> None:
     oracle.check(topology, split_rules.train, groups=groups, turn=turn, each_rule=True, every_variable=True)
 
@@ -43,6 +48,6 @@ def test_every_choice_of_every_case(oracle: Oracle, group: str) -> None:
     possible, taken = set(), set()
     for turn in range(max(map(split_rules.number_of_choices, split_rules.cases_of([group])))):
         for answer in oracle.check((2, 1), split_rules.train, groups=[group], turn=turn, every_variable=True):
-            possible.update((name, how) for name, hows in answer.results['possible'] for how in hows)
-            taken.update(answer.results['taken'])
+            possible.update((name, how) for name, hows in answer.results["possible"] for how in hows)
+            taken.update(answer.results["taken"])
     assert possible - taken == set()

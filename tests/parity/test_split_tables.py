@@ -1,4 +1,5 @@
 """What is done row by row with sparse gradients of tables in parts is what one device does."""
+
 from typing import Tuple
 
 import pytest
@@ -12,27 +13,42 @@ def _long(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize('topology,cut,optimizer,clips,resource', [
-    ((1, 2), 'columns', 'sgd', True, False), _long((2, 1), 'columns', 'row_adagrad', True, True),
-    _long((1, 3), 'columns', 'row_adagrad', False, False), _long((1, 2), 'columns', 'row_adagrad', True, False),
-    _long((1, 3), 'columns', 'lazy_adam', True, True), _long((2, 1), 'columns', 'lazy_adam', False, False),
-    _long((4, 1), 'columns', 'sgd', True, True), _long((1, 2), 'rows', 'sgd', True, False),
-    _long((1, 3), 'rows', 'row_adagrad', True, False), ((2, 1), 'rows', 'row_adagrad', False, True),
-    _long((1, 2), 'columns', 'many_ways', False, False), _long((1, 3), 'columns', 'many_ways', True, False),
-    _long((2, 1), 'columns', 'many_ways', False, False), _long((1, 2), 'columns', 'nd_decay', False, True),
-    _long((1, 2), 'rows', 'lazy_adam', True, True), _long((2, 2), 'columns', 'row_adagrad', True, False)], ids=str)
+@pytest.mark.parametrize(
+    "topology,cut,optimizer,clips,resource",
+    [
+        ((1, 2), "columns", "sgd", True, False),
+        _long((2, 1), "columns", "row_adagrad", True, True),
+        _long((1, 3), "columns", "row_adagrad", False, False),
+        _long((1, 2), "columns", "row_adagrad", True, False),
+        _long((1, 3), "columns", "lazy_adam", True, True),
+        _long((2, 1), "columns", "lazy_adam", False, False),
+        _long((4, 1), "columns", "sgd", True, True),
+        _long((1, 2), "rows", "sgd", True, False),
+        _long((1, 3), "rows", "row_adagrad", True, False),
+        ((2, 1), "rows", "row_adagrad", False, True),
+        _long((1, 2), "columns", "many_ways", False, False),
+        _long((1, 3), "columns", "many_ways", True, False),
+        _long((2, 1), "columns", "many_ways", False, False),
+        _long((1, 2), "columns", "nd_decay", False, True),
+        _long((1, 2), "rows", "lazy_adam", True, True),
+        _long((2, 2), "columns", "row_adagrad", True, False),
+    ],
+    ids=str,
+)
 def test_row_by_row(
-        oracle: Oracle, topology: Tuple[int, int], cut: str, optimizer: str, clips: bool, resource: bool) -> None:
+    oracle: Oracle, topology: Tuple[int, int], cut: str, optimizer: str, clips: bool, resource: bool
+) -> None:
     continue_from_each_other(
-        oracle, topology, split_tables.train, {}, cut=cut, optimizer=optimizer, clips=clips, resource=resource)
+        oracle, topology, split_tables.train, {}, cut=cut, optimizer=optimizer, clips=clips, resource=resource
+    )
 
 
 def test_what_takes_a_variable_in_a_way_that_is_not_known_is_refused(oracle: Oracle) -> None:
-    answer = oracle.plan((1, 2), split_tables.refused, cut='rows', optimizer='first_row', resource=True)[0]
-    assert 'takes a variable of which each device has a part' in answer.results['error'][0]
+    answer = oracle.plan((1, 2), split_tables.refused, cut="rows", optimizer="first_row", resource=True)[0]
+    assert "takes a variable of which each device has a part" in answer.results["error"][0]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('cut', ['columns', 'rows'])
+@pytest.mark.parametrize("cut", ["columns", "rows"])
 def test_sparse_as_dense(oracle: Oracle, cut: str) -> None:
-    oracle.check((1, 2), split_tables.train, cut=cut, optimizer='sgd', communication__sparse_as_dense=True)
+    oracle.check((1, 2), split_tables.train, cut=cut, optimizer="sgd", communication__sparse_as_dense=True)

@@ -1,4 +1,5 @@
 """A worker process of ``pool.py``: receives names of scripts, runs each in a fresh graph, answers with its records."""
+
 import ctypes
 import gc
 import importlib
@@ -14,11 +15,13 @@ _PR_SET_PDEATHSIG = 1
 _LARGE = 512 << 20  # bytes of memory; with a small model a process has half of that
 
 
-def _run(module: str, name: str, arguments: Dict[str, Any], topology: List[Any], worker: int,
-         directory: str) -> Tuple[Dict[str, Any], Optional[str]]:
+def _run(
+    module: str, name: str, arguments: Dict[str, Any], topology: List[Any], worker: int, directory: str
+) -> Tuple[Dict[str, Any], Optional[str]]:
     import tensorflow.compat.v1 as tf
 
     from tests.parity.context import Context
+
     context = Context(*topology, worker, directory)
     try:
         tf.reset_default_graph()
@@ -31,8 +34,8 @@ def _run(module: str, name: str, arguments: Dict[str, Any], topology: List[Any],
 
 def _give_back_memory() -> None:
     """What a large model leaves, 3 GB of malloc's and of Python's garbage, is not kept until the next script."""
-    with open('/proc/self/statm') as stream:
-        resident = int(stream.read().split()[1]) * os.sysconf('SC_PAGESIZE')
+    with open("/proc/self/statm") as stream:
+        resident = int(stream.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     if resident > _LARGE:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -54,7 +57,7 @@ def main() -> None:
         results, error = _run(module, name, arguments, topology, worker, directory)
         sys.stderr.flush()
         sys.stdout.flush()
-        with open(os.path.join(directory, 'worker_%d.log' % worker), errors='replace') as stream:
+        with open(os.path.join(directory, "worker_%d.log" % worker), errors="replace") as stream:
             stream.seek(start)
             log = stream.read()
         connection.send((results, log, error))
@@ -66,5 +69,5 @@ def main() -> None:
     watchdog.start()
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

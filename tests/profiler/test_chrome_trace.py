@@ -83,11 +83,11 @@ def test_devices_stages_micro_batches_and_communicators_have_lanes(pipeline):
         stage = process[-1]
         for copy in (0, 1):
             for name in ("forward", "backward"):
-                events = threads["stage {}, micro batch {}, {}".format(stage, copy, name)]
+                events = threads[f"stage {stage}, micro batch {copy}, {name}"]
                 assert {event["args"]["micro batch"] for event in events} == {copy}
                 assert {event["cat"] for event in events} == {name}
-        assert any(re.match(r"communicator graph\d+/apply0/stage{}/0$".format(stage), thread) for thread in threads)
-        assert "stage {}, update".format(stage) in threads
+        assert any(re.match(rf"communicator graph\d+/apply0/stage{stage}/0$", thread) for thread in threads)
+        assert f"stage {stage}, update" in threads
 
 
 def test_the_first_lane_shows_the_schedule(pipeline):
@@ -122,7 +122,7 @@ def test_ops_that_run_together_share_a_lane_of_several_threads():
 
 def test_traces_of_several_workers_are_put_together(tmp_path):
     for worker in (0, 1):
-        (tmp_path / "{}.json".format(worker)).write_text(json.dumps({"traceEvents": [{"ph": "M", "pid": worker}]}))
+        (tmp_path / f"{worker}.json").write_text(json.dumps({"traceEvents": [{"ph": "M", "pid": worker}]}))
     path = chrome_trace.merge([str(tmp_path / "0.json"), str(tmp_path / "1.json")], str(tmp_path / "both.json"))
     with open(path) as source:
         assert [event["pid"] for event in json.load(source)["traceEvents"]] == [0, 1]

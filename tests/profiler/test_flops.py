@@ -145,7 +145,7 @@ def test_the_hook_logs_the_first_run_by_all_that_is_asked_for(init, caplog):
                 sess.run(train_op, model.feed(8))
     assert caplog.text.count("FLOPs of the model: ") == 1
     for cmd in ("scope", "op", "graph"):
-        assert caplog.text.count("FLOPs of the model by {}:".format(cmd)) == 1
+        assert caplog.text.count(f"FLOPs of the model by {cmd}:") == 1
     assert "gradients: 0." in caplog.text and "MatMul: 0." in caplog.text and "out: 0." in caplog.text
 
 

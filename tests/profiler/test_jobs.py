@@ -51,7 +51,7 @@ def test_workers_with_replicas_write_their_own_files(nursery, tmp_path):
         "trace_step_2_worker_1.json",
     ]
     assert [len(found) for found in models(logs)] == [1, 0]
-    parts = [str(tmp_path / "out" / "trace_step_2_worker_{}.json".format(worker)) for worker in (0, 1)]
+    parts = [str(tmp_path / "out" / f"trace_step_2_worker_{worker}.json") for worker in (0, 1)]
     chrome_trace.merge(parts, str(tmp_path / "out" / "both.json"))
     assert processes(tmp_path, "both.json")[0] == ["worker 0 CPU:0, replica 0", "worker 1 CPU:0, replica 1"]
 

@@ -30,7 +30,7 @@ def rows_of(path):
 def test_every_which_run_is_written_until_the_last(init, tmp_path):
     init(2)
     train(MemoryProfilerHook(2, 5, str(tmp_path), visualize=False), 7)
-    wanted = {"profile_step_{}_CPU_{}.csv".format(step, device) for step in (2, 4) for device in (0, 1)}
+    wanted = {f"profile_step_{step}_CPU_{device}.csv" for step in (2, 4) for device in (0, 1)}
     assert set(os.listdir(str(tmp_path))) == wanted
 
 

@@ -1,4 +1,5 @@
 """The end of the data of one replica is the end of the step of all, and a script sees it as the end of the data."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf

@@ -1,4 +1,5 @@
 """Runs that train nothing, on a graph that was rewritten for training."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf

@@ -1,4 +1,5 @@
 """What cannot be trained as asked: the error, and that it stays an error."""
+
 import os
 import signal
 
@@ -41,7 +42,7 @@ def test_a_graph_that_is_refused_is_refused_again(init):
         model.minimize()
     with tf.Session() as sess:
         texts = {error_text(sess.run, model.train_op, model.feed()) for _ in range(3)}
-    text, = texts
+    (text,) = texts
     assert text.startswith("LayoutError") and "is not divisible by num_device_per_replica 5" in text
 
 
@@ -61,7 +62,7 @@ def test_devices_that_do_not_fit_several_taskgraphs_name_these(init):
 def test_applying_gradients_in_a_function_body_is_refused(init, where):
     init()
     model = Linear(resource=True)
-    gradient, = tf.gradients(model.loss, [model.w])
+    (gradient,) = tf.gradients(model.loss, [model.w])
 
     def apply():
         with tf.control_dependencies([model.optimizer.apply_gradients([(gradient, model.w)])]):
@@ -110,4 +111,4 @@ def test_a_fork_that_uses_the_session_is_refused(init):
         os.waitpid(pid, 0)
     assert len(texts) == 2
     for text in texts:
-        assert text.startswith("PlanError") and "a fork of process {}".format(os.getpid()) in text
+        assert text.startswith("PlanError") and f"a fork of process {os.getpid()}" in text

@@ -1,4 +1,5 @@
 """A run that writes variables without gradients: every replica gets all that is fed, and holds the same afterwards."""
+
 import numpy as np
 import pytest
 import tensorflow as tf1

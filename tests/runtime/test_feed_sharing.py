@@ -1,4 +1,5 @@
 """How fed values are shared out among the local replicas."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -21,7 +22,7 @@ def sharing(shape, dtype=tf.float32):
 def parts(shared, tensor):
     """The value of each replica, in order."""
     found = {t.name: value for t, value in shared.items()}
-    names = [tensor.name] + ["EPL_REPLICA_{}/{}".format(i, tensor.name) for i in range(1, 9)]
+    names = [tensor.name] + [f"EPL_REPLICA_{i}/{tensor.name}" for i in range(1, 9)]
     return [np.asarray(found[name]).tolist() for name in names if name in found]
 
 
@@ -57,7 +58,7 @@ def test_known_first_dimension_goes_to_all_with_one_warning(init, caplog):
     p, feeds = sharing([2])
     for _ in range(2):
         assert parts(feeds.share({p: np.array([1, 2])}), p) == [[1, 2], [1, 2]]
-    warning, = [record.getMessage() for record in caplog.records if "p:0" in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "p:0" in record.getMessage()]
     assert "was fed 2 rows" in warning and "Feed 4 rows" in warning
 
 
@@ -72,13 +73,20 @@ def test_known_first_dimension_times_the_replicas_is_cut(init):
     assert parts(shared, p) == [[1, 2], [3, 4]] and weights(shared, feeds) == [2, 2]
 
 
-@pytest.mark.parametrize("shape, value", [
-    ([2], np.zeros(2)), ([None], np.zeros(4)), (None, np.zeros(4)), ([], np.zeros([])), ([2], np.zeros([4, 1])),
-])
+@pytest.mark.parametrize(
+    "shape, value",
+    [
+        ([2], np.zeros(2)),
+        ([None], np.zeros(4)),
+        (None, np.zeros(4)),
+        ([], np.zeros([])),
+        ([2], np.zeros([4, 1])),
+    ],
+)
 def test_what_is_no_whole_batch(init, shape, value):
     init()
     p, feeds = sharing(shape)
-    (key, cut), = feeds.cut_ahead({p: value}).items()
+    ((key, cut),) = feeds.cut_ahead({p: value}).items()
     assert key is p and cut is value
 
 
@@ -86,7 +94,7 @@ def test_what_is_no_whole_batch(init, shape, value):
 def test_rows_that_fit_neither_one_nor_all_replicas(init, rows):
     init()
     p, feeds = sharing([2])
-    with pytest.raises(FeedError, match="p:0 .*was fed {} rows.*takes 4 rows, 2 for each, or 2".format(rows)):
+    with pytest.raises(FeedError, match=f"p:0 .*was fed {rows} rows.*takes 4 rows, 2 for each, or 2"):
         feeds.cut_ahead({p: np.zeros(rows)})
 
 

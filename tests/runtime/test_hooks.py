@@ -1,4 +1,5 @@
 """What is replaced in TensorFlow, and that it is given back; exported graphs are the user's."""
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 

@@ -1,4 +1,5 @@
 """tf.keras models in graph mode."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf

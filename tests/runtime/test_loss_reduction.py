@@ -1,4 +1,5 @@
 """Losses that are sums over a batch: who divides by the replicas is said, once."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf

@@ -1,4 +1,5 @@
 """Monitored sessions of several workers: each has its own, and worker 0 alone writes."""
+
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ def run_workers(arguments, count, limit):
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
-    hosts = ["127.0.0.1:{}".format(one.getsockname()[1]) for one in sockets]
+    hosts = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()
     processes = []
@@ -52,7 +53,7 @@ def run_workers(arguments, count, limit):
 @pytest.mark.parametrize("who", ["one chief", "chiefs"])
 def test_another_worker_than_0_is_initialized_and_writes_no_checkpoint(tmp_path, who):
     run_workers([SCRIPT, str(tmp_path), who], 2, 90)
-    kernels = [np.load(str(tmp_path / "kernel{}.npy".format(worker))) for worker in range(2)]
+    kernels = [np.load(str(tmp_path / f"kernel{worker}.npy")) for worker in range(2)]
     assert np.array_equal(kernels[0], kernels[1])
     written = os.listdir(str(tmp_path / "worker0"))
     assert {"model.ckpt-4.index", "notes"} <= set(written) and [name for name in written if name.startswith("events")]

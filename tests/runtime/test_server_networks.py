@@ -26,7 +26,7 @@ class Jobs:
         self._processes: List[Any] = []
 
     def start(self, network: str, *command: str, **settings: str) -> None:
-        with open(str(self._directory / "log_{}".format(len(self._processes))), "w") as log:
+        with open(str(self._directory / f"log_{len(self._processes)}"), "w") as log:
             self._processes.append(
                 subprocess.Popen(
                     inside(network, sys.executable, *command, "until told", str(self._directory)),
@@ -49,7 +49,7 @@ class Jobs:
         return [process.wait(60) for process in self._processes]
 
     def logs(self) -> List[str]:
-        return [(self._directory / "log_{}".format(index)).read_text() for index in range(len(self._processes))]
+        return [(self._directory / f"log_{index}").read_text() for index in range(len(self._processes))]
 
     def __enter__(self) -> "Jobs":
         return self
@@ -86,7 +86,7 @@ def test_a_job_of_two_machines_trains_and_its_servers_are_in_its_network_alone(t
             task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
             jobs.start(network, SCRIPT, TF_CONFIG=json.dumps(task))
         jobs.wait_for_training()
-        inner, outer = (reached(networks.own, networks.stranger, "10.20{}.0.1".format(net)) for net in (3, 4))
+        inner, outer = (reached(networks.own, networks.stranger, f"10.20{net}.0.1") for net in (3, 4))
         assert jobs.end() == [0, 0], jobs.logs()
     assert "connected" in inner.values() and set(outer.values()) == {"no answer"}, (inner, outer)
     assert all("of lo and one, and TensorFlow's protocol has no authentication" in log for log in jobs.logs())

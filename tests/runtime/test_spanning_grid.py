@@ -27,10 +27,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1700)]
 oracle = fixtures.oracle  # found here by pytest
 
 SCHEDULES = ["PreferBackward", "PreferForward", "PreferBackwardOptimizer"]
-Cell = NamedTuple(
-    "Cell",
-    [("name", str), ("stages_and_replicas", Tuple[int, int]), ("micro_batches", int), ("schedule", str)],
-)
+
+
+class Cell(NamedTuple):
+    name: str
+    stages_and_replicas: Tuple[int, int]
+    micro_batches: int
+    schedule: str
+
+
 GRID = [
     Cell(*values)
     for values in itertools.product(

@@ -24,7 +24,11 @@ def split(constructors: Sequence[int], apart: Sequence[int], script: str = "trai
     return case("tests.parity.scripts.splits." + script, constructors, apart=list(apart), **arguments)
 
 
-Job = NamedTuple("Job", [("workers", int), ("cases", Dict[str, Any])])
+class Job(NamedTuple):
+    workers: int
+    cases: Dict[str, Any]
+
+
 FEATURES = {"offload__level": "v0", "gradient_checkpoint__type": "auto", "optimizer__num_apply_group": 2}
 JOBS = {
     "three": Job(

@@ -1,4 +1,5 @@
 """Staging areas: each replica takes out what it has put in, and nothing waits for what nobody puts in."""
+
 import threading
 
 import numpy as np

@@ -1,4 +1,5 @@
 """What one Session.run means: which copies run with it, what is fetched instead, who takes part."""
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -27,9 +28,7 @@ def test_the_training_op_runs_on_every_replica_with_the_others(init, resource):
     step = finder.find([], [model.train_op], model.feed())
     assert step.is_collective and step.uses_replicas and not step.writes_replica_0_alone
     write = next(op for op in model.train_op.control_inputs if "Apply" in op.type).name
-    assert [name for name in extra(step) if name.startswith("EPL")] == [
-        "EPL_REPLICA_{}/{}".format(i, write) for i in (1, 2)
-    ]
+    assert [name for name in extra(step) if name.startswith("EPL")] == [f"EPL_REPLICA_{i}/{write}" for i in (1, 2)]
 
 
 def test_the_loss_alone_on_fed_data_is_computed_on_all_of_it(init):
@@ -176,4 +175,3 @@ def test_a_write_inside_a_loop_runs_on_every_replica(init):
     step = StepFinder(rewritten()).find([loop], [], {})
     assert step.uses_replicas
     assert extra(step), "no op of replica 1 runs the loop"
-

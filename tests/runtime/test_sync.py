@@ -1,4 +1,5 @@
 """Sessions: variables of the replicas are equal before a step, whatever wrote them; and who may run when."""
+
 import threading
 
 import numpy as np
@@ -245,7 +246,7 @@ def test_sum_of_accumulated_gradients(init):
         init(devices, communication__gradients_reduce_method="sum")
         model = Linear()
         total = tf.get_variable("total", [3, 1], initializer=tf.zeros_initializer(), trainable=False)
-        (gradient, _), = model.optimizer.compute_gradients(model.loss, [model.w])
+        ((gradient, _),) = model.optimizer.compute_gradients(model.loss, [model.w])
         add = total.assign_add(gradient)
         apply_op = model.optimizer.apply_gradients([(total, model.w)])
         with tf.Session() as sess:

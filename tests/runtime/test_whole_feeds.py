@@ -1,4 +1,5 @@
 """What is fed and holds no rows of the batch: every replica gets it whole, or an error says how to say so."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -266,8 +267,8 @@ def test_groups_that_are_fed_by_number(init, is_sorted, count):
     rows = tf.layers.dense(x, 1)
     out = tf.segment_sum(rows, groups) if is_sorted else tf.unsorted_segment_sum(rows, groups, tf.shape(y)[0])
     feed = {x: X, y: Y[:count], groups: np.arange(8) * count // 8}
-    all_of_it = "" if is_sorted else ", x:0 was fed 8 rows, y:0 was fed {} rows".format(count)
-    match = "groups:0 would be cut .*groups:0 was fed 8 rows{}. .*epl.keep_whole for the numbers".format(all_of_it)
+    all_of_it = "" if is_sorted else f", x:0 was fed 8 rows, y:0 was fed {count} rows"
+    match = f"groups:0 would be cut .*groups:0 was fed 8 rows{all_of_it}. .*epl.keep_whole for the numbers"
     refused(tf.reduce_mean(tf.square(out - y)), feed, match)
 
 

@@ -1,4 +1,5 @@
 """State that is changed in unusual places is changed on every replica."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf

@@ -62,6 +62,7 @@ def fragment(**facts: Any) -> Callable[[Fragment], Fragment]:
 @fragment()
 def data_parallelism(parts: Parts, devices: int) -> None:
     import epl
+
     epl.init()
     with epl.replicate(device_count=1):
         parts.model()
@@ -70,6 +71,7 @@ def data_parallelism(parts: Parts, devices: int) -> None:
 @fragment()
 def default_strategy(parts: Parts, devices: int) -> None:
     import epl
+
     epl.init()
     epl.set_default_strategy(epl.replicate(device_count=1))
     parts.model()
@@ -94,6 +96,7 @@ def pipeline(parts: Parts, devices: int) -> None:
 @fragment(stages=2, micro_batches=4)
 def pipeline_of_default_strategies(parts: Parts, devices: int) -> None:
     import epl
+
     epl.init(epl.Config({"pipeline.num_micro_batch": 4}))
 
     # model annotation
@@ -109,6 +112,7 @@ def pipeline_of_default_strategies(parts: Parts, devices: int) -> None:
 @fragment()
 def split(parts: Parts, devices: int) -> None:
     import epl
+
     epl.init()
     with epl.split(device_count=devices):
         parts.model()
@@ -117,6 +121,7 @@ def split(parts: Parts, devices: int) -> None:
 @fragment(divides=True)
 def large_scale_classification(parts: Parts, devices: int) -> None:
     import epl
+
     config = epl.Config({"cluster.colocate_split_and_replicate": True})
     epl.init(config)
     with epl.replicate(devices):
@@ -129,6 +134,7 @@ def large_scale_classification(parts: Parts, devices: int) -> None:
 @fragment(divides=True)
 def moe_transformer(parts: Parts, devices: int) -> None:
     import epl
+
     config = epl.Config({"cluster.colocate_split_and_replicate": True})
     epl.init(config)
     total_gpu_num = epl.Env.get().cluster.total_gpu_num
@@ -151,6 +157,7 @@ def _configured(name: str, param_dict: Dict[str, Any], **facts: Any) -> None:
 
     def run(parts: Parts, devices: int) -> None:
         import epl
+
         config = epl.Config(param_dict)
         epl.init(config)
         parts.model()
@@ -171,6 +178,7 @@ _configured("config_apply_groups", {"optimizer.num_apply_group": 30})
 def config_checkpoint_collection(parts: Parts, devices: int) -> None:
     import tensorflow as tf
     import epl
+
     config = epl.Config({"gradient_checkpoint.type": "collection"})
     epl.init(config)
 
@@ -186,8 +194,8 @@ def config_checkpoint_collection(parts: Parts, devices: int) -> None:
 @fragment(stages=2, micro_batches=8)
 def whale_pipeline(parts: Parts, devices: int) -> None:
     import epl as wh
-    wh.init(wh.Config({
-        "num_micro_batch": 8}))
+
+    wh.init(wh.Config({"num_micro_batch": 8}))
     with wh.replicate(1):
         parts.model_part1()
     with wh.replicate(1):
@@ -197,6 +205,7 @@ def whale_pipeline(parts: Parts, devices: int) -> None:
 @fragment(divides=True)
 def whale_hybrid(parts: Parts, devices: int) -> None:
     import epl as wh
+
     total_gpu = devices
     wh.init()
     with wh.replicate(total_gpu):
@@ -209,9 +218,8 @@ def whale_hybrid(parts: Parts, devices: int) -> None:
 @fragment(stages=0, micro_batches=35)
 def whale_m6(parts: Parts, devices: int) -> None:
     import epl as wh
-    wh.init(wh.Config({
-        "num_micro_batch": 35,
-        "num_task_graph": devices}))
+
+    wh.init(wh.Config({"num_micro_batch": 35, "num_task_graph": devices}))
     # Define M6 model.
     parts.m6_model_def()
 
@@ -219,6 +227,7 @@ def whale_m6(parts: Parts, devices: int) -> None:
 @fragment(divides=True)
 def whale_m6_moe(parts: Parts, devices: int) -> None:
     import epl as wh
+
     total_gpus = devices
     wh.init()
     wh.set_default_strategy(wh.replicate(total_gpus))
@@ -313,5 +322,5 @@ def _rows_of_a_read(ctx: Context, entry: Entry, devices: int) -> int:
         return Parts.ROWS
     reads = ctx.workers if entry.divides else max(devices // (entry.stages or devices), 1) * entry.micro_batches
     rows, left = divmod(Parts.ROWS, reads * entry.reads)
-    assert not left, "{} rows in {} batches".format(Parts.ROWS, reads * entry.reads)
+    assert not left, f"{Parts.ROWS} rows in {reads * entry.reads} batches"
     return rows

@@ -24,7 +24,7 @@ def _jobs() -> List[Any]:
             if entry.stages != 1 and topology in [(1, 1), (2, 1)]:
                 continue  # on one device stages do not fit; for two workers see below
             marks = [long] if topology in [(1, 1), (1, 4)] else []
-            job_id = "{}-{}".format(name, topology_name(topology))
+            job_id = f"{name}-{topology_name(topology)}"
             jobs.append(pytest.param(name, topology, id=job_id, marks=marks))
     return jobs
 

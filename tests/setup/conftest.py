@@ -1,4 +1,5 @@
 """Makes the modules of tools/set_up importable, and describes machines to them."""
+
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ class Machine:
     def python(self, path: str, version: str, tensorflow: str = None, has_venv: bool = True) -> str:
         """Puts an interpreter at `path`, relative to the machine's folder."""
         facts = {"version": [int(p) for p in version.split(".")], "has_venv": has_venv, "tensorflow": tensorflow}
-        return write_program(os.path.join(self.folder, path), "echo '{}'".format(json.dumps(facts)))
+        return write_program(os.path.join(self.folder, path), f"echo '{json.dumps(facts)}'")
 
     def program(self, name: str, text: str) -> str:
         """Puts a program on the machine's PATH."""

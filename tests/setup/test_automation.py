@@ -1,4 +1,5 @@
 """What runs the checks without being asked: the workflow of GitHub Actions and the hooks of pre-commit."""
+
 import glob
 import os
 import re

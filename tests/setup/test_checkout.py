@@ -1,4 +1,5 @@
 """A machine that has never seen the project: a fresh checkout, all set-up, the first example. Takes many minutes."""
+
 import os
 import shutil
 import subprocess

@@ -2,6 +2,7 @@
 
 Works on a copy, so that the checkout gets no build folder and no library.
 """
+
 import glob
 import os
 import shutil
@@ -155,7 +156,7 @@ def test_a_platform_wheel_has_the_native_libraries(source, tmp_path):
     install(path, site)
     linked = subprocess.check_output(["ldd", os.path.join(site, "epl", "lib", "libepl_comm.so")]).decode()
     for name in os.listdir(os.path.join(site, "epl", "lib")):
-        assert " => {}/".format(site) in linked if name in linked else name.startswith("libepl_")
+        assert f" => {site}/" in linked if name in linked else name.startswith("libepl_")
     code = "import epl, epl.ops.native as n; print(epl.__file__); print(n.why_not())"
     done = run_there(python, code, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
 """Which Python set-up chooses, on machines made for it."""
+
 import os
 import sys
 
@@ -76,7 +77,7 @@ def test_uv_downloads_one_when_there_is_none(machine):
     path = "home/.local/share/uv/python/cpython-3.7.9-linux-x86_64-gnu/bin/python3.7"
     ready = machine.python("elsewhere/python3.7", "3.7.9")
     made = os.path.join(machine.folder, path)
-    machine.program("uv", "/bin/mkdir -p {} && /bin/cp {} {}".format(os.path.dirname(made), ready, made))
+    machine.program("uv", f"/bin/mkdir -p {os.path.dirname(made)} && /bin/cp {ready} {made}")
     assert choose(machine).path == made
     assert any("uv downloads one" in line for line in machine.said)
 

@@ -1,4 +1,5 @@
 """Set-up from end to end, in a small project whose TensorFlow is an empty package: what is done, and done only once."""
+
 import os
 import shutil
 import subprocess
@@ -122,12 +123,12 @@ def test_another_compiler_builds_all_again(ready):
     ready.write("my-g++", '#!/bin/sh\n[ "$1" = --version ] && echo mine && exit\nexec g++ "$@"\n')
     os.chmod(wrapper, 0o755)
     assert ready.set_up(CXX=wrapper).returncode == 0
-    assert ready.read("csrc/log").endswith("built {}\n".format(wrapper) * 2)
+    assert ready.read("csrc/log").endswith(f"built {wrapper}\n" * 2)
 
 
 @pytest.mark.parametrize("program, package", [("g++", "g++"), ("make", "make")])
 def test_a_missing_program_is_named_with_the_command(ready, program, package):
-    ready.write("csrc/core.cc", "int core; // {}\n".format(program))
+    ready.write("csrc/core.cc", f"int core; // {program}\n")
     path = path_without(ready, "bin-without-" + program, program)
     done = ready.set_up(PATH=path)
     assert done.returncode == 1

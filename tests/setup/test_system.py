@@ -1,4 +1,5 @@
 """Compiler, packages and GPU of the machine, on machines made for it."""
+
 import os
 
 import pytest
@@ -7,7 +8,7 @@ from pythons import SetUpError
 
 
 def gcc(machine, name, version):
-    machine.program(name, "echo {}".format(version))
+    machine.program(name, f"echo {version}")
 
 
 def test_gpp_in_the_known_range_is_taken(machine):
@@ -50,7 +51,7 @@ def test_a_user_is_told_the_command(machine, user):
 
 def test_root_installs_after_one_update(machine, root):
     log = os.path.join(machine.folder, "log")
-    machine.program("apt-get", 'echo "$1" >> {}'.format(log))
+    machine.program("apt-get", f'echo "$1" >> {log}')
     packages = system.Packages(machine.env, machine.say)
     packages.require(["g++"], "no compiler.")
     packages.prefer(["libgloo-dev"], "no Gloo.")

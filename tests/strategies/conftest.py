@@ -1,4 +1,5 @@
 """Makes the helpers of the tests importable, and shares the fixture of tests that run EPL in their own process."""
+
 import os
 import sys
 

@@ -1,4 +1,5 @@
 """Strategy scopes: which TaskGraph an op belongs to, and what may not be nested."""
+
 import gc
 import threading
 
@@ -202,11 +203,15 @@ def test_a_scope_that_is_the_first_to_touch_the_default_graph_ends(init):
     assert taskgraph(inside, tf.constant(1)) == [0, 0]
 
 
-@pytest.mark.parametrize("outer, inner, words", [
-    (epl.replicate, epl.replicate, "Can't nest strategies with same type"),
-    (epl.split, epl.replicate, "Can't nest strategies in split strategy"),
-    (epl.split, epl.split, "Can't nest strategies in split strategy"),
-], ids=lambda item: getattr(item, "__name__", ""))
+@pytest.mark.parametrize(
+    "outer, inner, words",
+    [
+        (epl.replicate, epl.replicate, "Can't nest strategies with same type"),
+        (epl.split, epl.replicate, "Can't nest strategies in split strategy"),
+        (epl.split, epl.split, "Can't nest strategies in split strategy"),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
 def test_scopes_do_not_nest(init, outer, inner, words):
     init(annotate=False)
     with outer(1, name="outside"):

@@ -9,13 +9,18 @@ from typing import Iterator, List, NamedTuple
 
 CAN_MAKE = os.geteuid() == 0 and shutil.which("ip") is not None
 
-Networks = NamedTuple("Networks", [("own", str), ("stranger", str)])
-Networks.__doc__ = """The names of two namespaces.
 
-Attributes:
-  own: has 10.203.0.1 and 10.204.0.1, on two cables.
-  stranger: has 10.203.0.2 and 10.204.0.2.
-"""
+class Networks(NamedTuple):
+    """The names of two namespaces.
+
+    Attributes:
+      own: has 10.203.0.1 and 10.204.0.1, on two cables.
+      stranger: has 10.203.0.2 and 10.204.0.2.
+    """
+
+    own: str
+    stranger: str
+
 
 _TRY = """
 import socket, sys
@@ -32,7 +37,7 @@ except socket.timeout:
 @contextlib.contextmanager
 def two_networks() -> Iterator[Networks]:
     """Makes the namespaces, and takes them away again."""
-    made = Networks(*["epl{}{}".format(os.getpid(), name) for name in "ab"])
+    made = Networks(*[f"epl{os.getpid()}{name}" for name in "ab"])
     try:
         for name in made:
             _ip("netns", "add", name)
@@ -41,7 +46,7 @@ def two_networks() -> Iterator[Networks]:
             ends = ["netns", made.own, "type", "veth", "peer", "name", cable, "netns", made.stranger]
             _ip("link", "add", cable, *ends)
             for host, name in enumerate(made, 1):
-                _ip("-n", name, "address", "add", "{}.{}/24".format(net, host), "dev", cable)
+                _ip("-n", name, "address", "add", f"{net}.{host}/24", "dev", cable)
                 _ip("-n", name, "link", "set", cable, "up")
         yield made
     finally:

@@ -39,7 +39,7 @@ def names_in_use():
                 parts.append(base.attr)
                 base = base.value
             if parts and isinstance(base, ast.Name) and base.id == "tf":
-                yield "{}:{}".format(os.path.relpath(path, ROOT), node.lineno), ".".join(reversed(parts))
+                yield f"{os.path.relpath(path, ROOT)}:{node.lineno}", ".".join(reversed(parts))
 
 
 def is_deprecated(name):

@@ -31,7 +31,10 @@ sys.stdin.read()
 """
 WITHOUT_BIND = "tf_server._bind_to_device = lambda *_: False"  # as in Linux before 5.7 without CAP_NET_RAW
 
-Server = NamedTuple("Server", [("port", int), ("process", Any)])
+
+class Server(NamedTuple):
+    port: int
+    process: Any
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +76,9 @@ def test_the_network_of_the_job_reaches_the_server_and_no_other_does(networks: N
         assert connect(networks.stranger, "10.203.0.1", own.port) == "connected"
         assert connect(networks.stranger, "10.204.0.1", own.port) == "no answer"
         own.process.kill()
-        assert "at port {} of lo and one, and TensorFlow's protocol has no authen".format(own.port) in (
-            own.process.communicate()[1]
+        assert (
+            f"at port {own.port} of lo and one, and TensorFlow's protocol has no authen"
+            in (own.process.communicate()[1])
         )
 
 

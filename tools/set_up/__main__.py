@@ -3,6 +3,7 @@
 Environment: PYTHON (the Python 3.7 to use), VENV (folder of the virtual environment, default .venv), EPL_TF (auto, cpu,
 gpu, system), CXX (the compiler), EPL_APT=off (install no package of the operating system). docs/install.md tells more.
 """
+
 import fcntl
 import os
 import sys
@@ -23,15 +24,15 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time: a second one waits, then finds everything done
             worked = job.run()
     except pythons.SetUpError as error:
-        print("set-up: error: {}".format(error), file=sys.stderr)
+        print(f"set-up: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("set-up: interrupted; the next run goes on from here", file=sys.stderr)
         return 130
     if worked:
-        _say("done in {:.0f} s. {}".format(time.time() - start, job.describe()))
+        _say(f"done in {time.time() - start:.0f} s. {job.describe()}")
     else:
-        _say("up to date. {}".format(job.describe()))
+        _say(f"up to date. {job.describe()}")
     return 0
 
 

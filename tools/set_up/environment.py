@@ -3,6 +3,7 @@
 Each step is skipped while its stamp matches. Owns their order and what each depends on; finding a Python is
 `pythons.py`'s, packages of the operating system `system.py`'s.
 """
+
 import os
 import shutil
 import subprocess
@@ -47,7 +48,7 @@ class SetUp:
     def describe(self) -> str:
         """The environment in a few words."""
         version = pythons.version_text(self._version)
-        return "{}: Python {}, {}".format(os.path.relpath(self.venv, self.root), version, self._tensorflow_text())
+        return f"{os.path.relpath(self.venv, self.root)}: Python {version}, {self._tensorflow_text()}"
 
     # The virtual environment.
 
@@ -60,9 +61,7 @@ class SetUp:
             return False
         if wanted is None:
             wanted = pythons.choose(self._env, self.venv, self._say)
-        self._say(
-            "Python {} ({}, from {})".format(pythons.version_text(wanted.version), wanted.path, wanted.origin)
-        )
+        self._say(f"Python {pythons.version_text(wanted.version)} ({wanted.path}, from {wanted.origin})")
         if os.path.isdir(self.venv) and os.listdir(self.venv):
             self._remove_venv()
         self._need_venv_module(wanted)
@@ -74,7 +73,7 @@ class SetUp:
                 "TensorFlow that is installed there (EPL_TF=system).".format(self._tensorflow)
             )
         if self._tensorflow == "system" and wanted.tensorflow is None:
-            raise SetUpError("EPL_TF=system, but {} has no TensorFlow 1.15 installed.".format(wanted.path))
+            raise SetUpError(f"EPL_TF=system, but {wanted.path} has no TensorFlow 1.15 installed.")
         os.makedirs(self.venv, exist_ok=True)
         self._stamps = stamps.Stamps(self.venv)
         self._stamps.set("made_by", "set-up")
@@ -106,14 +105,14 @@ class SetUp:
                 "{} is there, does not fit, and was not made by set-up. Remove it, or choose another folder with "
                 "VENV=<folder>.".format(self.venv)
             )
-        self._say("making {} anew".format(self.venv))
+        self._say(f"making {self.venv} anew")
         shutil.rmtree(self.venv)
 
     def _need_venv_module(self, wanted: pythons.Interpreter) -> None:
         if wanted.has_venv:
             return
         package = "python{}.{}-venv".format(*wanted.version[:2])
-        self._packages.require([package], "{} cannot make virtual environments.".format(wanted.path))
+        self._packages.require([package], f"{wanted.path} cannot make virtual environments.")
 
     # The requirements.
 
@@ -141,7 +140,7 @@ class SetUp:
         if self._stamps.get("requirements") == stamp:
             return False
         names = ", ".join(os.path.relpath(path, self.root) for path in files)
-        self._say("installing the requirements of {} (minutes when it is the first time)".format(names))
+        self._say(f"installing the requirements of {names} (minutes when it is the first time)")
         if not os.path.isdir(self._site_packages("pip")):
             self._call([self.python, "-m", "ensurepip"], "This environment has no pip.")  # one that uv made
         self._pip(["install", "-r", self._file("bootstrap.txt")])
@@ -164,9 +163,9 @@ class SetUp:
         if done.returncode != 0:
             reason = done.stderr.decode(errors="replace").strip()[-2000:]
             hint = "The processor lacks AVX, which TensorFlow's wheels need.\n" if done.returncode == -4 else ""
-            raise SetUpError("TensorFlow was installed, but `import tensorflow` fails.\n{}{}".format(hint, reason))
+            raise SetUpError(f"TensorFlow was installed, but `import tensorflow` fails.\n{hint}{reason}")
         if " 1.15" not in lines[-1]:
-            raise SetUpError("{} is in {}; TensorFlow 1.15 is needed.".format(lines[-1], self.venv))
+            raise SetUpError(f"{lines[-1]} is in {self.venv}; TensorFlow 1.15 is needed.")
         self._stamps.set("tensorflow", self._stamps.get("system") or lines[-1])
 
     # The native libraries.
@@ -185,7 +184,7 @@ class SetUp:
             why = "Gloo's headers are missing: without them training on several machines is off; one machine works."
             self._packages.prefer(["libgloo-dev"], why)
         surroundings = self._surroundings(cxx)
-        self._say("building csrc with {}".format(system.compiler_identity(cxx, self._env) or cxx))
+        self._say(f"building csrc with {system.compiler_identity(cxx, self._env) or cxx}")
         make = ["make", "-s", "-C", csrc, "PYTHON=" + self.python, "CXX=" + cxx]
         before = self._stamps.get("native")
         if before is None or before[0] != surroundings:
@@ -213,7 +212,7 @@ class SetUp:
                 )
             )
         if major > system.NEWEST_GCC and not self._env.get("CXX"):
-            newest = "g++-{}".format(system.NEWEST_GCC)
+            newest = f"g++-{system.NEWEST_GCC}"
             why = "{} is version {}; csrc is known to compile with {} to {}.".format(
                 cxx, major, system.OLDEST_GCC, system.NEWEST_GCC
             )

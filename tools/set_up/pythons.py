@@ -6,6 +6,7 @@ image and not from PyPI. So the order is 3.7, 3.6, then a 3.8 that already has a
 Owns the search and its words. Making the virtual environment is `environment.py`'s. Reads only the environment that it
 is given, so that tests can describe a machine. Any Python from 3.6 can run this file.
 """
+
 import glob
 import json
 import os
@@ -39,16 +40,12 @@ class SetUpError(Exception):
     """Set-up cannot go on; the message says what to do."""
 
 
-Interpreter = NamedTuple(
-    "Interpreter",
-    [
-        ("path", str),
-        ("version", Tuple[int, ...]),
-        ("has_venv", bool),
-        ("tensorflow", Optional[str]),  # such as "nvidia-tensorflow 1.15.5+nv22.12", when installed beside it
-        ("origin", str),  # where it was found
-    ],
-)
+class Interpreter(NamedTuple):
+    path: str
+    version: Tuple[int, ...]
+    has_venv: bool
+    tensorflow: Optional[str]
+    origin: str
 
 
 def version_text(version: Tuple[int, ...]) -> str:
@@ -94,20 +91,20 @@ def choose(env: Mapping[str, str], venv: str, say: Callable[[str], None]) -> Int
                 refusal = _refusal(found)
                 if refusal is None:
                     return found
-                seen.append("  {} ({}): {}".format(found.path, version_text(found.version), refusal))
+                seen.append(f"  {found.path} ({version_text(found.version)}): {refusal}")
     raise SetUpError(_none_found(seen))
 
 
 def _named(name: str, env: Mapping[str, str]) -> Interpreter:
     path = shutil.which(name, path=env.get("PATH"))
     if path is None:
-        raise SetUpError("PYTHON={} is not a program. Give a path, or a name on PATH, of a Python 3.7.".format(name))
+        raise SetUpError(f"PYTHON={name} is not a program. Give a path, or a name on PATH, of a Python 3.7.")
     found = probe(os.path.abspath(path), "PYTHON=" + name, env)
     if found is None:
-        raise SetUpError("PYTHON={} ({}) does not run as a Python. Give that of a Python 3.7.".format(name, path))
+        raise SetUpError(f"PYTHON={name} ({path}) does not run as a Python. Give that of a Python 3.7.")
     refusal = _refusal(found)
     if refusal is not None:
-        raise SetUpError("PYTHON={} is Python {}: {}".format(name, version_text(found.version), refusal))
+        raise SetUpError(f"PYTHON={name} is Python {version_text(found.version)}: {refusal}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 A stamp is the hash of everything a step depends on, kept in the virtual environment that the step worked on.
 """
+
 import hashlib
 import json
 import os

@@ -2,6 +2,7 @@
 
 Owns looking for them, installing them with apt when run as root, and the exact command to type otherwise.
 """
+
 import glob
 import os
 import re
@@ -35,7 +36,7 @@ def compiler(env: Mapping[str, str]) -> Optional[str]:
     """The C++ compiler to use: `CXX`, else g++, else g++-12 down to g++-7; one in the known range goes first."""
     if env.get("CXX"):
         return env["CXX"]
-    names = ["g++"] + ["g++-{}".format(major) for major in range(NEWEST_GCC, OLDEST_GCC - 1, -1)]
+    names = ["g++"] + [f"g++-{major}" for major in range(NEWEST_GCC, OLDEST_GCC - 1, -1)]
     there = [name for name in names if shutil.which(name, path=env.get("PATH"))]
     known = [name for name in there if OLDEST_GCC <= compiler_major(name, env) <= NEWEST_GCC]
     return (known or there or [None])[0]  # type: ignore
@@ -77,9 +78,9 @@ class Packages:
         """Installs the packages or raises SetUpError with the command to type."""
         command = "apt-get update && apt-get install -y " + " ".join(names)
         if not self._allowed():
-            raise SetUpError("{}\nInstall it as root, then run this again:\n  {}".format(why, command))
+            raise SetUpError(f"{why}\nInstall it as root, then run this again:\n  {command}")
         if not self.install(names, why):
-            raise SetUpError("{}\nThis failed (its output is above):\n  {}".format(why, command))
+            raise SetUpError(f"{why}\nThis failed (its output is above):\n  {command}")
 
     def prefer(self, names: List[str], why: str) -> None:
         """Installs the packages where that is possible; else says what is lost and goes on."""

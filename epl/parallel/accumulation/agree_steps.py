@@ -50,7 +50,7 @@ def agree(
     """
     position = tf.cast(accumulation.position.op.inputs[0], tf.float64)
     own = tf.stack([weight, position, tf.square(position)])
-    key = "{}/rows and position in {} micro steps".format(name, accumulation.steps)
+    key = f"{name}/rows and position in {accumulation.steps} micro steps"
     everyone = communicator.all_reduce(own, rewrite.base_rank, key)
     rows, positions, squares = tf.unstack(everyone, 3)
     replicas = float(rewrite.world_size)

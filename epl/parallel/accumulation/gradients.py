@@ -32,22 +32,32 @@ from epl.utils.errors import PlanError
 HOST = "/device:CPU:0"  # of what decides about control flow
 
 Pair = Tuple[Optional[Gradient], Any]
-Steps = NamedTuple("Steps", [("count", int), ("mean_of", int)])
-Steps.__doc__ = """Micro steps of a training step.
 
-Attributes:
-  count: how many.
-  mean_of: what their sum is divided by: the same, or 1 with the reduction method "sum".
-"""
 
-Late = NamedTuple("Late", [("place", int), ("source", Gradient), ("storage", Storage)])
-Late.__doc__ = """A gradient that is added up where it is applied.
+class Steps(NamedTuple):
+    """Micro steps of a training step.
 
-Attributes:
-  place: its index among the pairs.
-  source: the gradient of this run.
-  storage: where the sum is kept.
-"""
+    Attributes:
+      count: how many.
+      mean_of: what their sum is divided by: the same, or 1 with the reduction method "sum".
+    """
+
+    count: int  # type: ignore[assignment]  # hides a method of tuple
+    mean_of: int
+
+
+class Late(NamedTuple):
+    """A gradient that is added up where it is applied.
+
+    Attributes:
+      place: its index among the pairs.
+      source: the gradient of this run.
+      storage: where the sum is kept.
+    """
+
+    place: int
+    source: Gradient
+    storage: Storage
 
 
 # ---- Gradients that are changed between tf.gradients and apply_gradients

@@ -26,27 +26,35 @@ logger = logging.getLogger("epl")
 
 _STATE = "amp"  # the key in Graph.parallel_information
 
-State = NamedTuple("State", [("weight_casts", List[tf.Operation]), ("seen", Set[str])])
-State.__doc__ = """What is known of a model that was converted.
 
-Attributes:
-  weight_casts: the conversions of weights in the forward pass.
-  seen: names of the ops about which it is decided.
-"""
+class State(NamedTuple):
+    """What is known of a model that was converted.
 
-Differentiation = NamedTuple(
-    "Differentiation",
-    [("ys", List[Any]), ("arguments", Dict[str, Any]), ("types", List[Any]), ("scale", Any), ("last", int)],
-)
-Differentiation.__doc__ = """A call of tf.gradients in a converted model.
+    Attributes:
+      weight_casts: the conversions of weights in the forward pass.
+      seen: names of the ops about which it is decided.
+    """
 
-Attributes:
-  ys: what is differentiated.
-  arguments: of the call, twins in place of what they stand for.
-  types: by gradient, its type if TensorFlow gives another one, else None.
-  scale: the loss scale, None if it is 1.
-  last: number of the last op of the forward pass.
-"""
+    weight_casts: List[tf.Operation]
+    seen: Set[str]
+
+
+class Differentiation(NamedTuple):
+    """A call of tf.gradients in a converted model.
+
+    Attributes:
+      ys: what is differentiated.
+      arguments: of the call, twins in place of what they stand for.
+      types: by gradient, its type if TensorFlow gives another one, else None.
+      scale: the loss scale, None if it is 1.
+      last: number of the last op of the forward pass.
+    """
+
+    ys: List[Any]
+    arguments: Dict[str, Any]
+    types: List[Any]
+    scale: Any
+    last: int
 
 
 def begin(graph: Graph, arguments: Dict[str, Any]) -> Optional[Differentiation]:

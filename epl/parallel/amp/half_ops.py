@@ -104,7 +104,7 @@ def _is_weight_cast(op: tf.Operation) -> bool:
         return False
 
 
-class _Maker(object):
+class _Maker:
     """Makes the twins of one differentiation."""
 
     def __init__(self, graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> None:
@@ -129,9 +129,7 @@ class _Maker(object):
         attrs = dict(proto.attr)
         attrs[type_attr(proto.op)] = tf.AttrValue(type=self._half.as_datatype_enum)
         with tf_compat.listed_in_context(op.graph, tf_compat.control_flow_context_of(op)):
-            twin = op.graph.create_op(
-                op.type, inputs, None, name="{}{}{}".format(op.name, _NAMED, self._half.name), attrs=attrs
-            )
+            twin = op.graph.create_op(op.type, inputs, None, name=f"{op.name}{_NAMED}{self._half.name}", attrs=attrs)
         tf_compat.set_device(twin, op.device)
         for original, output in zip(op.outputs, twin.outputs):
             output.set_shape(original.shape)
@@ -255,7 +253,7 @@ def _cast(
         attrs[TASKGRAPH_ATTR] = tf.AttrValue(i=taskgraph)
     if is_weight:
         attrs[WEIGHT_ATTR] = tf.AttrValue(b=True)
-    name = "{}{}cast_{}".format(tensor.op.name, _NAMED, dtype.name)
+    name = f"{tensor.op.name}{_NAMED}cast_{dtype.name}"
     with tf_compat.listed_in_context(tensor.graph, context):
         op = tensor.graph.create_op("Cast", [tensor], None, name=name, attrs=attrs)
     same_taskgraph = taskgraph is None or taskgraph == taskgraph_index(like)

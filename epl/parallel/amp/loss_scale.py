@@ -36,7 +36,7 @@ Pair = Tuple[Optional[Gradient], Any]
 _HOST = "/device:CPU:0"
 
 
-class LossScale(object):
+class LossScale:
     """What the gradients of the objective are multiplied by: one for all calls of tf.gradients of a graph.
 
     Attributes:

@@ -37,21 +37,29 @@ _HAND_ON = frozenset(
 )
 _LISTED = op_lists.ALLOW | op_lists.DENY | _FOLLOWING
 
-Places = NamedTuple("Places", [("inputs", FrozenSet[int]), ("outputs", FrozenSet[int])])
-Places.__doc__ = """Positions of the inputs and outputs of an op that have the type in which it computes."""
 
-Choice = NamedTuple(
-    "Choice",
-    [("half", List[int]), ("places", Dict[int, Places]), ("weights", Set[int]), ("constants", Set[int])],
-)
-Choice.__doc__ = """What computes in half precision; nodes of a view.
+class Places(NamedTuple):
+    """Positions of the inputs and outputs of an op that have the type in which it computes."""
 
-Attributes:
-  half: the nodes, each after its producers.
-  places: of these.
-  weights: nodes that are computed from variables, and from constants, alone.
-  constants: those computed from constants alone.
-"""
+    inputs: FrozenSet[int]
+    outputs: FrozenSet[int]
+
+
+class Choice(NamedTuple):
+    """What computes in half precision; nodes of a view.
+
+    Attributes:
+      half: the nodes, each after its producers.
+      places: of these.
+      weights: nodes that are computed from variables, and from constants, alone.
+      constants: those computed from constants alone.
+    """
+
+    half: List[int]
+    places: Dict[int, Places]
+    weights: Set[int]
+    constants: Set[int]
+
 
 # (op type, its attribute that names the type, type, "CPU" or "GPU") -> whether there is a kernel
 HasKernel = Callable[[str, str, tf.DType, str], bool]
@@ -114,7 +122,7 @@ def describe(view: GraphView, choice: Choice, half: tf.DType) -> str:
     """Which ops compute in half precision, by type, for people."""
     counts = collections.Counter(view.types[node] for node in choice.half)
     return "{} ops compute in {}: {}".format(
-        len(choice.half), half.name, ", ".join("{} {}".format(counts[name], name) for name in sorted(counts)) or "none"
+        len(choice.half), half.name, ", ".join(f"{counts[name]} {name}" for name in sorted(counts)) or "none"
     )
 
 
@@ -125,12 +133,12 @@ def describe_rest(view: GraphView, choice: Choice, roots: Iterable[int]) -> str:
     for name, types in (("ALLOW", op_lists.ALLOW), ("DENY", op_lists.DENY), ("INFER", op_lists.INFER)):
         counts = collections.Counter(view.types[node] for node in rest if view.types[node] in types)
         if counts:
-            found = ", ".join("{} {}".format(counts[op_type], op_type) for op_type in sorted(counts))
-            lines.append("  of {} stay float32: {}".format(name, found))
+            found = ", ".join(f"{counts[op_type]} {op_type}" for op_type in sorted(counts))
+            lines.append(f"  of {name} stay float32: {found}")
     return "\n".join(lines)
 
 
-class _Places(object):
+class _Places:
     """Reads from op definitions which inputs and outputs have the type in which an op computes."""
 
     def __init__(self, tf_graph: tf.Graph, view: GraphView) -> None:
@@ -163,7 +171,7 @@ class _Places(object):
         return frozenset(found)
 
 
-class _Able(object):
+class _Able:
     """Knows whether kernels exist, those of the gradient included."""
 
     def __init__(self, view: GraphView, half: tf.DType, device_type: str, has_kernel: HasKernel) -> None:
@@ -186,7 +194,7 @@ class _Able(object):
         return self._known[op_type, device]
 
 
-class _Edges(object):
+class _Edges:
     """Who passes float values to whom, among ops of the lists."""
 
     def __init__(self, view: GraphView, listed: Dict[int, Places]) -> None:

@@ -23,7 +23,7 @@ def run(rewrite: Rewrite) -> None:
     ends = [sorted({end for name in one.writes for end in ends_of(view, view.index[name], depths)}) for one in updates]
     for number, update in enumerate(updates):
         for before in range(number):
-            with rewrite.building("loss_scale/order{}_{}".format(before, number)):
+            with rewrite.building(f"loss_scale/order{before}_{number}"):
                 name, barrier = build_barrier([rewrite.operation(view.nodes[end].name) for end in ends[before]])
             for read in update.reads:
                 tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(read)), [barrier])

@@ -21,39 +21,41 @@ from epl.utils.errors import PlanError
 REPEATED_BLOCKS = "repeated blocks"
 BALANCED = "balanced"
 
-Stage = NamedTuple(
-    "Stage",
-    [("ops", int), ("flops", float), ("seconds", float), ("parameters", int), ("cut", int)],
-)
-Stage.__doc__ = """What one stage does with one micro batch.
 
-Attributes:
-  ops: the number of forward ops.
-  flops: floating point operations of the forward pass.
-  seconds: estimated time of forward and backward pass.
-  parameters: bytes of variables.
-  cut: bytes that go from this stage or earlier ones to later ones, in the forward pass.
-"""
+class Stage(NamedTuple):
+    """What one stage does with one micro batch.
 
-Partition = NamedTuple(
-    "Partition",
-    [
-        ("policy", str),
-        ("of_node", Dict[int, int]),
-        ("stages", Tuple[Stage, ...]),
-        ("notes", Tuple[str, ...]),
-        ("units", Units),
-    ],
-)
-Partition.__doc__ = """A forward graph in stages.
+    Attributes:
+      ops: the number of forward ops.
+      flops: floating point operations of the forward pass.
+      seconds: estimated time of forward and backward pass.
+      parameters: bytes of variables.
+      cut: bytes that go from this stage or earlier ones to later ones, in the forward pass.
+    """
 
-Attributes:
-  policy: REPEATED_BLOCKS or BALANCED.
-  of_node: the stage of every op that the objective needs.
-  stages: what the stages do.
-  notes: what the estimates assume.
-  units: what stays together.
-"""
+    ops: int
+    flops: float
+    seconds: float
+    parameters: int
+    cut: int
+
+
+class Partition(NamedTuple):
+    """A forward graph in stages.
+
+    Attributes:
+      policy: REPEATED_BLOCKS or BALANCED.
+      of_node: the stage of every op that the objective needs.
+      stages: what the stages do.
+      notes: what the estimates assume.
+      units: what stays together.
+    """
+
+    policy: str
+    of_node: Dict[int, int]
+    stages: Tuple[Stage, ...]
+    notes: Tuple[str, ...]
+    units: Units
 
 
 def partition(
@@ -92,16 +94,16 @@ def partition(
 def describe(found: Partition) -> str:
     """The partition as a table, with what it assumes."""
     total = sum(stage.seconds for stage in found.stages) or 1.0
-    rows = ["{} pipeline stages ({}):".format(len(found.stages), found.policy)]
+    rows = [f"{len(found.stages)} pipeline stages ({found.policy}):"]
     rows.append("  stage    ops      GFLOPs   time  parameters    cut to the next stage")
     for at, stage in enumerate(found.stages):
-        cut = "{:10.3f} MB".format(stage.cut / 1e6) if at < len(found.stages) - 1 else ""
+        cut = f"{stage.cut / 1e6:10.3f} MB" if at < len(found.stages) - 1 else ""
         row = "  {:5d} {:6d} {:11.3f} {:5.1f}% {:8.2f} MB    {}".format(
             at, stage.ops, stage.flops / 1e9, 100 * stage.seconds / total, stage.parameters / 1e6, cut
         )
         rows.append(row.rstrip())
     rows.append("  per micro batch; FLOPs and cuts of the forward pass, estimated time of forward and backward pass")
-    rows.extend("  note: {}".format(note) for note in found.notes)
+    rows.extend(f"  note: {note}" for note in found.notes)
     return "\n".join(rows)
 
 

@@ -24,30 +24,36 @@ INPUTS = op_types.DATA_SOURCES | frozenset(["Placeholder", "PlaceholderV2"])
 
 _LAST = float("inf")
 
-Units = NamedTuple("Units", [("of_node", List[int]), ("members", Dict[int, List[int]])])
-Units.__doc__ = """A division of all nodes of a graph.
 
-Attributes:
-  of_node: the unit of each node: the index of one of its members.
-  members: unit -> its nodes, in creation order.
-"""
+class Units(NamedTuple):
+    """A division of all nodes of a graph.
 
+    Attributes:
+      of_node: the unit of each node: the index of one of its members.
+      members: unit -> its nodes, in creation order.
+    """
 
-Ordered = NamedTuple(
-    "Ordered",
-    [("order", List[int]), ("producers", Dict[int, Sequence[int]]), ("pinned", Set[int]), ("fed", Set[int])],
-)
-Ordered.__doc__ = """The units that a forward pass runs.
-
-Attributes:
-  order: all of them, in topological order, the pinned ones first.
-  producers: the units that each of them takes data or control from.
-  pinned: those that bring data into the graph, and what they need.
-  fed: those that the data passes through.
-"""
+    of_node: List[int]
+    members: Dict[int, List[int]]
 
 
-class UnionFind(object):
+class Ordered(NamedTuple):
+    """The units that a forward pass runs.
+
+    Attributes:
+      order: all of them, in topological order, the pinned ones first.
+      producers: the units that each of them takes data or control from.
+      pinned: those that bring data into the graph, and what they need.
+      fed: those that the data passes through.
+    """
+
+    order: List[int]
+    producers: Dict[int, Sequence[int]]
+    pinned: Set[int]
+    fed: Set[int]
+
+
+class UnionFind:
     """Disjoint sets of 0 .. size - 1."""
 
     def __init__(self, size: int) -> None:

@@ -18,38 +18,42 @@ from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import Kind, OpCost, op_cost
 from epl.parallel.costs.shapes import TensorType, Types
 
-Machine = NamedTuple("Machine", [("overhead", float), ("bandwidth", float), ("rates", Dict[str, float])])
-Machine.__doc__ = """How fast ops run.
 
-Attributes:
-  overhead: seconds that starting an op takes.
-  bandwidth: bytes per second, read and written.
-  rates: kind -> FLOPs per second; a kind that is not in it is bound by the bandwidth.
-"""
+class Machine(NamedTuple):
+    """How fast ops run.
 
-Costs = NamedTuple(
-    "Costs",
-    [
-        ("flops", Dict[int, float]),
-        ("bytes", Dict[int, float]),
-        ("seconds", Dict[int, float]),
-        ("step_seconds", Dict[int, float]),
-        ("parameters", Dict[int, int]),
-        ("types", Types),
-        ("notes", Tuple[str, ...]),
-    ],
-)
-Costs.__doc__ = """What the nodes of a forward graph cost, by node.
+    Attributes:
+      overhead: seconds that starting an op takes.
+      bandwidth: bytes per second, read and written.
+      rates: kind -> FLOPs per second; a kind that is not in it is bound by the bandwidth.
+    """
 
-Attributes:
-  flops: floating point operations of one forward pass.
-  bytes: bytes read and written in one forward pass.
-  seconds: estimated time of one forward pass.
-  step_seconds: estimated time of the forward and the backward pass.
-  parameters: bytes of the variables.
-  types: shape and dtype of every output.
-  notes: what had to be assumed, for people.
-"""
+    overhead: float
+    bandwidth: float
+    rates: Dict[str, float]
+
+
+class Costs(NamedTuple):
+    """What the nodes of a forward graph cost, by node.
+
+    Attributes:
+      flops: floating point operations of one forward pass.
+      bytes: bytes read and written in one forward pass.
+      seconds: estimated time of one forward pass.
+      step_seconds: estimated time of the forward and the backward pass.
+      parameters: bytes of the variables.
+      types: shape and dtype of every output.
+      notes: what had to be assumed, for people.
+    """
+
+    flops: Dict[int, float]
+    bytes: Dict[int, float]
+    seconds: Dict[int, float]
+    step_seconds: Dict[int, float]
+    parameters: Dict[int, int]
+    types: Types
+    notes: Tuple[str, ...]
+
 
 # CPU: measured once with RunMetadata FULL_TRACE, TensorFlow 1.15.5, one thread of an Intel Xeon at 2.5 GHz with
 # AVX-512, float32, sizes of BERT-base and ResNet-50 layers (docs/auto_partition.md). GPU: nine tenths of what the data
@@ -171,7 +175,7 @@ def _parameter_bytes(view: GraphView, types: Types, node: int) -> int:
 def _notes(view: GraphView, kinds: Dict[str, List[int]], unbounded: List[str]) -> List[str]:
     notes = []
     for name in unbounded:
-        notes.append("loop {}: the number of its iterations is not known and counts as 1".format(name))
+        notes.append(f"loop {name}: the number of its iterations is not known and counts as 1")
     if Kind.CALL in kinds:
         called = view.nodes[min(kinds[Kind.CALL])].name
         notes.append(

@@ -18,7 +18,7 @@ _MAX_DEPTH = 20
 _MAX_SIZE = 64  # elements; larger constants are data
 
 
-class Folding(object):
+class Folding:
     """Looks up values in a graph."""
 
     def __init__(self, view: GraphView, types: Types) -> None:

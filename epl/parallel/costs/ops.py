@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION, TensorType, num_bytes, num_elements
 
 
-class Kind(object):
+class Kind:
     """Ops whose FLOPs take about equally long."""
 
     FREE = "free"  # no work: an alias, a constant, bookkeeping
@@ -38,20 +38,32 @@ class Kind(object):
 
 _TO_KERNEL = ("Conv2DBackpropFilter", "Conv3DBackpropFilter")  # their output is the kernel
 
-OpCost = NamedTuple("OpCost", [("kind", str), ("flops", float), ("bytes", float), ("narrowest", int)])
-OpCost.__doc__ = """One run of an op.
 
-Attributes:
-  kind: a constant of Kind.
-  flops: floating point operations.
-  bytes: bytes read and written.
-  narrowest: of a contraction, the smallest of its rows, columns and summed elements; 0 for other kinds.
-"""
+class OpCost(NamedTuple):
+    """One run of an op.
+
+    Attributes:
+      kind: a constant of Kind.
+      flops: floating point operations.
+      bytes: bytes read and written.
+      narrowest: of a contraction, the smallest of its rows, columns and summed elements; 0 for other kinds.
+    """
+
+    kind: str
+    flops: float
+    bytes: float
+    narrowest: int
+
 
 Types = Sequence[TensorType]
 Flops = Callable[[tf.NodeDef, Types, Types], float]
 Traffic = Callable[[Types, Types], float]
-Row = NamedTuple("Row", [("kind", str), ("flops", Flops), ("traffic", Traffic)])
+
+
+class Row(NamedTuple):
+    kind: str
+    flops: Flops
+    traffic: Traffic
 
 
 def op_cost(node: tf.NodeDef, inputs: Types, outputs: Types) -> OpCost:

@@ -17,7 +17,13 @@ from epl.utils import tf_compat
 UNKNOWN_DIMENSION = 32
 
 Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
-TensorType = NamedTuple("TensorType", [("shape", Shape), ("dtype", tf.DType)])
+
+
+class TensorType(NamedTuple):
+    shape: Shape
+    dtype: tf.DType
+
+
 Types = Dict[int, List[TensorType]]
 
 _DEFAULTED = "PlaceholderWithDefault"
@@ -205,7 +211,7 @@ def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[Optional[int]]]) -> None
     if attr in node.attr:
         shapes = node.attr[attr].list.shape if is_list else [node.attr[attr].shape]
     for output, shape in enumerate(shapes):
-        given = fed.get("{}:{}".format(node.name, output))
+        given = fed.get(f"{node.name}:{output}")
         if given is not None:
             shape.CopyFrom(tf.TensorShape(given).as_proto())
         for dim in shape.dim:

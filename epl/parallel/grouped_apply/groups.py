@@ -11,26 +11,34 @@ from epl.ir import op_types
 from epl.ir.view import GraphView, variable_bytes
 from epl.utils.linear_partition import cut_chain
 
-Update = NamedTuple(
-    "Update",
-    [("variable", int), ("writes", Tuple[int, ...]), ("ops", FrozenSet[int]), ("bytes", Optional[int])],
-)
-Update.__doc__ = """How a variable is trained; nodes of a view.
 
-Attributes:
-  variable: the trained variable.
-  writes: what writes it and its slots.
-  ops: the update rule: what the writes need as far as apply_gradients or the plan built it, and the nodes at its rim.
-  bytes: of the variable; None if its shape is not known.
-"""
+class Update(NamedTuple):
+    """How a variable is trained; nodes of a view.
 
-Updates = NamedTuple("Updates", [("of_call", Tuple[Update, ...]), ("left_out", Tuple[int, ...])])
-Updates.__doc__ = """What one call of apply_gradients writes.
+    Attributes:
+      variable: the trained variable.
+      writes: what writes it and its slots.
+      ops: the update rule: what the writes need as far as apply_gradients or the plan built it, and the nodes at its
+        rim.
+      bytes: of the variable; None if its shape is not known.
+    """
 
-Attributes:
-  of_call: the updates, in the order in which the user gave the variables.
-  left_out: trained variables for which no write was found, or one that writes others, too.
-"""
+    variable: int
+    writes: Tuple[int, ...]
+    ops: FrozenSet[int]
+    bytes: Optional[int]
+
+
+class Updates(NamedTuple):
+    """What one call of apply_gradients writes.
+
+    Attributes:
+      of_call: the updates, in the order in which the user gave the variables.
+      left_out: trained variables for which no write was found, or one that writes others, too.
+    """
+
+    of_call: Tuple[Update, ...]
+    left_out: Tuple[int, ...]
 
 
 def find_updates(

@@ -50,15 +50,21 @@ _NEVER_WAIT = frozenset(
 )
 _LONGEST_LIST = 3  # of names in a message
 
-Chain = NamedTuple("Chain", [("scope", str), ("stage", int), ("context", Any), ("updates", List[Update])])
-Chain.__doc__ = """Updates that are put in order.
 
-Attributes:
-  scope: name for ops and messages.
-  stage: of their variables.
-  context: the branch in which they run, or None.
-  updates: the first one first.
-"""
+class Chain(NamedTuple):
+    """Updates that are put in order.
+
+    Attributes:
+      scope: name for ops and messages.
+      stage: of their variables.
+      context: the branch in which they run, or None.
+      updates: the first one first.
+    """
+
+    scope: str
+    stage: int
+    context: Any
+    updates: List[Update]
 
 
 def run(rewrite: Rewrite) -> None:
@@ -74,7 +80,7 @@ def run(rewrite: Rewrite) -> None:
         ordering.order(chain, count)
 
 
-class _Ordering(object):
+class _Ordering:
     """Orders updates in one graph."""
 
     def __init__(self, rewrite: Rewrite, view: GraphView) -> None:
@@ -94,7 +100,7 @@ class _Ordering(object):
             chains: Dict[Tuple[int, int], Chain] = {}
             for update in reversed(found.of_call):
                 stage, context = self._stage(update), self._context(update.writes[0])
-                scope = "apply{}/order{}".format(number, len(chains))
+                scope = f"apply{number}/order{len(chains)}"
                 chains.setdefault((stage, id(context)), Chain(scope, stage, context, [])).updates.append(update)
             result += [chain for chain in chains.values() if len(chain.updates) > 1]
             left_out += [chain.updates[0].variable for chain in chains.values() if len(chain.updates) == 1]

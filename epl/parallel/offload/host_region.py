@@ -34,7 +34,7 @@ class HostRegion(WeightRegion):
         Raises:
           PlanError: a function takes a variable.
         """
-        super(HostRegion, self).__init__(tf_graph, view, view.of_types(op_types.VARIABLES))
+        super().__init__(tf_graph, view, view.of_types(op_types.VARIABLES))
         self._tf_graph = tf_graph
         self._view = view
         _refuse_functions(view)
@@ -94,7 +94,7 @@ class HostRegion(WeightRegion):
                 self.nodes.add(node)
 
 
-class _Groups(object):
+class _Groups:
     """Sets of nodes that are joined (union-find)."""
 
     def __init__(self, count: int) -> None:

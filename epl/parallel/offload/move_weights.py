@@ -133,8 +133,8 @@ def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[st
     for number, fetch in enumerate(fetches):
         name = view.nodes[fetch.source].name
         tensor = rewrite.operation(name).outputs[fetch.output]
-        node = tf.NodeDef(name="{}/copy{}/{}".format(SCOPE, number, name), op="Identity")
-        node.input.append("{}:{}".format(name, fetch.output) if fetch.output else name)
+        node = tf.NodeDef(name=f"{SCOPE}/copy{number}/{name}", op="Identity")
+        node.input.append(f"{name}:{fetch.output}" if fetch.output else name)
         node.input.extend("^" + view.nodes[wait].name for wait in fetch.waits)
         node.attr["T"].type = tensor.dtype.base_dtype.as_datatype_enum
         node.attr[HOST_ATTR].b = True

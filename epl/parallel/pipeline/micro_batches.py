@@ -41,27 +41,25 @@ _SECOND_GRADIENTS = (
 # (stage, FORWARD or BACKWARD) -> nodes
 Actions = Dict[Tuple[int, str], Set[int]]
 
-MicroBatchOps = NamedTuple(
-    "MicroBatchOps",
-    [
-        ("cloned", Set[int]),
-        ("varying", Set[int]),
-        ("sources", List[int]),
-        ("inputs", Set[int]),
-        ("writes", Set[int]),
-        ("once", Set[int]),
-    ],
-)
-MicroBatchOps.__doc__ = """Nodes of a graph by how often they run in a step.
 
-Attributes:
-  cloned: once per micro batch.
-  varying: those whose value differs between micro batches; the other clones do no more than wait for them.
-  sources: those of them that read data.
-  inputs: the sources and the placeholders, and what they need.
-  writes: those of them that write variables.
-  once: what is computed from gradients after they were accumulated, and the other writes.
-"""
+class MicroBatchOps(NamedTuple):
+    """Nodes of a graph by how often they run in a step.
+
+    Attributes:
+      cloned: once per micro batch.
+      varying: those whose value differs between micro batches; the other clones do no more than wait for them.
+      sources: those of them that read data.
+      inputs: the sources and the placeholders, and what they need.
+      writes: those of them that write variables.
+      once: what is computed from gradients after they were accumulated, and the other writes.
+    """
+
+    cloned: Set[int]
+    varying: Set[int]
+    sources: List[int]
+    inputs: Set[int]
+    writes: Set[int]
+    once: Set[int]
 
 
 def find_micro_batch_ops(

@@ -65,7 +65,7 @@ def keys_of_copies(
     """By micro batch and node, the keys of the copies of collectives, which messages show."""
     keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(lanes) & copied}
     return {
-        (copy, node): tf.AttrValue(s="{} of micro batch {}".format(key, copy).encode())
+        (copy, node): tf.AttrValue(s=f"{key} of micro batch {copy}".encode())
         for copy in copies
         for node, key in keys.items()
     }

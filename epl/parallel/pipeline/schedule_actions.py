@@ -25,8 +25,12 @@ from epl.parallel.rewriting.plan_nodes import PlanNodes, Waits
 # it, the last none behind.
 Between = Dict[Tuple[int, Action], Tuple[Optional[Barrier], Optional[Barrier]]]
 
-Ends = NamedTuple("Ends", [("sources", List[int]), ("sinks", List[int])])
-Ends.__doc__ = """The first and last ops of an action: nodes of micro batch 0."""
+
+class Ends(NamedTuple):
+    """The first and last ops of an action: nodes of micro batch 0."""
+
+    sources: List[int]
+    sinks: List[int]
 
 
 def order_actions(
@@ -48,7 +52,7 @@ def order_actions(
         ends = {key: _ends(view, members, depths) for key, members in actions.items()}
         for device, order in enumerate(schedule.actions):
             stage = schedule.device_of_stage.index(device)
-            added = PlanNodes(rewrite, "schedule{}/device{}".format(number, device), stage)
+            added = PlanNodes(rewrite, f"schedule{number}/device{device}", stage)
             ordered = [action for action in order if (action.stage, action.kind) in ends]
             barriers = _order_device(rewrite, view, added, ordered, ends, waits)
             rewrite.barriers[number] += [barrier.node.name + ":0" for barrier in barriers]

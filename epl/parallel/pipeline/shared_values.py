@@ -29,16 +29,19 @@ _MOST_OPS = 20
 _WHOLE = (tf.int32, tf.int64)  # of which each kind of device computes the same
 _BACKWARD = node_wire.string(Phase.BACKWARD.encode())
 
-SharedValues = NamedTuple(
-    "SharedValues", [("inputs", Dict[str, str]), ("merged", Dict[int, int]), ("nodes", List[tf.NodeDef])]
-)
-SharedValues.__doc__ = """What copies take in place of what the originals take.
 
-Attributes:
-  inputs: input of an original, as in a NodeDef -> what its copies take; a name of an original stands for its copy.
-  merged: ops that get no copies -> those whose copies stand for theirs.
-  nodes: constants to be added with the copies.
-"""
+class SharedValues(NamedTuple):
+    """What copies take in place of what the originals take.
+
+    Attributes:
+      inputs: input of an original, as in a NodeDef -> what its copies take; a name of an original stands for its copy.
+      merged: ops that get no copies -> those whose copies stand for theirs.
+      nodes: constants to be added with the copies.
+    """
+
+    inputs: Dict[str, str]
+    merged: Dict[int, int]
+    nodes: List[tf.NodeDef]
 
 
 def share_values(
@@ -87,7 +90,7 @@ def _reads_variable(view: GraphView, node: int) -> bool:
     return view.types[node] in op_types.VARIABLES or bool(view.variable_inputs(node))
 
 
-class _Constants(object):
+class _Constants:
     """Whole numbers that are computed from constants alone: axes, permutations, shapes; each is worked out once."""
 
     def __init__(self, rewrite: Rewrite, view: GraphView, stages: Sequence[int]) -> None:
@@ -132,7 +135,7 @@ class _Constants(object):
             else:
                 added = self._added.get(stage)
                 if added is None:
-                    scope = "micro_batches/constants/stage{}".format(stage)
+                    scope = f"micro_batches/constants/stage{stage}"
                     added = self._added[stage] = PlanNodes(self._rewrite, scope, stage)
                 name = added.constant(value, tensor.dtype)
             self._names[number, stage] = name

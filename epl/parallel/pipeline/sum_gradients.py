@@ -27,7 +27,7 @@ from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.plan_nodes import PlanNodes
 
 
-class GradientSums(object):
+class GradientSums:
     """The mean, or sum, of each gradient over the micro batches, which takes the place of micro batch 0's.
 
     Attributes:
@@ -80,7 +80,7 @@ class GradientSums(object):
         barriers: Sequence[Tuple[Optional[Barrier], Optional[Barrier]]],
     ) -> str:
         """Adds the nodes for one gradient, each addition between its barriers; the name of the result."""
-        name = "{}/{{}}{{}}".format(len(self._dense))
+        name = f"{len(self._dense)}/{{}}{{}}"
         dtype = gradient.dtype.base_dtype
         total, *parts = _names_in_all_micro_batches(self._rewrite, gradient)
         for copy, (part, (before, behind)) in enumerate(zip(parts, barriers[1:]), 1):

@@ -154,8 +154,8 @@ def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
       what: the facts are, for keys and messages.
       mine: the facts of this process, by name.
     """
-    text = "\n".join("{}\t{}".format(key, mine[key]) for key in sorted(mine))
-    for worker, other in _exchange("{} of {}".format(what, name), text):
+    text = "\n".join(f"{key}\t{mine[key]}" for key in sorted(mine))
+    for worker, other in _exchange(f"{what} of {name}", text):
         if other != text:
             theirs = dict(line.split("\t", 1) for line in other.split("\n") if line)
             for key in sorted(set(mine) | set(theirs)):
@@ -175,7 +175,7 @@ def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
       what: it is, for the key.
       text: what worker 0 says; that of the others counts for nothing.
     """
-    return text if plan.workers == 1 else _exchange("{} of {}".format(what, plan.name), text)[0][1]
+    return text if plan.workers == 1 else _exchange(f"{what} of {plan.name}", text)[0][1]
 
 
 def _compare_settings(job: Job, config: Config) -> None:

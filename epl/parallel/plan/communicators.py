@@ -54,7 +54,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:
     """The communicator of all replicas of a stage for the gate of a group of gradients; see aggregate_gradients.py."""
-    return group.transfers[0].communicator if group.transfers else "{}/{}".format(plan.name, group.name)
+    return group.transfers[0].communicator if group.transfers else f"{plan.name}/{group.name}"
 
 
 def _part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:

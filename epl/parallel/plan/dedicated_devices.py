@@ -115,7 +115,7 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
             chosen = _one_for_each(names, split)
             if len(set(chosen)) < ranks and cluster.device_type == "GPU":
                 raise NotAvailableError(
-                    "{} beside {} on {} GPU(s) of its own".format(strategy, one.strategy, len(set(chosen))),
+                    f"{strategy} beside {one.strategy} on {len(set(chosen))} GPU(s) of its own",
                     "A GPU cannot work for several devices of a split. Use epl.replicate({}), or set "
                     "cluster.colocate_split_and_replicate to True.".format(ranks),
                 )

@@ -30,8 +30,8 @@ def tell(plan: Plan, cluster: Cluster) -> None:
         logger.info("%s", summary(plan, cluster))
         logger.info("%s", plans.describe(plan))
     elif cluster.worker_index == 0 and logger.level <= logging.INFO and wanted not in ("0", "false", "no"):
-        hint = "; {}=1 for the plan".format(_EXPLAIN) if not wanted else "\n" + plans.describe(plan)
-        sys.stderr.write("EPL: {}{}\n".format(summary(plan, cluster), hint))
+        hint = f"; {_EXPLAIN}=1 for the plan" if not wanted else "\n" + plans.describe(plan)
+        sys.stderr.write(f"EPL: {summary(plan, cluster)}{hint}\n")
 
 
 def summary(plan: Plan, cluster: Cluster) -> str:
@@ -50,7 +50,7 @@ def summary(plan: Plan, cluster: Cluster) -> str:
         parts.append("1 stage")
     divided = max([part.parts for part in plan.batch_parts], default=1)
     if divided > 1:
-        parts.append("a batch divided among {} devices".format(divided))
+        parts.append(f"a batch divided among {divided} devices")
     if plan.num_micro_batch > 1:
         parts.append(_count(plan.num_micro_batch, "micro batch", "es"))
     buckets = sum(len(group.transfers) for group in plan.groups)

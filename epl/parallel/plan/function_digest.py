@@ -22,29 +22,48 @@ _SIZE = 12  # bytes of a digest
 _BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop
 _OF_ITSELF = b"calls itself".ljust(_SIZE)
 
-Kind = NamedTuple("Kind", [("digest", bytes), ("called", Tuple[str, ...])])
-Kind.__doc__ = """What an op is, whatever it takes.
 
-Attributes:
-  digest: of its type and attributes, without functions.
-  called: names of the functions in its attributes, or the one that its type names.
-"""
-Result = NamedTuple("Result", [("digest", bytes), ("outputs", Optional[Tuple[bytes, ...]])])
-Result.__doc__ = """What an op or a function computes.
+class Kind(NamedTuple):
+    """What an op is, whatever it takes.
 
-Attributes:
-  digest: of all of it.
-  outputs: a digest for each output; None where `digest` and the name of the output tell enough.
-"""
-_Node = NamedTuple(
-    "_Node", [("op_type", str), ("kind", Kind), ("data", List[Tuple[int, str]]), ("control", List[int])]
-)
-_Node.__doc__ = """An op in a body: what it takes, as the number of an argument or op and the name of the output."""
-_Body = NamedTuple("_Body", [("nodes", Dict[int, _Node]), ("returned", List[Tuple[int, str]])])
-_Body.__doc__ = """A function: its ops by number, behind the arguments, producers first; and what it returns."""
+    Attributes:
+      digest: of its type and attributes, without functions.
+      called: names of the functions in its attributes, or the one that its type names.
+    """
+
+    digest: bytes
+    called: Tuple[str, ...]
 
 
-class Functions(object):
+class Result(NamedTuple):
+    """What an op or a function computes.
+
+    Attributes:
+      digest: of all of it.
+      outputs: a digest for each output; None where `digest` and the name of the output tell enough.
+    """
+
+    digest: bytes
+    outputs: Optional[Tuple[bytes, ...]]
+
+
+class _Node(NamedTuple):
+    """An op in a body: what it takes, as the number of an argument or op and the name of the output."""
+
+    op_type: str
+    kind: Kind
+    data: List[Tuple[int, str]]
+    control: List[int]
+
+
+class _Body(NamedTuple):
+    """A function: its ops by number, behind the arguments, producers first; and what it returns."""
+
+    nodes: Dict[int, _Node]
+    returned: List[Tuple[int, str]]
+
+
+class Functions:
     """The functions of a graph, and what ops compute that may call them."""
 
     def __init__(self, library: Iterable[Any], kind: Callable[[str, bytes], Kind]) -> None:

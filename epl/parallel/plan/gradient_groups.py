@@ -18,18 +18,23 @@ from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
 
-BoundaryGroup = NamedTuple(
-    "BoundaryGroup", [("name", str), ("stage", int), ("of_parts", bool), ("boundaries", Tuple[Boundary, ...])]
-)
-BoundaryGroup.__doc__ = """The gradients to aggregate together.
 
-Attributes:
-  name: for keys and messages.
-  stage: of their variables.
-  of_parts: whether the ranks of a split group need no gradients of each other: other groups have the same ones, of
-    their own batches. With one group there is nothing to aggregate.
-  boundaries: (variable, identity in front of which it is done).
-"""
+class BoundaryGroup(NamedTuple):
+    """The gradients to aggregate together.
+
+    Attributes:
+      name: for keys and messages.
+      stage: of their variables.
+      of_parts: whether the ranks of a split group need no gradients of each other: other groups have the same ones, of
+        their own batches. With one group there is nothing to aggregate.
+      boundaries: (variable, identity in front of which it is done).
+    """
+
+    name: str
+    stage: int
+    of_parts: bool
+    boundaries: Tuple[Boundary, ...]
+
 
 def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
     """Where gradients are aggregated: at each apply_gradients, or earlier.
@@ -53,7 +58,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
                 "does so with its own gradients, before they are averaged; communication.clip_after_allreduce does it "
                 "after, as one device would."
             )
-        groups.append(("apply{}".format(number), boundaries))
+        groups.append((f"apply{number}", boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
     if graph.split is not None:
@@ -146,7 +151,7 @@ def _by_stage(
             stage = stage_of_op(tf_graph.get_operation_by_name(boundary[0]), stages)
             by_stage.setdefault(stage, []).append(boundary)
         for stage, members in sorted(by_stage.items()):
-            own = name if len(stages) == 1 else "{}/stage{}".format(name, stage)
+            own = name if len(stages) == 1 else f"{name}/stage{stage}"
             result.append(BoundaryGroup(own, stage, False, tuple(members)))
     return result
 

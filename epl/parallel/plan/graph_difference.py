@@ -38,29 +38,27 @@ HYPERPARAMETERS = {
 _PASSES_ON = frozenset(["Cast", "Identity", "Enter", "Switch"])
 _LONGEST_VALUE = 60  # characters
 
-OpFacts = NamedTuple(
-    "OpFacts",
-    [
-        ("name", str),
-        ("type", str),
-        ("line", str),
-        ("words", str),
-        ("value", Optional[str]),
-        ("attributes", Dict[str, str]),
-        ("inputs", List[str]),
-    ],
-)
-OpFacts.__doc__ = """What one process says of an op.
 
-Attributes:
-  name: of the op.
-  type: of the op.
-  line: of the user's program that made it.
-  words: what a constant is to the user, such as "the learning rate of Adam"; "" if that is not known.
-  value: of a constant.
-  attributes: those that are compared, as text.
-  inputs: the tensors and ops that it takes.
-"""
+class OpFacts(NamedTuple):
+    """What one process says of an op.
+
+    Attributes:
+      name: of the op.
+      type: of the op.
+      line: of the user's program that made it.
+      words: what a constant is to the user, such as "the learning rate of Adam"; "" if that is not known.
+      value: of a constant.
+      attributes: those that are compared, as text.
+      inputs: the tensors and ops that it takes.
+    """
+
+    name: str
+    type: str
+    line: str
+    words: str
+    value: Optional[str]
+    attributes: Dict[str, str]
+    inputs: List[str]
 
 
 def first_difference(ours: Sequence[OpDigest], theirs: Sequence[OpDigest]) -> Tuple[str, str]:
@@ -131,7 +129,7 @@ def in_words(workers: Sequence[int], facts: Sequence[Optional[OpFacts]]) -> str:
         (worker, found) = (workers[0], here) if there is None else (workers[1], there)
         other = workers[1] if there is None else workers[0]
         assert found is not None
-        return "worker {} has {}, which worker {} has not".format(worker, _op(found), other)
+        return f"worker {worker} has {_op(found)}, which worker {other} has not"
     if here.name != there.name or os.path.basename(here.line) != os.path.basename(there.line):
         return "the first op that differs is {} in worker {} and {} in worker {}".format(
             _op(there), workers[1], _op(here), workers[0]
@@ -152,21 +150,21 @@ def _differing(here: OpFacts, there: OpFacts) -> Tuple[str, Tuple[Any, Any]]:
     for key in sorted(set(here.attributes) | set(there.attributes)):
         values = here.attributes.get(key, "not set"), there.attributes.get(key, "not set")
         if values[0] != values[1]:
-            return "attribute {} of op {}".format(key, name), values
+            return f"attribute {key} of op {name}", values
     for i, values in enumerate(zip(here.inputs, there.inputs)):
         if values[0] != values[1]:
-            return "input {} of op {}".format(i, name), values
+            return f"input {i} of op {name}", values
     if len(here.inputs) != len(there.inputs):
         return "the number of inputs of op " + name, (len(here.inputs), len(there.inputs))
-    return "what op {} computes from inputs of the same names, or in a function,".format(name), ("one thing", "another")
+    return f"what op {name} computes from inputs of the same names, or in a function,", ("one thing", "another")
 
 
 def _op(facts: OpFacts) -> str:
-    return "{!r} ({})".format(facts.name, _place(facts))
+    return f"{facts.name!r} ({_place(facts)})"
 
 
 def _place(facts: OpFacts) -> str:
-    return "{}, {!r}, {}".format(facts.type, facts.name, facts.line)
+    return f"{facts.type}, {facts.name!r}, {facts.line}"
 
 
 def _words(view: GraphView, tf_graph: tf.Graph, constant: int) -> str:
@@ -180,7 +178,7 @@ def _words(view: GraphView, tf_graph: tf.Graph, constant: int) -> str:
                 if view.types[consumer] in op_types.WRITES:
                     found = _hyperparameter(view, tf_graph, node, consumer)
                     if found:
-                        return found if is_direct else "a constant that {} is computed from".format(found)
+                        return found if is_direct else f"a constant that {found} is computed from"
                 elif consumer not in seen and view.takes_data(consumer, node):
                     seen.add(consumer)
                     following.append(consumer)
@@ -196,7 +194,7 @@ def _hyperparameter(view: GraphView, tf_graph: tf.Graph, producer: int, update: 
     for argument, name, taken in zip(arguments, view.nodes[update].input, view.producers[update]):
         if taken == producer and argument.name in HYPERPARAMETERS and name[0] != "^":
             optimizer = op_type.replace("Resource", "").replace("Sparse", "").replace("Apply", "")
-            return "the {} of {}".format(HYPERPARAMETERS[argument.name], optimizer)
+            return f"the {HYPERPARAMETERS[argument.name]} of {optimizer}"
     return ""
 
 

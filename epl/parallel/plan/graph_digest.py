@@ -75,18 +75,24 @@ def _type_field(dtype: tf.DType) -> bytes:
 _STRING = _type_field(tf.string)
 _INTEGERS = frozenset(_type_field(dtype) for dtype in (tf.int32, tf.int64))
 
-OpDigest = NamedTuple("OpDigest", [("name", str), ("type", str), ("digest", str), ("producers", Tuple[int, ...])])
-OpDigest.__doc__ = """One compared op.
 
-Attributes:
-  name: of the op.
-  type: of the op.
-  digest: of the op and all that it is computed from.
-  producers: positions in the list of ops, whose digests are part of its own.
-"""
+class OpDigest(NamedTuple):
+    """One compared op.
+
+    Attributes:
+      name: of the op.
+      type: of the op.
+      digest: of the op and all that it is computed from.
+      producers: positions in the list of ops, whose digests are part of its own.
+    """
+
+    name: str
+    type: str
+    digest: str
+    producers: Tuple[int, ...]
 
 
-class GraphDigest(object):
+class GraphDigest:
     """The digest of one graph, and what it is made of.
 
     Attributes:
@@ -130,7 +136,7 @@ class GraphDigest(object):
         return rules.functions.result(entry.op, rules.kind(node), values, control)
 
 
-class Rules(object):
+class Rules:
     """What of a graph counts.
 
     Attributes:

@@ -7,153 +7,172 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 _TASK = re.compile(r"/task:(\d+)/")
 
-Stage = NamedTuple("Stage", [("taskgraphs", Tuple[int, ...]), ("strategy", str), ("devices", Tuple[str, ...])])
-Stage.__doc__ = """TaskGraphs that run together, on one device of each model replica.
 
-Attributes:
-  taskgraphs: their indices.
-  strategy: the annotation, for messages.
-  devices: by replica, the name of the device in the job.
-"""
+class Stage(NamedTuple):
+    """TaskGraphs that run together, on one device of each model replica.
 
-BatchPart = NamedTuple("BatchPart", [("reader", int), ("index", int), ("parts", int)])
-BatchPart.__doc__ = """Which rows of a batch a replica has.
+    Attributes:
+      taskgraphs: their indices.
+      strategy: the annotation, for messages.
+      devices: by replica, the name of the device in the job.
+    """
 
-Attributes:
-  reader: rank of the replica that reads the batch; its own rank, or that of another one of the same process.
-  index, parts: it has the rows of the part `index` of so many.
-"""
+    taskgraphs: Tuple[int, ...]
+    strategy: str
+    devices: Tuple[str, ...]
 
-Reduction = NamedTuple(
-    "Reduction",
-    [
-        ("variable", str),
-        ("dtype", str),
-        ("shape", Optional[Tuple[Optional[int], ...]]),
-        ("sparse", bool),
-    ],
-)
-Reduction.__doc__ = """One gradient to be aggregated over all replicas.
 
-Attributes:
-  variable: name of the variable's op.
-  dtype: name of the gradient's dtype.
-  shape: static shape, None entries where unknown, None if the rank is.
-  sparse: an IndexedSlices, gathered rather than summed.
-"""
+class BatchPart(NamedTuple):
+    """Which rows of a batch a replica has.
 
-Transfer = NamedTuple(
-    "Transfer", [("communicator", str), ("key", str), ("members", Tuple[int, ...]), ("scattered", bool)]
-)
-Transfer.__doc__ = """One collective: a bucket of dense gradients, or one sparse gradient.
+    Attributes:
+      reader: rank of the replica that reads the batch; its own rank, or that of another one of the same process.
+      index, parts: it has the rows of the part `index` of so many.
+    """
 
-Attributes:
-  communicator: its name; transfers of one communicator run in their order in the plan.
-  key: names the collective, the same on every rank.
-  members: indices into the group's reductions.
-  scattered: each rank gets its part of each (ZeRO), else every rank gets all.
-"""
+    reader: int
+    index: int  # type: ignore[assignment]  # hides a method of tuple
+    parts: int
 
-GradientGroup = NamedTuple(
-    "GradientGroup",
-    [
-        ("name", str),
-        ("stage", int),
-        ("of_parts", bool),
-        ("reductions", Tuple[Reduction, ...]),
-        ("transfers", Tuple[Transfer, ...]),
-    ],
-)
-GradientGroup.__doc__ = """The gradients of one apply_gradients call for the variables of one stage.
 
-They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over those that hold the same
-part in another group of a split; without transfers if there is no other group.
-"""
+class Reduction(NamedTuple):
+    """One gradient to be aggregated over all replicas.
 
-Output = NamedTuple("Output", [("tensor", str), ("stage", int), ("scope", str), ("merge", str), ("communicator", str)])
-Output.__doc__ = """A tensor whose fetched value is merged.
+    Attributes:
+      variable: name of the variable's op.
+      dtype: name of the gradient's dtype.
+      shape: static shape, None entries where unknown, None if the rank is.
+      sparse: an IndexedSlices, gathered rather than summed.
+    """
 
-Attributes:
-  tensor: its name.
-  stage: that computes it.
-  scope: "global" (all replicas) or "local" (those of one process).
-  merge: "concat", "mean" or "sum".
-  communicator: for global outputs.
-"""
+    variable: str
+    dtype: str
+    shape: Optional[Tuple[Optional[int], ...]]
+    sparse: bool
 
-Recomputed = NamedTuple(
-    "Recomputed",
-    [
-        ("objective", str),
-        ("stage", int),
-        ("segment", int),
-        ("ops", int),
-        ("first", str),
-        ("last", str),
-        ("digest", str),
-    ],
-)
-Recomputed.__doc__ = """Ops of the forward pass that the backward pass computes a second time, together.
 
-Attributes:
-  objective: what is differentiated.
-  stage, segment: the stage, and a number in it.
-  ops: how many.
-  first, last: names of the first and the last one, in creation order.
-  digest: of the names of all.
-"""
+class Transfer(NamedTuple):
+    """One collective: a bucket of dense gradients, or one sparse gradient.
 
-Offloaded = NamedTuple("Offloaded", [("stage", int), ("variables", int), ("bytes", int)])
-Offloaded.__doc__ = """What is in host memory in place of the device of a stage, for each model replica.
+    Attributes:
+      communicator: its name; transfers of one communicator run in their order in the plan.
+      key: names the collective, the same on every rank.
+      members: indices into the group's reductions.
+      scattered: each rank gets its part of each (ZeRO), else every rank gets all.
+    """
 
-Attributes:
-  stage: the stage.
-  variables, bytes: how many variables there are, slots of optimizers included, and their size.
-"""
+    communicator: str
+    key: str
+    members: Tuple[int, ...]
+    scattered: bool
 
-Plan = NamedTuple(
-    "Plan",
-    [
-        ("name", str),
-        ("workers", int),
-        ("device_type", str),
-        ("stages", Tuple[Stage, ...]),
-        ("owners", Tuple[int, ...]),
-        ("batch_parts", Tuple[BatchPart, ...]),
-        ("split_groups", Tuple[Tuple[int, ...], ...]),
-        ("split_ratios", Tuple[int, ...]),
-        ("num_micro_batch", int),
-        ("schedule", str),
-        ("reduce_method", str),
-        ("fp16_scale", Optional[int]),
-        ("precision", str),
-        ("zero", str),
-        ("apply_groups", int),
-        ("recomputed", Tuple[Recomputed, ...]),
-        ("offloaded", Tuple[Offloaded, ...]),
-        ("groups", Tuple[GradientGroup, ...]),
-        ("outputs", Tuple[Output, ...]),
-    ],
-)
-Plan.__doc__ = """Which replicas there are, where their stages run and in which order, and what they exchange.
 
-Attributes:
-  name: prefix of the communicators.
-  workers, device_type: processes of the job, and what their devices are.
-  stages: of the model; one, unless it is a pipeline.
-  owners: by replica (its rank), the process that builds and runs it; ascending.
-  batch_parts: by rank, the rows of a batch that it has; () if each replica reads batches of its own.
-  split_groups: ranks that have a part each of what is split, by group; () if nothing is.
-  split_ratios: of the parts, by rank of a group; () if they are as equal as they can be.
-  num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
-  schedule: text form of the Schedule of a pipeline; "" with one stage.
-  reduce_method: "mean" or "sum" over the micro batches and replicas.
-  fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
-  precision: the type of mixed precision and its loss scale; "" without.
-  zero: level of ZeRO, and what each rank holds; "" without.
-  apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
-  recomputed, offloaded, groups, outputs: see there.
-"""
+class GradientGroup(NamedTuple):
+    """The gradients of one apply_gradients call for the variables of one stage.
+
+    They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over those that hold the
+      same
+    part in another group of a split; without transfers if there is no other group.
+    """
+
+    name: str
+    stage: int
+    of_parts: bool
+    reductions: Tuple[Reduction, ...]
+    transfers: Tuple[Transfer, ...]
+
+
+class Output(NamedTuple):
+    """A tensor whose fetched value is merged.
+
+    Attributes:
+      tensor: its name.
+      stage: that computes it.
+      scope: "global" (all replicas) or "local" (those of one process).
+      merge: "concat", "mean" or "sum".
+      communicator: for global outputs.
+    """
+
+    tensor: str
+    stage: int
+    scope: str
+    merge: str
+    communicator: str
+
+
+class Recomputed(NamedTuple):
+    """Ops of the forward pass that the backward pass computes a second time, together.
+
+    Attributes:
+      objective: what is differentiated.
+      stage, segment: the stage, and a number in it.
+      ops: how many.
+      first, last: names of the first and the last one, in creation order.
+      digest: of the names of all.
+    """
+
+    objective: str
+    stage: int
+    segment: int
+    ops: int
+    first: str
+    last: str
+    digest: str
+
+
+class Offloaded(NamedTuple):
+    """What is in host memory in place of the device of a stage, for each model replica.
+
+    Attributes:
+      stage: the stage.
+      variables, bytes: how many variables there are, slots of optimizers included, and their size.
+    """
+
+    stage: int
+    variables: int
+    bytes: int
+
+
+class Plan(NamedTuple):
+    """Which replicas there are, where their stages run and in which order, and what they exchange.
+
+    Attributes:
+      name: prefix of the communicators.
+      workers, device_type: processes of the job, and what their devices are.
+      stages: of the model; one, unless it is a pipeline.
+      owners: by replica (its rank), the process that builds and runs it; ascending.
+      batch_parts: by rank, the rows of a batch that it has; () if each replica reads batches of its own.
+      split_groups: ranks that have a part each of what is split, by group; () if nothing is.
+      split_ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+      num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
+      schedule: text form of the Schedule of a pipeline; "" with one stage.
+      reduce_method: "mean" or "sum" over the micro batches and replicas.
+      fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
+      precision: the type of mixed precision and its loss scale; "" without.
+      zero: level of ZeRO, and what each rank holds; "" without.
+      apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
+      recomputed, offloaded, groups, outputs: see there.
+    """
+
+    name: str
+    workers: int
+    device_type: str
+    stages: Tuple[Stage, ...]
+    owners: Tuple[int, ...]
+    batch_parts: Tuple[BatchPart, ...]
+    split_groups: Tuple[Tuple[int, ...], ...]
+    split_ratios: Tuple[int, ...]
+    num_micro_batch: int
+    schedule: str
+    reduce_method: str
+    fp16_scale: Optional[int]
+    precision: str
+    zero: str
+    apply_groups: int
+    recomputed: Tuple[Recomputed, ...]
+    offloaded: Tuple[Offloaded, ...]
+    groups: Tuple[GradientGroup, ...]
+    outputs: Tuple[Output, ...]
 
 
 def world_size(plan: Plan) -> int:
@@ -173,7 +192,7 @@ def worker_of(device: str) -> int:
 
 def host_of_device(device: str) -> str:
     """The first CPU device of the process that a device of the job belongs to."""
-    return "/job:worker/replica:0/task:{}/device:CPU:0".format(worker_of(device))
+    return f"/job:worker/replica:0/task:{worker_of(device)}/device:CPU:0"
 
 
 def to_json(plan: Plan) -> str:
@@ -256,7 +275,7 @@ def describe(plan: Plan) -> str:
             len(plan.stages),
             plan.device_type,
             plan.reduce_method,
-            "" if plan.fp16_scale is None else " as float16 x {}".format(plan.fp16_scale),
+            "" if plan.fp16_scale is None else f" as float16 x {plan.fp16_scale}",
         )
     ]
     readers = sorted({part.reader for part in plan.batch_parts})
@@ -271,9 +290,9 @@ def describe(plan: Plan) -> str:
             len(plan.split_groups[0]), len(plan.split_groups), ratios, groups
         ))  # fmt: skip
     if plan.precision:
-        lines.append("  mixed precision: {}".format(plan.precision))
+        lines.append(f"  mixed precision: {plan.precision}")
     if plan.zero:
-        lines.append("  ZeRO {}".format(plan.zero))
+        lines.append(f"  ZeRO {plan.zero}")
     if len(plan.stages) > 1:
         for number, stage in enumerate(plan.stages):
             lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))
@@ -285,7 +304,7 @@ def describe(plan: Plan) -> str:
             )
         )
     if plan.apply_groups > 1:
-        lines.append("  updates in {} groups".format(plan.apply_groups))
+        lines.append(f"  updates in {plan.apply_groups} groups")
     for one in plan.recomputed:
         lines.append(
             "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
@@ -299,7 +318,7 @@ def describe(plan: Plan) -> str:
             )
         )
     for output in plan.outputs:
-        lines.append("  output {}: {} {}".format(output.tensor, output.scope, output.merge))
+        lines.append(f"  output {output.tensor}: {output.scope} {output.merge}")
     return "\n".join(lines)
 
 
@@ -313,14 +332,14 @@ def _plain(value: Any) -> Any:
 
 def _difference(where: str, mine: Any, other: Any) -> Optional[str]:
     if isinstance(mine, dict) and isinstance(other, dict):
-        return _first(_difference("{}.{}".format(where, key), mine[key], other.get(key)) for key in _keys(mine))
+        return _first(_difference(f"{where}.{key}", mine[key], other.get(key)) for key in _keys(mine))
     if isinstance(mine, list) and isinstance(other, list):
-        pairs = [_difference("{}[{}]".format(where, i), m, o) for i, (m, o) in enumerate(zip(mine, other))]
+        pairs = [_difference(f"{where}[{i}]", m, o) for i, (m, o) in enumerate(zip(mine, other))]
         if len(mine) != len(other):
-            pairs.append("{} has {} entries here and {} there".format(where, len(mine), len(other)))
+            pairs.append(f"{where} has {len(mine)} entries here and {len(other)} there")
         return _first(pairs)
     if mine != other:
-        return "{} is {!r} here and {!r} there".format(where, mine, other)
+        return f"{where} is {mine!r} here and {other!r} there"
     return None
 
 

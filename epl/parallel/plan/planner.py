@@ -71,7 +71,7 @@ def make_plan(
         schedule="" if schedule is None else to_text(schedule),
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
-        precision="{}, loss scale {}".format(config.amp.dtype, config.amp.loss_scale) if config.amp.level else "",
+        precision=f"{config.amp.dtype}, loss scale {config.amp.loss_scale}" if config.amp.level else "",
         zero="" if graph.zero is None else graph.zero.report(),
         apply_groups=config.optimizer.num_apply_group,
         recomputed=(),  # decided on the graph, when the rest is known
@@ -102,11 +102,9 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
     moved += [(i,) for i, reduction in enumerate(reductions) if reduction.sparse]
     moved.sort(key=lambda members: (max(ready[i] for i in members), members))
     used = max(1, min(config.communication.num_communicators, len(moved)))
-    prefix = "{}/{}".format(plan_name, group.name)
+    prefix = f"{plan_name}/{group.name}"
     transfers = tuple(
-        Transfer(
-            "{}/{}".format(prefix, k % used), "{}/gradients{}".format(group.name, k), members, members[0] in scattered
-        )
+        Transfer("{}/{}".format(prefix, k % used), f"{group.name}/gradients{k}", members, members[0] in scattered)
         for k, members in enumerate(moved)
     )
     return GradientGroup(group.name, group.stage, group.of_parts, reductions, transfers)
@@ -117,7 +115,7 @@ def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List
     for key, scope, merge in _OUTPUT_KEYS:
         for tensor in graph.get_collection(key):
             tensor = graph.shown(tensor if graph.split is None else graph.split.output(tensor))
-            communicator = "{}/outputs{}".format(plan_name, len(outputs)) if scope == "global" else ""
+            communicator = f"{plan_name}/outputs{len(outputs)}" if scope == "global" else ""
             outputs.append(Output(tensor.name, stage_of_op(tensor.op, stages), scope, merge, communicator))
     collected = {output.tensor for output in outputs}
     for call in graph.gradient_calls:

@@ -39,7 +39,7 @@ def refuse_taskgraphs(graph: Graph, cluster: Cluster) -> None:
         strategy = taskgraph.strategy
         if strategy.name_of_kind == "split":
             if graph.split is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
-                raise NotAvailableError("epl.split", "{} cannot be lowered without tf.gradients yet.".format(strategy))
+                raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
 
 
 def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:

@@ -290,14 +290,18 @@ def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping
     ]  # fmt: skip
 
 
-_Place = NamedTuple("_Place", [("stage", int), ("group", str), ("applies", bool)])
-_Place.__doc__ = """What the attributes of an op say.
+class _Place(NamedTuple):
+    """What the attributes of an op say.
 
-Attributes:
-  stage: of its annotation.
-  group: name of the op with which TensorFlow keeps it together, or "".
-  applies: whether apply_gradients made it.
-"""
+    Attributes:
+      stage: of its annotation.
+      group: name of the op with which TensorFlow keeps it together, or "".
+      applies: whether apply_gradients made it.
+    """
+
+    stage: int
+    group: str
+    applies: bool
 
 
 def _place(attrs: node_wire.Attributes, stage_of: Mapping[bytes, int]) -> _Place:

@@ -13,14 +13,19 @@ from epl.utils.errors import PlanError
 
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
 
-Choice = NamedTuple("Choice", [("places", Dict[int, Place]), ("whole", Set[Place]), ("divisions", Dict[int, Division])])
-Choice.__doc__ = """Segments of a model.
 
-Attributes:
-  places: of each node that may be recomputed, its segment.
-  whole: segments of which everything is kept.
-  divisions: by stage, the division of its chain.
-"""
+class Choice(NamedTuple):
+    """Segments of a model.
+
+    Attributes:
+      places: of each node that may be recomputed, its segment.
+      whole: segments of which everything is kept.
+      divisions: by stage, the division of its chain.
+    """
+
+    places: Dict[int, Place]
+    whole: Set[Place]
+    divisions: Dict[int, Division]
 
 
 def choose(

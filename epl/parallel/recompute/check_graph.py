@@ -44,7 +44,7 @@ def keep_plain(
     changed = view.descendants([use.consumer for segment in segments for use in segment.uses]) & sweep.backward
     once = _only_once(rewrite.tf_graph, view, changed)
     clonable = changed - view.descendants(once)
-    prefix = PREFIX[:-1] + ("_{}/".format(len(rewrite.gradient_checks)) if rewrite.gradient_checks else "/")
+    prefix = PREFIX[:-1] + (f"_{len(rewrite.gradient_checks)}/" if rewrite.gradient_checks else "/")
     plain = Edit(None, None)
     clone_nodes(rewrite.tf_graph, view, clonable, [prefix], lambda copy, node: plain)
     copies = _copy_variables(rewrite, view, clonable, prefix)
@@ -52,7 +52,7 @@ def keep_plain(
     checks, left_out = [], []
     for end in sorted(ends):
         for producer, output in data_inputs(view, end):
-            name = "{}:{}".format(view.nodes[producer].name, output)
+            name = f"{view.nodes[producer].name}:{output}"
             if producer in clonable:
                 checks.append(_compare(rewrite, variables.get(name, name), name, prefix, copies))
             elif producer in changed:
@@ -79,7 +79,7 @@ def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefi
         for position, (producer, output) in enumerate(data_inputs(view, node)):
             if producer not in viewed or producer in clonable:
                 continue
-            name = "{}:{}".format(view.nodes[producer if output else shown.get(producer, producer)].name, output)
+            name = f"{view.nodes[producer if output else shown.get(producer, producer)].name}:{output}"
             if name not in copies:
                 source = rewrite.tf_graph.get_tensor_by_name(name)
                 with rewrite.building("check_gradients", stage_of_op(source.op, rewrite.plan.stages)):

@@ -21,32 +21,40 @@ import numpy as np
 
 _LONGEST_FRONT = 256  # entries of a Pareto front; more are thinned out, which errs on the safe side
 
-Chain = NamedTuple(
-    "Chain", [("sizes", Sequence[int]), ("last", Sequence[int]), ("saved", Sequence[bool]), ("flops", Sequence[float])]
-)
-Chain.__doc__ = """Ops of a forward pass in the order in which they run, by position.
 
-Attributes:
-  sizes: bytes of what an op gives.
-  last: position of the last op that takes it; its own position if none does.
-  saved: whether the backward pass takes it.
-  flops: of the op.
-"""
+class Chain(NamedTuple):
+    """Ops of a forward pass in the order in which they run, by position.
 
-Division = NamedTuple(
-    "Division", [("cuts", Tuple[int, ...]), ("whole", Tuple[int, ...]), ("peak", int), ("flops", float)]
-)
-Division.__doc__ = """A division of a chain into segments.
+    Attributes:
+      sizes: bytes of what an op gives.
+      last: position of the last op that takes it; its own position if none does.
+      saved: whether the backward pass takes it.
+      flops: of the op.
+    """
 
-Attributes:
-  cuts: positions in front of which a segment begins, without the first.
-  whole: numbers of the segments of which everything is kept.
-  peak: largest number of bytes alive at once.
-  flops: what is recomputed.
-"""
+    sizes: Sequence[int]
+    last: Sequence[int]
+    saved: Sequence[bool]
+    flops: Sequence[float]
 
 
-class _Table(object):
+class Division(NamedTuple):
+    """A division of a chain into segments.
+
+    Attributes:
+      cuts: positions in front of which a segment begins, without the first.
+      whole: numbers of the segments of which everything is kept.
+      peak: largest number of bytes alive at once.
+      flops: what is recomputed.
+    """
+
+    cuts: Tuple[int, ...]
+    whole: Tuple[int, ...]
+    peak: int
+    flops: float
+
+
+class _Table:
     """Bytes and FLOPs of every segment between two candidates: [a, b] is the segment from a to in front of b."""
 
     def __init__(self, chain: Chain, candidates: Sequence[int]) -> None:
@@ -120,8 +128,13 @@ def _within(table: _Table, limit: int) -> Optional[List[int]]:
     return starts
 
 
-_State = NamedTuple("_State", [("kept", int), ("flops", float), ("peak", int), ("before", Optional["_State"]),
-                               ("start", int), ("whole", bool)])  # fmt: skip
+class _State(NamedTuple):
+    kept: int
+    flops: float
+    peak: int
+    before: Optional["_State"]
+    start: int
+    whole: bool  # fmt: skip
 
 
 def fewest_flops(

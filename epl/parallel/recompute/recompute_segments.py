@@ -47,27 +47,24 @@ COLLECTION = "checkpoints"
 SCOPE = "EPL_RECOMPUTE"
 
 
-_Recomputation = NamedTuple(
-    "_Recomputation",
-    [
-        ("call", GradientCall),
-        ("ends", Set[int]),
-        ("sweep", Sweep),
-        ("stages", Sequence[int]),
-        ("segments", List[Segment]),
-    ],
-)
-_Recomputation.__doc__ = """What is recomputed for a call of tf.gradients.
+class _Recomputation(NamedTuple):
+    """What is recomputed for a call of tf.gradients.
 
-Nodes are those of the graph before the passes, which add others behind them.
+    Nodes are those of the graph before the passes, which add others behind them.
 
-Attributes:
-  call: the call.
-  ends: the nodes that pass its gradients on.
-  sweep: its backward pass.
-  stages: of all nodes.
-  segments: what is recomputed.
-"""
+    Attributes:
+      call: the call.
+      ends: the nodes that pass its gradients on.
+      sweep: its backward pass.
+      stages: of all nodes.
+      segments: what is recomputed.
+    """
+
+    call: GradientCall
+    ends: Set[int]
+    sweep: Sweep
+    stages: Sequence[int]
+    segments: List[Segment]
 
 
 def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
@@ -123,7 +120,7 @@ def run(rewrite: Rewrite) -> None:
     """Recomputes what `find` has found."""
     for number, recomputation in enumerate(rewrite.recomputations):
         if recomputation.segments:
-            _recompute(rewrite, "{}_{}".format(SCOPE, number) if number else SCOPE, recomputation)
+            _recompute(rewrite, f"{SCOPE}_{number}" if number else SCOPE, recomputation)
 
 
 def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) -> None:
@@ -237,7 +234,7 @@ def _gradients(
     found: Dict[int, List[int]] = {}
     for end in ends:
         for node, output in data_inputs(view, end):
-            variable = variables.get("{}:{}".format(view.nodes[node].name, output))
+            variable = variables.get(f"{view.nodes[node].name}:{output}")
             if variable is not None and node in sweep.backward and depths[node] == (0, 0):
                 found.setdefault(view.index[variable], []).append(node)
     return found

@@ -27,31 +27,45 @@ from epl.utils import tf_compat
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
 Place = Tuple[int, int]
 
-Sweep = NamedTuple(
-    "Sweep",
-    [("forward", List[int]), ("backward", Set[int]), ("seeds", List[int]), ("ys", List[int])],
-)
-Sweep.__doc__ = """A backward pass and the forward pass that it needs.
 
-Attributes:
-  forward: the nodes of the forward pass, each after its producers; what TensorFlow prepares for the backward pass
-    (shapes, masks) is among them, at the end.
-  backward: those that depend on the gradient of the objective.
-  seeds: where the backward pass begins.
-  ys: the objective.
-"""
+class Sweep(NamedTuple):
+    """A backward pass and the forward pass that it needs.
 
-Use = NamedTuple("Use", [("consumer", int), ("position", int), ("producer", int), ("output", int)])
-Use.__doc__ = """A node of the backward pass takes an output of a node of the forward pass."""
+    Attributes:
+      forward: the nodes of the forward pass, each after its producers; what TensorFlow prepares for the backward pass
+        (shapes, masks) is among them, at the end.
+      backward: those that depend on the gradient of the objective.
+      seeds: where the backward pass begins.
+      ys: the objective.
+    """
 
-Segment = NamedTuple("Segment", [("place", Place), ("nodes", List[int]), ("uses", List[Use])])
-Segment.__doc__ = """What is computed a second time together.
+    forward: List[int]
+    backward: Set[int]
+    seeds: List[int]
+    ys: List[int]
 
-Attributes:
-  place: stage, and number in it.
-  nodes: nodes of the forward pass, in creation order.
-  uses: what the backward pass takes of them.
-"""
+
+class Use(NamedTuple):
+    """A node of the backward pass takes an output of a node of the forward pass."""
+
+    consumer: int
+    position: int
+    producer: int
+    output: int
+
+
+class Segment(NamedTuple):
+    """What is computed a second time together.
+
+    Attributes:
+      place: stage, and number in it.
+      nodes: nodes of the forward pass, in creation order.
+      uses: what the backward pass takes of them.
+    """
+
+    place: Place
+    nodes: List[int]
+    uses: List[Use]
 
 
 def find_sweep(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: Iterable[int]) -> Sweep:

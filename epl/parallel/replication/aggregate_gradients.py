@@ -67,9 +67,9 @@ def run(rewrite: Rewrite) -> None:
         _add_gate(rewrite, gate, gradients)
     for number, accumulation in enumerate(rewrite.graph.accumulations):
         if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
-            name = "micro_steps{}".format(number)
+            name = f"micro_steps{number}"
             with rewrite.building(name):
-                communicator = rewrite.communicator("{}/{}".format(rewrite.plan.name, name))
+                communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
                 gate = agree_steps.agree(rewrite, communicator, name, accumulation, weight)
             _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
 
@@ -81,7 +81,7 @@ def _add_gate(rewrite: Rewrite, gate: tf.Operation, gradients: Set[str]) -> None
 
 def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
     """What runs once every replica of the job has its data; it gives the rows of all."""
-    return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, "{}/rows".format(group.name)).op
+    return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, f"{group.name}/rows").op
 
 
 def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:

@@ -33,14 +33,19 @@ _RANDOM = frozenset(
 )
 _FAILED_OP = re.compile(r"(?:for|[Nn]ode) '([^']+)'")
 
-Division = NamedTuple("Division", [("source", str), ("dense", Tuple[int, ...]), ("sparse", Tuple[str, ...])])
-Division.__doc__ = """How the batch of one data source is divided.
 
-Attributes:
-  source: name of the op that reads it.
-  dense: positions of the outputs that are cut by rows.
-  sparse: names of the DeserializeSparse ops whose sparse tensors are cut by dense rows.
-"""
+class Division(NamedTuple):
+    """How the batch of one data source is divided.
+
+    Attributes:
+      source: name of the op that reads it.
+      dense: positions of the outputs that are cut by rows.
+      sparse: names of the DeserializeSparse ops whose sparse tensors are cut by dense rows.
+    """
+
+    source: str
+    dense: Tuple[int, ...]
+    sparse: Tuple[str, ...]
 
 
 def find(rewrite: Rewrite) -> Tuple[Division, ...]:
@@ -104,7 +109,7 @@ def _refuse_beside_cut(rewrite: Rewrite, source: tf.Operation, outputs: Sequence
                     source.name,
                     user_line(source),
                     tensor.name,
-                    "it is a ragged tensor" if is_ragged else "its shape is {}".format(tensor.shape),
+                    "it is a ragged tensor" if is_ragged else f"its shape is {tensor.shape}",
                 )
             )
 
@@ -125,7 +130,7 @@ def _refuse_source(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.
                 _strategy(rewrite),
                 source.name,
                 user_line(source),
-                ", ".join("{!r} of shape {}".format(t.name, t.shape) for t in outputs),
+                ", ".join(f"{t.name!r} of shape {t.shape}" for t in outputs),
             )
         )
     raise PlanError(
@@ -141,9 +146,7 @@ def _strategy(rewrite: Rewrite) -> str:
     return rewrite.plan.stages[0].strategy
 
 
-def _refuse_constant_rows(
-    rewrite: Rewrite, view: GraphView, forward: Set[int], divisions: Sequence[Division]
-) -> None:
+def _refuse_constant_rows(rewrite: Rewrite, view: GraphView, forward: Set[int], divisions: Sequence[Division]) -> None:
     """Raises PlanError if the forward pass counts on batches of some size."""
     cut = {division.source: division for division in divisions if division.dense}
     if not cut:
@@ -171,8 +174,8 @@ def _refuse_constant_rows(
             "device reads a batch of the script's own size.".format(
                 _strategy(rewrite),
                 ", ".join(repr(name) for name in cut),
-                "" if refused is None else "{!r} ({}) ".format(refused.name, user_line(refused)),
-                "does not take {} rows: {}".format(_TRIAL_ROWS, error),
+                "" if refused is None else f"{refused.name!r} ({user_line(refused)}) ",
+                f"does not take {_TRIAL_ROWS} rows: {error}",
             )
         ) from None
 
@@ -192,7 +195,7 @@ def _add_to_trial(
             copy.input.append(tensor.name)
             continue
         if tensor.name not in names:
-            names[tensor.name] = "EplBatch{}".format(len(names))
+            names[tensor.name] = f"EplBatch{len(names)}"
             node = graph_def.node.add(name=names[tensor.name], op="Placeholder")
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
             shape = tensor.shape

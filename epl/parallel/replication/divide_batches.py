@@ -50,7 +50,7 @@ def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Ope
     ]
 
 
-class _Cut(object):
+class _Cut:
     """The part of replica 0 of what one data source gives."""
 
     def __init__(self, rewrite: Rewrite, source: tf.Operation, index: tf.Tensor, count: tf.Tensor) -> None:
@@ -115,7 +115,7 @@ class _Cut(object):
         """A split computes on the rows of all devices: a copied row would count there."""
         return tf.debugging.Assert(
             tf.logical_or(rows >= self._count, tf.equal(rows, 0)),
-            ["What {!r} reads is too small for a split: so many rows and devices:".format(self._source.name)]
+            [f"What {self._source.name!r} reads is too small for a split: so many rows and devices:"]
             + [rows, self._count],
         )
 

@@ -91,7 +91,7 @@ def _without_copied_row(rewrite: Rewrite, output: Output, tensor: tf.Tensor, wei
 def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
     communicator = rewrite.communicator(output.communicator, output.stage)
     rank = rewrite.base_rank
-    key = "output {}".format(output.tensor)
+    key = f"output {output.tensor}"
     if output.merge != "mean" and _is_of_group(rewrite, output):
         tensor = _counted_once(rewrite, tensor, output.merge)
     tensor = _without_copied_row(rewrite, output, tensor, rewrite.weights[0])
@@ -154,7 +154,7 @@ def _update_summaries(rewrite: Rewrite) -> None:
     rewrite.summarized = {node: tensor for node, _, tensor in inputs if tensor in rewrite.merged}
     local = [node for node, tensor in rewrite.summarized.items() if not rewrite.merged[tensor].op]
     plain = data_descendants(view, local, set()) if local else set()
-    prefix = "{}/plain/".format(PLAN_SCOPE)
+    prefix = f"{PLAN_SCOPE}/plain/"
     clone_nodes(rewrite.tf_graph, view, plain, [prefix], lambda copy, node: SAME)
     rewrite.plain_summaries = {view.nodes[node].name: prefix + view.nodes[node].name for node in plain}
     for node, position, tensor in inputs:

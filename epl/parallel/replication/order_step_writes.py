@@ -37,13 +37,17 @@ from epl.utils import tf_compat
 
 _APPLY = Phase.APPLY.encode()
 
-_Training = NamedTuple("_Training", [("gradients", Set[int]), ("gate", Set[int])])
-_Training.__doc__ = """What trains together; nodes of a view.
 
-Attributes:
-  gradients: what gives the gradients that are applied.
-  gate: the collective that runs once all replicas have their data; none in a job of one replica.
-"""
+class _Training(NamedTuple):
+    """What trains together; nodes of a view.
+
+    Attributes:
+      gradients: what gives the gradients that are applied.
+      gate: the collective that runs once all replicas have their data; none in a job of one replica.
+    """
+
+    gradients: Set[int]
+    gate: Set[int]
 
 
 def run(rewrite: Rewrite) -> None:
@@ -64,7 +68,7 @@ def run(rewrite: Rewrite) -> None:
     needed = view.ancestors(set().union(*ends))
     late = {write for write in step_writes - needed if depths[write] == (0, 0)}
     for number, training in enumerate(trainings):
-        scope = "step_writes{}".format(number)
+        scope = f"step_writes{number}"
         trained = view.ancestors(training.gradients)
         data = trained & sources
         ready = _ends(view, (node for node in data if depths[node][0] == 0), depths)
@@ -143,7 +147,7 @@ def _wait(
     for end in sorted(ends if waiting else ()):
         by_stage.setdefault(rewrite.stage_of.get(view.nodes[end].name, 0), []).append(end)
     for stage, own in sorted(by_stage.items()):
-        with rewrite.building("{}/stage{}".format(scope, stage), stage):
+        with rewrite.building(f"{scope}/stage{stage}", stage):
             name, barrier = build_barrier(ends_of_data(rewrite, view, own, trained))
         for write in sorted(waiting):
             tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(view.nodes[write].name)), [barrier])

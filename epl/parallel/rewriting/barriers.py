@@ -25,14 +25,18 @@ def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
 
 
-Barrier = NamedTuple("Barrier", [("node", tf.NodeDef), ("merged", str), ("passed", str)])
-Barrier.__doc__ = """A barrier among NodeDefs.
+class Barrier(NamedTuple):
+    """A barrier among NodeDefs.
 
-Attributes:
-  node: the placeholder, to be fed True; the barrier waits for what it waits for.
-  merged: name of the merge; an edge from it stays, whatever makes it superfluous.
-  passed: name of the op to wait for.
-"""
+    Attributes:
+      node: the placeholder, to be fed True; the barrier waits for what it waits for.
+      merged: name of the merge; an edge from it stays, whatever makes it superfluous.
+      passed: name of the op to wait for.
+    """
+
+    node: tf.NodeDef
+    merged: str
+    passed: str
 
 
 def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Barrier:

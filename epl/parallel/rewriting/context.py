@@ -26,58 +26,81 @@ from epl.utils import tf_compat
 PLAN_SCOPE = "EPL_PLAN"
 REPLICA_PREFIX = "EPL_REPLICA_{}/"
 MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
-VariableSync = NamedTuple(
-    "VariableSync", [("variable", str), ("is_initialized", str), ("copies", List[str]), ("is_global", bool)]
-)
-VariableSync.__doc__ = """How one variable of replica 0 reaches the other replicas of this process; names of ops.
 
-Attributes:
-  variable: the variable's op.
-  is_initialized: gives whether replica 0 holds a value.
-  copies: assignments of that value to the other local replicas.
-  is_global: whether the other processes get it too.
-"""
 
-GradientCheck = NamedTuple(
-    "GradientCheck", [("variable", str), ("gradient", str), ("difference", str), ("copies", FrozenSet[str])]
-)
-GradientCheck.__doc__ = """A gradient that is computed a second time without recomputation, to compare.
+class VariableSync(NamedTuple):
+    """How one variable of replica 0 reaches the other replicas of this process; names of ops.
 
-Attributes:
-  variable: whose gradient it is, for messages.
-  gradient: name of the op that gives it.
-  difference: name of the tensor that tells by how much the two differ, relative to the largest value.
-  copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
-"""
+    Attributes:
+      variable: the variable's op.
+      is_initialized: gives whether replica 0 holds a value.
+      copies: assignments of that value to the other local replicas.
+      is_global: whether the other processes get it too.
+    """
 
-Gate = NamedTuple("Gate", [("op", tf.Operation), ("gradients", FrozenSet[str])])
-Gate.__doc__ = """What lets a training step change variables.
+    variable: str
+    is_initialized: str
+    copies: List[str]
+    is_global: bool
 
-Attributes:
-  op: a collective of replica 0 that runs once every replica of the job has its data.
-  gradients: names of the ops that every rank runs in such a step: the collectives of gradients, or what computes those
-    that each rank has alone.
-"""
 
-Order = NamedTuple("Order", [("barriers", Tuple[str, ...]), ("writes", FrozenSet[str])])
-Order.__doc__ = """What runs one after the other where variables are updated.
+class GradientCheck(NamedTuple):
+    """A gradient that is computed a second time without recomputation, to compare.
 
-Attributes:
-  barriers: the tensors between what is in order; one that is fed orders nothing in that run.
-  writes: names of the ops that write the variables and their slots, or that show that a step has its data. A run
-    without all of them is not ordered.
-"""
+    Attributes:
+      variable: whose gradient it is, for messages.
+      gradient: name of the op that gives it.
+      difference: name of the tensor that tells by how much the two differ, relative to the largest value.
+      copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
+    """
 
-Regathered = NamedTuple("Regathered", [("op", str), ("block", int)])
-Regathered.__doc__ = """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
+    variable: str
+    gradient: str
+    difference: str
+    copies: FrozenSet[str]
 
-Sibling = NamedTuple("Sibling", [("tensor", tf.Tensor), ("op", str)])
-Sibling.__doc__ = (
+
+class Gate(NamedTuple):
+    """What lets a training step change variables.
+
+    Attributes:
+      op: a collective of replica 0 that runs once every replica of the job has its data.
+      gradients: names of the ops that every rank runs in such a step: the collectives of gradients, or what computes
+        those that each rank has alone.
+    """
+
+    op: tf.Operation
+    gradients: FrozenSet[str]
+
+
+class Order(NamedTuple):
+    """What runs one after the other where variables are updated.
+
+    Attributes:
+      barriers: the tensors between what is in order; one that is fed orders nothing in that run.
+      writes: names of the ops that write the variables and their slots, or that show that a step has its data. A run
+        without all of them is not ordered.
+    """
+
+    barriers: Tuple[str, ...]
+    writes: FrozenSet[str]
+
+
+class Regathered(NamedTuple):
+    """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
+
+    op: str
+    block: int
+
+
+class Sibling(NamedTuple):
     """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
-)
+
+    tensor: tf.Tensor
+    op: str
 
 
-class Rewrite(object):
+class Rewrite:
     """State of the rewriting of one graph.
 
     Attributes:
@@ -347,7 +370,7 @@ class Rewrite(object):
         last_id = tf_compat.last_op_id(tf_graph)
         try:
             with tf_graph.as_default(), tf_graph.control_dependencies(None), tf.device(None):
-                with tf.device(self.device(stage)), tf.name_scope("{}/{}/".format(PLAN_SCOPE, scope)):
+                with tf.device(self.device(stage)), tf.name_scope(f"{PLAN_SCOPE}/{scope}/"):
                     yield
         finally:
             self.built.update(op.name for op in tf_compat.ops_since(tf_graph, last_id))

@@ -47,7 +47,7 @@ def delay_gradients(rewrite: Rewrite, view: GraphView, late: Mapping[int, Sequen
 
 def _identity(view: GraphView, node: int, names: Sequence[str], scope: str) -> tf.NodeDef:
     of = view.nodes[node]
-    identity = tf.NodeDef(name="{}/late/{}".format(scope, of.name), op="Identity")
+    identity = tf.NodeDef(name=f"{scope}/late/{of.name}", op="Identity")
     identity.input.extend([of.name] + ["^" + name for name in names])
     for name in ("T", TASKGRAPH_ATTR, PHASE_ATTR):
         if name in of.attr:

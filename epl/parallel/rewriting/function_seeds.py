@@ -21,7 +21,7 @@ from epl.parallel.rewriting.random_seeds import own_seed
 Node = Union[tf.NodeDef, node_wire.Node]
 
 
-class OwnSeeds(object):
+class OwnSeeds:
     """Gives the copies of random ops in one graph seeds of their own.
 
     Attributes:
@@ -83,7 +83,7 @@ class OwnSeeds(object):
 
     def _copy(self, name: str, rank: int, micro_batch: int) -> str:
         """The name of the copy of a function."""
-        copy = "{}_epl_rank{}_micro_batch{}".format(name, rank, micro_batch)
+        copy = f"{name}_epl_rank{rank}_micro_batch{micro_batch}"
         if copy not in self._functions:
             function = self._added.function.add()
             self._functions[copy] = function

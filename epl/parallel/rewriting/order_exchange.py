@@ -61,7 +61,7 @@ def skip_unneeded(rewrite: Rewrite) -> None:
             _forget(rewrite, op, set(ops[:place]))
             tf_compat.add_control_inputs(rewrite.remember(op), passed)
             if op is not ops[-1]:
-                scope = "exchange/lane{}_{}".format(number, place)
+                scope = f"exchange/lane{number}_{place}"
                 with rewrite.building(scope, rewrite.stage_of.get(op.name, 0)):
                     name, barrier = build_barrier([op])
                 tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))

@@ -13,28 +13,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epl")
 
-Pass = NamedTuple(
-    "Pass",
-    [
-        ("name", str),
-        ("run", Callable[["Rewrite"], None]),
-        ("requires", FrozenSet[str]),
-        ("provides", FrozenSet[str]),
-        ("bitwise", bool),
-    ],
-)
-Pass.__doc__ = """One rewrite of the graph.
 
-Attributes:
-  name: for reports.
-  run: does it.
-  requires: what passes before it must have provided.
-  provides: what holds afterwards.
-  bitwise: whether replica 0 computes the same bits as before, given the same inputs and variables.
-"""
+class Pass(NamedTuple):
+    """One rewrite of the graph.
 
-PassReport = NamedTuple("PassReport", [("name", str), ("cpu_s", float), ("ops_added", int)])
-PassReport.__doc__ = """What a pass cost: CPU seconds, and ops added to the graph."""
+    Attributes:
+      name: for reports.
+      run: does it.
+      requires: what passes before it must have provided.
+      provides: what holds afterwards.
+      bitwise: whether replica 0 computes the same bits as before, given the same inputs and variables.
+    """
+
+    name: str
+    run: Callable[["Rewrite"], None]
+    requires: FrozenSet[str]
+    provides: FrozenSet[str]
+    bitwise: bool
+
+
+class PassReport(NamedTuple):
+    """What a pass cost: CPU seconds, and ops added to the graph."""
+
+    name: str
+    cpu_s: float
+    ops_added: int
 
 
 def check_contracts(passes: Sequence[Pass]) -> None:
@@ -43,7 +46,7 @@ def check_contracts(passes: Sequence[Pass]) -> None:
     for p in passes:
         missing = p.requires - provided
         if missing:
-            raise ValueError("Pass {!r} requires {}, which no pass before it provides.".format(p.name, sorted(missing)))
+            raise ValueError(f"Pass {p.name!r} requires {sorted(missing)}, which no pass before it provides.")
         provided |= p.provides
 
 
@@ -63,7 +66,7 @@ def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
             verifier.check_rewrite(rewrite, p.name, provided)
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)
         if dump:
-            _dump(rewrite, dump, "{}_{:02d}_{}.pbtxt".format(rewrite.plan.name, number, p.name))
+            _dump(rewrite, dump, f"{rewrite.plan.name}_{number:02d}_{p.name}.pbtxt")
     return reports
 
 

@@ -12,7 +12,7 @@ from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
 Waits = Dict[Tuple[int, int], List[str]]
 
 
-class PlanNodes(object):
+class PlanNodes:
     """NodeDefs to import, under a name scope of the plan's and in one stage.
 
     Attributes:
@@ -22,7 +22,7 @@ class PlanNodes(object):
     def __init__(self, rewrite: Rewrite, scope: str, stage: int) -> None:
         self.nodes: List[tf.NodeDef] = []
         self._built = rewrite.built
-        self._scope = "{}/{}/".format(PLAN_SCOPE, scope)
+        self._scope = f"{PLAN_SCOPE}/{scope}/"
         self._taskgraph = rewrite.plan.stages[stage].taskgraphs[0]
         self._constants: Dict[Tuple[Any, ...], str] = {}
 
@@ -40,7 +40,7 @@ class PlanNodes(object):
         """The name of a constant, one for all that ask for the same."""
         key = (dtype, np.shape(value), np.asarray(value).tobytes())
         if key not in self._constants:
-            node = self.add("constant{}".format(len(self._constants)), "Const", [], dtype=dtype)
+            node = self.add(f"constant{len(self._constants)}", "Const", [], dtype=dtype)
             node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype, np.shape(value)))
             self._constants[key] = node.name
         return self._constants[key]

@@ -53,11 +53,11 @@ def check_rewrite(rewrite: "Rewrite", pass_name: str, provided: FrozenSet[str]) 
 
 def differences(view: GraphView, other: GraphView) -> List[str]:
     """In what two views of a graph differ, but for the order of nodes: one that was followed, and one read anew."""
-    problems = ["{!r} is in one view alone".format(name) for name in sorted(set(view.index) ^ set(other.index))]
+    problems = [f"{name!r} is in one view alone" for name in sorted(set(view.index) ^ set(other.index))]
     for name in set(view.index).intersection(other.index):
         mine, right = _facts(view, view.index[name]), _facts(other, other.index[name])
         if mine != right:
-            problems.append("{} is in the view in place of {}".format(mine, right))
+            problems.append(f"{mine} is in the view in place of {right}")
     return problems[:_MOST_PROBLEMS]
 
 
@@ -90,7 +90,7 @@ def verify_graph_def(graph_def: tf.GraphDef, devices: Optional[Sequence[str]] = 
     nodes = list(graph_def.node)
     index = {node.name: i for i, node in enumerate(nodes)}
     twice = [node.name for i, node in enumerate(nodes) if index[node.name] != i]
-    problems = ["{!r} stands in the graph twice".format(name) for name in twice]
+    problems = [f"{name!r} stands in the graph twice" for name in twice]
     producers, missing = _producers(nodes, index)
     problems += missing
     order, cycle = _topological_order(nodes, producers)
@@ -114,7 +114,7 @@ def _producers(nodes: Sequence[tf.NodeDef], index: Dict[str, int]) -> Tuple[List
             if producer in index:
                 found.append(index[producer])
             else:
-                missing.append("{!r} takes {!r}, which does not exist".format(node.name, name))
+                missing.append(f"{node.name!r} takes {name!r}, which does not exist")
         producers.append(found)
     return producers, missing[:_MOST_PROBLEMS]
 
@@ -181,7 +181,7 @@ def _is_legal(device: str, legal: Set[str]) -> bool:
             if value != local[kind]:
                 return False
         else:
-            name = value if kind == "device" else "{}:{}".format(kind, value)
+            name = value if kind == "device" else f"{kind}:{value}"
             type_name, _, number = name.upper().partition(":")
             if number == "*":
                 number = "0"
@@ -211,12 +211,12 @@ def _shared_frames(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> L
                 if frames and nodes[producer].op == "LoopCond":
                     conditions.setdefault(frames[0], set()).add(nodes[producer].name)
     problems = [
-        "frame {!r} is entered by several copies: {}".format(frame.decode(), sorted(prefixes))
+        f"frame {frame.decode()!r} is entered by several copies: {sorted(prefixes)}"
         for frame, prefixes in sorted(clones.items())
         if len(prefixes) > 1
     ]
     problems += [
-        "frame {!r} has several loop conditions: {}".format(frame.decode(), sorted(names))
+        f"frame {frame.decode()!r} has several loop conditions: {sorted(names)}"
         for frame, names in sorted(conditions.items())
         if len(names) > 1
     ]
@@ -254,7 +254,7 @@ def _disorder_of_collectives(
                 )
         keys = [nodes[i].attr["key"].s.decode() for i in sequence]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
-            problems.append("rank {} has key {!r} several times on communicator {!r}".format(rank, key, communicator))
+            problems.append(f"rank {rank} has key {key!r} several times on communicator {communicator!r}")
         facts.setdefault(communicator, {})[rank] = [(key, nodes[i].op) for key, i in zip(keys, sequence)]
     if not problems:  # without an order on each rank there is nothing to compare
         for communicator, by_rank in sorted(facts.items()):
@@ -290,11 +290,11 @@ def _missing_copies(rewrite: "Rewrite") -> List[str]:
             copy = nodes.get(rewrite.prefix(replica) + name)
             rank = rewrite.base_rank + replica
             if copy is None:
-                problems.append("rank {} has no copy of the collective {!r}".format(rank, name))
+                problems.append(f"rank {rank} has no copy of the collective {name!r}")
                 continue
             wanted = rewrite.place_in(nodes[name].attr["communicator"].s.decode(), rank)
             seen = copy.attr["communicator"].s.decode(), copy.attr["rank"].i
             for what, is_there, is_wanted in zip(("communicator", "rank"), seen, wanted):
                 if is_there != is_wanted:
-                    problems.append("{!r} has {} {}, not {}".format(copy.name, what, is_there, is_wanted))
+                    problems.append(f"{copy.name!r} has {what} {is_there}, not {is_wanted}")
     return problems[:_MOST_PROBLEMS]

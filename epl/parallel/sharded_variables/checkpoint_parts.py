@@ -47,7 +47,7 @@ class CheckpointPartsError(EplError, RuntimeError):
     """A checkpoint could not be written, as another process could not give its part, or not in time."""
 
 
-class CheckpointParts(object):
+class CheckpointParts:
     """What one process does for checkpoints of all; `ask` is for worker 0, the rest for every worker."""
 
     def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]], limits: Limits) -> None:
@@ -128,7 +128,7 @@ class CheckpointParts(object):
                     wait.look()
                     self._thread.join(_POLL_S)
             except JobError as error:  # the exit code stays: what this process was to do is done
-                sys.stderr.write("EPL: {}\n".format(error))
+                sys.stderr.write(f"EPL: {error}\n")
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -152,7 +152,7 @@ class CheckpointParts(object):
         """
         request = {"do": "write", "file": filename, "entries": list(entries), "steps": self._steps}
         self._tell(dict(request, session=session))
-        wait = self._waiting("waits for the parts of the checkpoint {!r}".format(filename), _WRITTEN)
+        wait = self._waiting(f"waits for the parts of the checkpoint {filename!r}", _WRITTEN)
         answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""}, wait)[1:]]
         for worker, answer in enumerate(answers, 1):
             if answer.get("error"):
@@ -214,7 +214,7 @@ class CheckpointParts(object):
             return self._companion.exchange(key, json.dumps(message).encode(), wait.look if wait is not None else None)
         except JobError as error:
             raise CheckpointPartsError(
-                "Parts of the model are in other processes, and they cannot be asked for them: {}".format(error)
+                f"Parts of the model are in other processes, and they cannot be asked for them: {error}"
             ) from error
 
     def _waiting(self, what: str, key: str = "", without_end: bool = False) -> Wait:
@@ -248,7 +248,7 @@ class CheckpointParts(object):
         try:
             return {"file": self._write(request)}
         except Exception as error:  # worker 0 tells the user
-            return {"error": "{}: {}".format(type(error).__name__, str(error)[:2000])}
+            return {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
 
     def _write(self, request: Dict[str, Any]) -> str:
         """Writes the slices that are asked for; the prefix, "" if there are none."""

@@ -18,7 +18,7 @@ from epl.parallel.sharded_variables.savers import Slice, complete_savers, value_
 from epl.utils import tf_compat
 
 
-class Checkpoints(object):
+class Checkpoints:
     """What Savers need to know of the parts that some Shards hold."""
 
     def __init__(self, graph: Graph, holders: Sequence[Any]) -> None:

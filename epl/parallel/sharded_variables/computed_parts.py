@@ -15,7 +15,7 @@ from epl.parallel.sharding.placements import FULL, Layout, offsets
 from epl.parallel.sharding.sparse_rows import OWN_ROWS
 
 
-class ComputedParts(object):
+class ComputedParts:
     """How the tensors are cut that are computed with gradients of parts.
 
     Attributes:

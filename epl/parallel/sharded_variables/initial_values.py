@@ -151,7 +151,7 @@ def initial_part(
     return cut(full, full_shape, layout, exchange), {}
 
 
-class Redraw(object):
+class Redraw:
     """Builds an initial value once more in another shape.
 
     Attributes:
@@ -192,7 +192,7 @@ class Redraw(object):
                 return next(filter(None, map(self._find_unknown, op.inputs)), "")
             if op.type in _DRAWS or op.type == "Fill" or _constant_element(op) is not None:
                 return ""
-        return "{} {!r}".format(op.type, op.name)
+        return f"{op.type} {op.name!r}"
 
     def _built(self, tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
         op = tensor.op

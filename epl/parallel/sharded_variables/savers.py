@@ -26,23 +26,33 @@ from epl.utils import tf_compat
 
 _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
 
-Held = NamedTuple("Held", [("full_name", str), ("full_shape", Tuple[int, ...]), ("layout", Layout)])
-Held.__doc__ = """What a variable op is a part of.
 
-Attributes:
-  full_name: its name in checkpoints.
-  full_shape: of the full variable.
-  layout: how it is cut.
-"""
+class Held(NamedTuple):
+    """What a variable op is a part of.
 
-Slice = NamedTuple("Slice", [("variable", str), ("full_name", str), ("spec", str)])
-Slice.__doc__ = """A variable op of this graph that holds a part of a full variable.
+    Attributes:
+      full_name: its name in checkpoints.
+      full_shape: of the full variable.
+      layout: how it is cut.
+    """
 
-Attributes:
-  variable: name of the op.
-  full_name: name of the full variable in checkpoints.
-  spec: which part, in TensorFlow's words; "" if it has no rows.
-"""
+    full_name: str
+    full_shape: Tuple[int, ...]
+    layout: Layout
+
+
+class Slice(NamedTuple):
+    """A variable op of this graph that holds a part of a full variable.
+
+    Attributes:
+      variable: name of the op.
+      full_name: name of the full variable in checkpoints.
+      spec: which part, in TensorFlow's words; "" if it has no rows.
+    """
+
+    variable: str
+    full_name: str
+    spec: str
 
 
 def slices_of(

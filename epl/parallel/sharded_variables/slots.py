@@ -30,36 +30,42 @@ from epl.utils.errors import PlanError
 
 _ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
 
-Slots = NamedTuple(
-    "Slots",
-    [
-        ("held", Dict[str, Held]),
-        ("shapes", Dict[str, Tuple[Tuple[int, ...], ...]]),
-        ("seeds", Dict[str, Tuple[int, ...]]),
-    ],
-)
-Slots.__doc__ = """The variables that are parts, by the names of their ops.
 
-Attributes:
-  held: what they are parts of; shards are among them.
-  shapes, seeds: what differs between ranks, as in `Shard`; shards are not among them.
-"""
+class Slots(NamedTuple):
+    """The variables that are parts, by the names of their ops.
 
-Made = NamedTuple("Made", [("variable", Any), ("name", str)])
-Made.__doc__ = """A variable that was made while gradients were applied.
+    Attributes:
+      held: what they are parts of; shards are among them.
+      shapes, seeds: what differs between ranks, as in `Shard`; shards are not among them.
+    """
 
-Attributes:
-  variable: the object.
-  name: begins with the name of the whole variable, if it was made for a part.
-"""
+    held: Dict[str, Held]
+    shapes: Dict[str, Tuple[Tuple[int, ...], ...]]
+    seeds: Dict[str, Tuple[int, ...]]
 
-SlotLayouts = NamedTuple("SlotLayouts", [("parts", Dict[str, Layout]), ("of_rows", Dict[str, Layout])])
-SlotLayouts.__doc__ = """How variables are cut that were made for parts, by the names of their ops.
 
-Attributes:
-  parts: of those that have the shape of the part.
-  of_rows: of others, if rows of a sparse gradient are written into them.
-"""
+class Made(NamedTuple):
+    """A variable that was made while gradients were applied.
+
+    Attributes:
+      variable: the object.
+      name: begins with the name of the whole variable, if it was made for a part.
+    """
+
+    variable: Any
+    name: str
+
+
+class SlotLayouts(NamedTuple):
+    """How variables are cut that were made for parts, by the names of their ops.
+
+    Attributes:
+      parts: of those that have the shape of the part.
+      of_rows: of others, if rows of a sparse gradient are written into them.
+    """
+
+    parts: Dict[str, Layout]
+    of_rows: Dict[str, Layout]
 
 
 @contextlib.contextmanager

@@ -35,36 +35,38 @@ from epl.utils.errors import FeedError
 
 _Own = Callable[[Exchange, str, tf.Tensor], tf.Tensor]
 
-Shown = NamedTuple("Shown", [("tensor", tf.Tensor), ("others", Tuple[tf.Operation, ...])])
-Shown.__doc__ = """What a run gives for a tensor of the user.
 
-Attributes:
-  tensor: that has the value.
-  others: collectives of the other ranks of this process that it needs.
-"""
+class Shown(NamedTuple):
+    """What a run gives for a tensor of the user.
 
-Choice = NamedTuple(
-    "Choice",
-    [
-        ("flags", Tuple[tf.Tensor, ...]),
-        ("reads", Tuple[tf.Tensor, ...]),
-        ("variable", tf.Tensor),
-        ("part", str),
-        ("initializer", str),
-    ],
-)
-Choice.__doc__ = """`initialized_value` of a variable in parts: its value, or the initial value if it has none yet.
+    Attributes:
+      tensor: that has the value.
+      others: collectives of the other ranks of this process that it needs.
+    """
 
-Attributes:
-  flags: what chooses; left to itself, it chooses the initial value.
-  reads: the value that is to be chosen.
-  variable: has this value; for `Shards.shown`.
-  part: name of the op of the part.
-  initializer: name of the op that gives the part its initial value.
-"""
+    tensor: tf.Tensor
+    others: Tuple[tf.Operation, ...]
 
 
-class Shards(object):
+class Choice(NamedTuple):
+    """`initialized_value` of a variable in parts: its value, or the initial value if it has none yet.
+
+    Attributes:
+      flags: what chooses; left to itself, it chooses the initial value.
+      reads: the value that is to be chosen.
+      variable: has this value; for `Shards.shown`.
+      part: name of the op of the part.
+      initializer: name of the op that gives the part its initial value.
+    """
+
+    flags: Tuple[tf.Tensor, ...]
+    reads: Tuple[tf.Tensor, ...]
+    variable: tf.Tensor
+    part: str
+    initializer: str
+
+
+class Shards:
     """The variables of one graph that are parts.
 
     The ranks may form several groups, each of which has all parts: replicas of each other in data parallelism.
@@ -198,7 +200,7 @@ class Shards(object):
 
     def _in_branch(self, context: Any) -> Exchanges:
         if id(context) not in self._in_branches:
-            name = "{}/branch{}".format(self._name, len(self._in_branches))
+            name = f"{self._name}/branch{len(self._in_branches)}"
             self._in_branches[id(context)] = self._open(self._communicators_of(name))
         return self._in_branches[id(context)]
 
@@ -281,7 +283,7 @@ class Shards(object):
           stage: where the parts are.
         """
         rewrite = self._graph.plan
-        name = "{}/shown/{}".format(self._name, shown.name)
+        name = f"{self._name}/shown/{shown.name}"
         communicators = self._communicators_of(name, stage)
         self._make_ready(communicators)
         made: List[tf.Tensor] = []

@@ -22,7 +22,7 @@ from epl.parallel.sharded_variables.state import Choice, Shards, Shown
 _Attrs = Dict[int, List[List[Tuple[str, tf.AttrValue]]]]
 
 
-class ShardsTogether(object):
+class ShardsTogether:
     """What passes and sessions ask of Shards, of several of one graph. See there for what each does."""
 
     def __init__(self, graph: Graph, members: Sequence[Shards]) -> None:

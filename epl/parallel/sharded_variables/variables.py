@@ -32,38 +32,36 @@ _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
     ["AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"]
 )
 
-Shard = NamedTuple(
-    "Shard",
-    [
-        ("name", str),
-        ("variable", Any),
-        ("layout", Layout),
-        ("full_shape", Tuple[int, ...]),
-        ("old", tf.Tensor),
-        ("reads", Tuple[Tuple[tf.Tensor, tf.Tensor], ...]),
-        ("users", Tuple[tf.Operation, ...]),
-        ("replaced", Dict[tf.Operation, tf.Operation]),
-        ("shapes", Dict[str, Tuple[Tuple[int, ...], ...]]),
-        ("seeds", Dict[str, Tuple[int, ...]]),
-    ],
-)
-Shard.__doc__ = """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
 
-Attributes:
-  name: of the full variable's op, which is its name in checkpoints.
-  variable: the user's object, which is the shard now.
-  layout: the shard, with sizes.
-  full_shape: of the full variable.
-  old: the reference or handle of the full variable. Nothing may read it any more.
-  reads: (value of the full variable, value of the shard) for each op that read it.
-  users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
-  replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
-  shapes: name of a variable op -> its attribute `shape` by rank.
-  seeds: name of a random op -> its second seed by rank.
-"""
+class Shard(NamedTuple):
+    """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
+
+    Attributes:
+      name: of the full variable's op, which is its name in checkpoints.
+      variable: the user's object, which is the shard now.
+      layout: the shard, with sizes.
+      full_shape: of the full variable.
+      old: the reference or handle of the full variable. Nothing may read it any more.
+      reads: (value of the full variable, value of the shard) for each op that read it.
+      users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
+      replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
+      shapes: name of a variable op -> its attribute `shape` by rank.
+      seeds: name of a random op -> its second seed by rank.
+    """
+
+    name: str
+    variable: Any
+    layout: Layout
+    full_shape: Tuple[int, ...]
+    old: tf.Tensor
+    reads: Tuple[Tuple[tf.Tensor, tf.Tensor], ...]
+    users: Tuple[tf.Operation, ...]
+    replaced: Dict[tf.Operation, tf.Operation]
+    shapes: Dict[str, Tuple[Tuple[int, ...], ...]]
+    seeds: Dict[str, Tuple[int, ...]]
 
 
-class _ShardObject(object):
+class _ShardObject:
     """What a variable object of the user can do besides when it has become a shard."""
 
     _epl_full: Tuple[str, Tuple[int, ...], Layout, Exchange]
@@ -75,15 +73,15 @@ class _ShardObject(object):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """As before; of a value of the full shape this rank's part."""
-        return super(_ShardObject, self).assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
+        return super().assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         """As before; of a value of the full shape this rank's part."""
-        return super(_ShardObject, self).assign_add(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+        return super().assign_add(self._part(delta), *args, **kwargs)  # type: ignore[misc]
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         """As before; of a value of the full shape this rank's part."""
-        return super(_ShardObject, self).assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
+        return super().assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
 
     def load(self, value: Any, session: Any = None) -> None:
         """Refused: it would write the shard of one rank alone."""
@@ -163,7 +161,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
             )
         )
     if is_shard(variable):
-        raise PlanError("{!r} is split already: one tf.gradients call has lowered it.".format(variable.name))
+        raise PlanError(f"{variable.name!r} is split already: one tf.gradients call has lowered it.")
     if variable._get_save_slice_info() is not None:
         raise PlanError(
             "{!r} is a part of a variable that a partitioner has cut, and epl.split would cut it again. Remove the "
@@ -176,7 +174,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
         )
     if not variable.shape.is_fully_defined():
         raise PlanError(
-            "{!r} has the shape {}: only a variable of known shape can be split.".format(variable.name, variable.shape)
+            f"{variable.name!r} has the shape {variable.shape}: only a variable of known shape can be split."
         )
     shape = tuple(variable.shape.as_list())
     assert layout.is_shard and layout.size == shape[layout.dim], (layout, shape)
@@ -187,7 +185,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
 def beside(op: tf.Operation) -> Iterator[None]:
     """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
     with in_taskgraph(op.graph, taskgraph_index(op)), tf.control_dependencies(None):
-        with tf.name_scope("{}/{}/".format(SCOPE, op.name)):
+        with tf.name_scope(f"{SCOPE}/{op.name}/"):
             yield
 
 
@@ -284,7 +282,7 @@ def _rebind(same: Any, new: Any) -> None:
     same.__dict__.update(new.__dict__)
 
 
-class Users(object):
+class Users:
     """Gives the ops that take the old variable the new one.
 
     Attributes:

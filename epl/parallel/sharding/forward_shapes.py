@@ -24,7 +24,7 @@ Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
 Shapes = Dict[str, Shape]  # by the name of a tensor
 
 
-class ForwardShapes(object):
+class ForwardShapes:
     """A copy of what an objective is computed from, as a GraphDef whose sources get the sizes of a trial.
 
     Attributes:
@@ -99,7 +99,7 @@ class ForwardShapes(object):
     def _add_given(self, name: str) -> None:
         """A placeholder for each output of a node, with the shape that the graph says."""
         for at, output in enumerate(self._tf_graph.get_operation_by_name(name).outputs):
-            node = self._graph_def.node.add(name=_given("{}:{}".format(name, at)), op="Placeholder")
+            node = self._graph_def.node.add(name=_given(f"{name}:{at}"), op="Placeholder")
             node.attr["dtype"].type = output.dtype.base_dtype.as_datatype_enum
             node.attr["shape"].shape.CopyFrom(output.shape.as_proto())
             self.inputs[node.name], self.types[node.name] = [], node.op
@@ -136,7 +136,7 @@ class ForwardShapes(object):
         elif node.op in _ITERATORS:
             self._sources[node.name] = copy
             shapes = node.attr["output_shapes"].list.shape
-            self.shapes.update(("{}:{}".format(node.name, at), _as_tuple(shape)) for at, shape in enumerate(shapes))
+            self.shapes.update((f"{node.name}:{at}", _as_tuple(shape)) for at, shape in enumerate(shapes))
 
     def _add_fed(self, node: tf.NodeDef) -> None:
         self._sources[node.name] = node
@@ -226,7 +226,7 @@ class ForwardShapes(object):
         for name, node in self._sources.items():
             if node.op in _ITERATORS:
                 for at, shape in enumerate(node.attr["output_shapes"].list.shape):
-                    _fill(shape, "{}:{}".format(name, at), numbers)
+                    _fill(shape, f"{name}:{at}", numbers)
             elif name in self._dense_shapes:
                 self._fill_dense_shape(node, numbers)
             else:

@@ -14,13 +14,17 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharding.placements import Layout, shard
 from epl.parallel.sharding.resharding import Exchange, from_front, is_uneven, to_front
 
-Member = NamedTuple("Member", [("shape", Tuple[int, ...]), ("layout", Layout)])
-Member.__doc__ = """A tensor of a bundle.
 
-Attributes:
-  shape: of the whole.
-  layout: how it is cut; with sizes.
-"""
+class Member(NamedTuple):
+    """A tensor of a bundle.
+
+    Attributes:
+      shape: of the whole.
+      layout: how it is cut; with sizes.
+    """
+
+    shape: Tuple[int, ...]
+    layout: Layout
 
 
 def reduce_scatter(

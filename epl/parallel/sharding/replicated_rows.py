@@ -16,7 +16,10 @@ from epl.ir.taskgraph import DEFAULT_ATTR, TASKGRAPH_ATTR
 from epl.parallel.sharding.slices import slice_along
 from epl.utils import tf_compat
 
-_Leads = NamedTuple("_Leads", [("leads", tf.Tensor), ("is_lead", tf.Tensor)])
+
+class _Leads(NamedTuple):
+    leads: tf.Tensor
+    is_lead: tf.Tensor
 
 
 def leads_of(owners: Sequence[int]) -> Tuple[int, ...]:
@@ -24,7 +27,7 @@ def leads_of(owners: Sequence[int]) -> Tuple[int, ...]:
     return tuple(owners.index(owner) for owner in owners)
 
 
-class CopiedRows(object):
+class CopiedRows:
     """Who has which rows in a run, for the ops of one rank.
 
     Attributes:

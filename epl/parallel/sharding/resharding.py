@@ -40,16 +40,20 @@ _FUNCTIONS = ("epl_split_gradients",)  # a collection with a key that is no stri
 Gradient = Callable[[Any], Any]
 Factor = Union[float, tf.Tensor]
 
-Owned = NamedTuple("Owned", [("values", Tuple[np.ndarray, ...]), ("dtype", tf.DType)])
-Owned.__doc__ = """A constant that differs between ranks.
 
-Attributes:
-  values: by rank.
-  dtype: of the constant.
-"""
+class Owned(NamedTuple):
+    """A constant that differs between ranks.
+
+    Attributes:
+      values: by rank.
+      dtype: of the constant.
+    """
+
+    values: Tuple[np.ndarray, ...]
+    dtype: tf.DType
 
 
-class Lane(object):
+class Lane:
     """Collectives that run one after the other, in a communicator of their own.
 
     Attributes:
@@ -64,7 +68,7 @@ class Lane(object):
         self.built = 0
 
 
-class Exchange(object):
+class Exchange:
     """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
 
     Every rank builds the same in the same order; each collective waits for the one before it in its lane. There is one
@@ -347,7 +351,7 @@ class Exchange(object):
     def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:
         """Builds a collective under a key of its own, after the one before."""
         lane = self._lane()
-        own = "{}/{}/{}".format(self._key, lane.built, key)
+        own = f"{self._key}/{lane.built}/{key}"
         lane.built += 1
         graph = tf.get_default_graph()
         last = tf_compat.last_op_id(graph)

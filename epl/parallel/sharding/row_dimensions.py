@@ -22,30 +22,29 @@ from epl.ir.view import GraphView
 from epl.parallel.sharding.forward_shapes import ForwardShapes, Numbers, Shapes
 from epl.parallel.sharding.row_evidence import find_named_rows, find_no_rows, find_vectors
 
-Dimensions = NamedTuple(
-    "Dimensions",
-    [
-        ("sizes", Dict[str, Tuple[int, ...]]),
-        ("known", Dict[int, int]),
-        ("no_rows", FrozenSet[int]),
-        ("uncut", FrozenSet[int]),
-        ("grouped", FrozenSet[Tuple[int, Optional[int]]]),
-        ("open", FrozenSet[str]),
-    ],
-)
-Dimensions.__doc__ = """The dimensions of placeholders of known rank.
 
-Attributes:
-  sizes: tensor name -> a number for each dimension, which stands for it: equal ones are the same, a multiple of one is
-    computed from it. Of a sparse tensor they are those of the dense shape, under the name of the indices.
-  known: such a number -> the size that the graph says.
-  no_rows: those of first dimensions that cannot be the rows of a batch.
-  uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a graph
-    has, or other values that are fed name its rows by their numbers, as edges name nodes.
-  grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how many
-    groups there are. Neither rows nor groups can be cut, as the numbers count over all of them.
-  open: names of the placeholders that do not say their first dimension.
-"""
+class Dimensions(NamedTuple):
+    """The dimensions of placeholders of known rank.
+
+    Attributes:
+      sizes: tensor name -> a number for each dimension, which stands for it: equal ones are the same, a multiple of
+        one is computed from it. Of a sparse tensor they are those of the dense shape, under the name of the indices.
+      known: such a number -> the size that the graph says.
+      no_rows: those of first dimensions that cannot be the rows of a batch.
+      uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a
+        graph has, or other values that are fed name its rows by their numbers, as edges name nodes.
+      grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how
+        many groups there are. Neither rows nor groups can be cut, as the numbers count over all of them.
+      open: names of the placeholders that do not say their first dimension.
+    """
+
+    sizes: Dict[str, Tuple[int, ...]]
+    known: Dict[int, int]
+    no_rows: FrozenSet[int]
+    uncut: FrozenSet[int]
+    grouped: FrozenSet[Tuple[int, Optional[int]]]
+    open: FrozenSet[str]
+
 
 _REFUSAL = re.compile(r"(?:but are|must be) (\d+) (?:and|but is) (\d+)")
 _FIRST_NUMBER = 1009  # the primes from here on are seldom sizes of a model

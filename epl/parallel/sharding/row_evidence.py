@@ -111,7 +111,7 @@ def _holds(sizes: Iterable[Optional[int]], number: int) -> bool:
 
 def _outputs(name: str, shapes: Shapes) -> Iterator[str]:
     for at in itertools.count():
-        output = "{}:{}".format(name, at)
+        output = f"{name}:{at}"
         if output not in shapes:
             return
         yield output

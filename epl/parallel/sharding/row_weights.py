@@ -14,7 +14,7 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat
 
 
-class RowWeights(object):
+class RowWeights:
     """The rows of one rank and of its group, as tensors.
 
     Attributes:

@@ -15,13 +15,19 @@ from epl.ir import op_types
 from epl.parallel.sharding.placements import Layout, shard
 from epl.utils.errors import PlanError
 
-OwnRows = NamedTuple("OwnRows", [("shapes", Mapping[tf.Tensor, Layout]), ("slots", Mapping[str, Layout])])
-OwnRows.__doc__ = """What is known of sparse gradients besides their rows.
 
-Attributes:
-  shapes: the `dense_shape` of one -> how the part is cut that it belongs to.
-  slots: op name of a variable that was made for a part -> its layout, if rows of the gradient are written into it.
-"""
+class OwnRows(NamedTuple):
+    """What is known of sparse gradients besides their rows.
+
+    Attributes:
+      shapes: the `dense_shape` of one -> how the part is cut that it belongs to.
+      slots: op name of a variable that was made for a part -> its layout, if rows of the gradient are written into it.
+    """
+
+    shapes: Mapping[tf.Tensor, Layout]
+    slots: Mapping[str, Layout]
+
+
 NO_ROWS = OwnRows({}, {})
 OWN_ROWS = shard(0)  # the layout of values and indices
 

@@ -16,14 +16,19 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 from epl.ops.communicator import Communicator
 from epl.parallel.sharding.resharding import Exchange, Lane
 
-StagePass = NamedTuple("StagePass", [("stage", int), ("backward", bool), ("call", int)])
-StagePass.__doc__ = """What is built at a time.
 
-Attributes:
-  stage: of the pipeline.
-  backward: whether gradients are computed.
-  call: how many calls of tf.gradients were complete before.
-"""
+class StagePass(NamedTuple):
+    """What is built at a time.
+
+    Attributes:
+      stage: of the pipeline.
+      backward: whether gradients are computed.
+      call: how many calls of tf.gradients were complete before.
+    """
+
+    stage: int
+    backward: bool
+    call: int
 
 
 class StageExchange(Exchange):

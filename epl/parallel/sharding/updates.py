@@ -47,40 +47,47 @@ _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
 _OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"])
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
-Anew = NamedTuple("Anew", [("op", tf.Operation), ("choice", Optional[Choice]), ("layouts", Tuple[Layout, ...])])
-Anew.__doc__ = """An op that is built anew.
 
-Attributes:
-  op: of the user.
-  choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
-  layouts: of its inputs.
-"""
+class Anew(NamedTuple):
+    """An op that is built anew.
 
-Round = NamedTuple("Round", [("ops", List[Anew]), ("addends", List[tf.Tensor])])
-Round.__doc__ = """What must be done before the next sums can be computed.
+    Attributes:
+      op: of the user.
+      choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
+      layouts: of its inputs.
+    """
 
-Attributes:
-  ops: that are built anew, in their order.
-  addends: tensors that are summed over the ranks then.
-"""
+    op: tf.Operation
+    choice: Optional[Choice]
+    layouts: Tuple[Layout, ...]
 
-Updates = NamedTuple(
-    "Updates",
-    [
-        ("layouts", Dict[tf.Tensor, Layout]),
-        ("variables", Dict[str, Layout]),
-        ("rounds", List[Round]),
-        ("cuts", Dict[Tuple[tf.Operation, int], Layout]),
-    ],
-)
-Updates.__doc__ = """How the parts of gradients flow on.
 
-Attributes:
-  layouts: of the tensors that are parts.
-  variables: op name -> layout, of the variables that parts are written into.
-  rounds: what has to be built.
-  cuts: (op, which input) that is whole where the op takes a part -> layout of the part.
-"""
+class Round(NamedTuple):
+    """What must be done before the next sums can be computed.
+
+    Attributes:
+      ops: that are built anew, in their order.
+      addends: tensors that are summed over the ranks then.
+    """
+
+    ops: List[Anew]
+    addends: List[tf.Tensor]
+
+
+class Updates(NamedTuple):
+    """How the parts of gradients flow on.
+
+    Attributes:
+      layouts: of the tensors that are parts.
+      variables: op name -> layout, of the variables that parts are written into.
+      rounds: what has to be built.
+      cuts: (op, which input) that is whole where the op takes a part -> layout of the part.
+    """
+
+    layouts: Dict[tf.Tensor, Layout]
+    variables: Dict[str, Layout]
+    rounds: List[Round]
+    cuts: Dict[Tuple[tf.Operation, int], Layout]
 
 
 def trace_updates(
@@ -138,7 +145,7 @@ def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
     return list(ordered)
 
 
-class _Tracer(object):
+class _Tracer:
     """One pass over the ops, in the order of their creation."""
 
     def __init__(
@@ -163,7 +170,7 @@ class _Tracer(object):
 
     def result(self) -> Updates:
         for op, variable in self._astray:
-            refuse_rows(op, "the variable {!r}, which is no part".format(variable))
+            refuse_rows(op, f"the variable {variable!r}, which is no part")
         return Updates(self._layouts, self.written, self._rounds, self._cuts)
 
     def visit(self, op: tf.Operation) -> None:

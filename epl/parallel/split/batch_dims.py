@@ -9,13 +9,17 @@ from typing import List, NamedTuple, Optional, Sequence
 from epl.parallel.sharding.placements import FULL, Layout, shard
 from epl.parallel.sharding.rules.registry import OpInfo, Shape, TensorInfo, choices_of
 
-Batch = NamedTuple("Batch", [("dim", int), ("outer", int)])
-Batch.__doc__ = """Where the rows of a batch are in a tensor.
 
-Attributes:
-  dim: the dimension that holds them.
-  outer: how often they stand there one after the other; only with 1 they can be cut.
-"""
+class Batch(NamedTuple):
+    """Where the rows of a batch are in a tensor.
+
+    Attributes:
+      dim: the dimension that holds them.
+      outer: how often they stand there one after the other; only with 1 they can be cut.
+    """
+
+    dim: int
+    outer: int
 
 
 def batch_layout(info: TensorInfo) -> Layout:

@@ -16,7 +16,7 @@ from epl.ir.clone import NOT_COPIED
 from epl.utils import tf_compat
 
 
-class EqualOps(object):
+class EqualOps:
     """The ops that were seen, and which of them are equal."""
 
     def __init__(self) -> None:

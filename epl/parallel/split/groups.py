@@ -18,18 +18,21 @@ from epl.utils.errors import PlanError
 
 Groups = Tuple[Tuple[int, ...], ...]
 
-SplitPlan = NamedTuple(
-    "SplitPlan",
-    [("groups", Groups), ("ratios", Tuple[int, ...]), ("stages", Tuple[Stage, ...]), ("owners", Tuple[int, ...])],
-)
-SplitPlan.__doc__ = """What the splits of a model are over, as the annotations and the cluster have it.
 
-Attributes:
-  groups: the ranks of each group.
-  ratios: of the parts, by rank of a group; () if they are as equal as they can be.
-  stages: of the model.
-  owners: by rank of the job, the process that builds its graph.
-"""
+class SplitPlan(NamedTuple):
+    """What the splits of a model are over, as the annotations and the cluster have it.
+
+    Attributes:
+      groups: the ranks of each group.
+      ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+      stages: of the model.
+      owners: by rank of the job, the process that builds its graph.
+    """
+
+    groups: Groups
+    ratios: Tuple[int, ...]
+    stages: Tuple[Stage, ...]
+    owners: Tuple[int, ...]
 
 
 def split_taskgraphs(graph: Graph) -> List[TaskGraph]:

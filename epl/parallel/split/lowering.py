@@ -30,7 +30,7 @@ from epl.utils.source_line import user_line
 MakeVariable = Callable[[tf.Operation, Layout], tf.Tensor]
 
 
-class Lowering(object):
+class Lowering:
     """The program of one rank.
 
     Attributes:
@@ -120,7 +120,7 @@ class Lowering(object):
         value, forms = self._program.values[number], self._there[number]
         path = route(value, self._program.ranks, tuple(forms), wanted)
         if path is None:
-            raise ValueError("{} cannot be had as {}".format(value.tensor.name, wanted.layout))
+            raise ValueError(f"{value.tensor.name} cannot be had as {wanted.layout}")
         for conversion in path:
             with self._scopes(value.tensor.op), self._at(number):
                 forms[conversion.target] = self._convert(number, forms[conversion.source], conversion)
@@ -299,7 +299,7 @@ def _homes(program: Program, stage_of: Callable[[tf.Operation], int]) -> Dict[in
     return homes
 
 
-class _Scopes(object):
+class _Scopes:
     """The name scope, the device and the TaskGraph of what is built."""
 
     def __init__(self, scope: str, device: Optional[str], op: tf.Operation) -> None:

@@ -192,7 +192,7 @@ class SplitModel(Shards):
 
     def _open_lane(self, stage: int, what: str) -> Communicator:
         """May block until every process does."""
-        opened = self._communicators_of("{}/stage{}/{}".format(self._name, stage, what), stage)
+        opened = self._communicators_of(f"{self._name}/stage{stage}/{what}", stage)
         self._make_ready(opened)
         self.sub_communicators.append(opened)
         return opened.at(self._rank)

@@ -40,61 +40,57 @@ _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "C
                           "OnesLike"])  # fmt: skip
 _BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
 
-Value = NamedTuple(
-    "Value",
-    [
-        ("tensor", tf.Tensor),
-        ("kind", str),
-        ("info", TensorInfo),
-        ("batch", Optional[Batch]),
-        ("rows_of", int),
-        ("closed", Tuple[int, ...]),
-        ("differentiable", bool),
-        ("trained", bool),
-        ("in_half", bool),
-    ],
-)
-Value.__doc__ = """A tensor of the unsplit program.
 
-Attributes:
-  tensor: that of the user's graph; of a variable its reference or handle.
-  kind: ENTRY, VARIABLE or RESULT.
-  info: shape and dtype, and the batch if it can be cut.
-  batch: where it is in any case.
-  rows_of: number of the entry whose rows it has as its batch; -1 without one.
-  closed: its shape for costs, with a batch assumed.
-  differentiable: whether a gradient may be taken through it.
-  trained: whether the gradients of variables need its gradient; for costs.
-  in_half: whether all-to-alls send it as float16; for costs.
-"""
+class Value(NamedTuple):
+    """A tensor of the unsplit program.
 
-Step = NamedTuple(
-    "Step",
-    [
-        ("op", tf.Operation),
-        ("inputs", Tuple[int, ...]),
-        ("outputs", Tuple[int, ...]),
-        ("info", OpInfo),
-        ("choices", Tuple[Choice, ...]),
-        ("kept", bool),
-        ("draws", bool),
-        ("seconds", float),
-    ],
-)
-Step.__doc__ = """An op of the unsplit program.
+    Attributes:
+      tensor: that of the user's graph; of a variable its reference or handle.
+      kind: ENTRY, VARIABLE or RESULT.
+      info: shape and dtype, and the batch if it can be cut.
+      batch: where it is in any case.
+      rows_of: number of the entry whose rows it has as its batch; -1 without one.
+      closed: its shape for costs, with a batch assumed.
+      differentiable: whether a gradient may be taken through it.
+      trained: whether the gradients of variables need its gradient; for costs.
+      in_half: whether all-to-alls send it as float16; for costs.
+    """
 
-Attributes:
-  op: that of the user's graph.
-  inputs, outputs: numbers of the values; -1 for an input that comes from inside a loop.
-  info: for its rule.
-  choices: how it can be computed on parts.
-  kept: whether it stays as it is and takes FULL tensors.
-  draws: whether it draws random numbers, or is a Python function that may.
-  seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
-"""
+    tensor: tf.Tensor
+    kind: str
+    info: TensorInfo
+    batch: Optional[Batch]
+    rows_of: int
+    closed: Tuple[int, ...]
+    differentiable: bool
+    trained: bool
+    in_half: bool
 
 
-class Program(object):
+class Step(NamedTuple):
+    """An op of the unsplit program.
+
+    Attributes:
+      op: that of the user's graph.
+      inputs, outputs: numbers of the values; -1 for an input that comes from inside a loop.
+      info: for its rule.
+      choices: how it can be computed on parts.
+      kept: whether it stays as it is and takes FULL tensors.
+      draws: whether it draws random numbers, or is a Python function that may.
+      seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
+    """
+
+    op: tf.Operation
+    inputs: Tuple[int, ...]
+    outputs: Tuple[int, ...]
+    info: OpInfo
+    choices: Tuple[Choice, ...]
+    kept: bool
+    draws: bool
+    seconds: float
+
+
+class Program:
     """The unsplit program of a region, as values and steps in order.
 
     Attributes:

@@ -17,23 +17,22 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.utils import tf_compat
 
-Region = NamedTuple(
-    "Region",
-    [
-        ("ops", Tuple[tf.Operation, ...]),
-        ("kept", FrozenSet[tf.Operation]),
-        ("variables", Dict[tf.Tensor, tf.Operation]),
-        ("exits", Tuple[tf.Tensor, ...]),
-    ],
-)
-Region.__doc__ = """The part of a graph that a split computes.
 
-Attributes:
-  ops: in the order of creation; they do not change but for those in `kept`.
-  kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take FULL tensors.
-  variables: reference, handle or value that was read -> the op of the variable.
-  exits: outputs of `ops` that other ops take.
-"""
+class Region(NamedTuple):
+    """The part of a graph that a split computes.
+
+    Attributes:
+      ops: in the order of creation; they do not change but for those in `kept`.
+      kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take FULL tensors.
+      variables: reference, handle or value that was read -> the op of the variable.
+      exits: outputs of `ops` that other ops take.
+    """
+
+    ops: Tuple[tf.Operation, ...]
+    kept: FrozenSet[tf.Operation]
+    variables: Dict[tf.Tensor, tf.Operation]
+    exits: Tuple[tf.Tensor, ...]
+
 
 _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
 # What makes of shapes other shapes.
@@ -101,7 +100,7 @@ def holds_variable(op: tf.Operation) -> bool:
     return op.type in op_types.VARIABLES
 
 
-class Dependence(object):
+class Dependence:
     """Tells which tensors depend on ops of some kind, data that each rank reads for itself by default."""
 
     def __init__(

@@ -19,7 +19,7 @@ from epl.parallel.split.region import Region
 from epl.utils import tf_compat
 
 
-class Exits(object):
+class Exits:
     """The tensors of one rank's program of a split, as ops outside of it take them.
 
     Attributes:

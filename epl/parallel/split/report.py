@@ -28,14 +28,14 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
 
 def table(program: Program, decision: Decision) -> str:
     """The ops that are computed on parts or take what is converted, and those that are computed in full needlessly."""
-    lines = ["split over {} devices: op, layouts, bytes that a device sends in a step".format(program.ranks)]
+    lines = [f"split over {program.ranks} devices: op, layouts, bytes that a device sends in a step"]
     for step, choice, made in zip(program.steps, decision.choices, conversions(program, decision)):
         into, out = layouts_of(step, choice)
         if choice >= 0 or made:
             arrow = "{} -> {}".format(", ".join(map(str, into)), ", ".join(map(str, out)))
-            lines.append("  {} {}: {}".format(step.op.type, step.op.name, arrow))
+            lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
         if choice >= 0 and step.choices[choice].moved:
-            lines.append("      inside: {:,.0f}".format(step.choices[choice].moved))
+            lines.append(f"      inside: {step.choices[choice].moved:,.0f}")
         for number, conversion in made:
             value = program.values[number]
             names = [_told(name, value) for name in collectives(conversion.kind, value.trained)]
@@ -50,7 +50,7 @@ def table(program: Program, decision: Decision) -> str:
                 )
             )
     converted, inside = moved_bytes(program, decision)
-    lines.append("  in all {:,.0f} bytes".format(converted + inside))
+    lines.append(f"  in all {converted + inside:,.0f} bytes")
     for step in without_rule(program):
         lines.append(
             '  {} "{}" ({}) has no rule: computed in full on every device, {:.3g} ms'.format(

@@ -10,32 +10,46 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, shares
 from epl.parallel.split.program import Value, num_bytes
 
-Form = NamedTuple("Form", [("layout", Layout), ("entered", bool)])
-Form.__doc__ = """How a rank has a tensor.
 
-Attributes:
-  layout: how it lies on the ranks.
-  entered: FULL, in the hands of an op that computes a part.
-"""
+class Form(NamedTuple):
+    """How a rank has a tensor.
 
-Conversion = NamedTuple(
-    "Conversion", [("kind", str), ("source", Form), ("target", Form), ("forward", float), ("backward", float)]
-)
-Conversion.__doc__ = """A conversion of a tensor.
+    Attributes:
+      layout: how it lies on the ranks.
+      entered: FULL, in the hands of an op that computes a part.
+    """
 
-Attributes:
-  kind: a key of _COLLECTIVES.
-  source, target: from which form to which.
-  forward, backward: bytes that a rank sends; where parts differ, the rank that sends most.
-"""
+    layout: Layout
+    entered: bool
 
-Link = NamedTuple("Link", [("latency", float), ("bandwidth", float)])
-Link.__doc__ = """What connects the devices of a group.
 
-Attributes:
-  latency: seconds of a collective of nothing.
-  bandwidth: bytes per second that a rank sends.
-"""
+class Conversion(NamedTuple):
+    """A conversion of a tensor.
+
+    Attributes:
+      kind: a key of _COLLECTIVES.
+      source, target: from which form to which.
+      forward, backward: bytes that a rank sends; where parts differ, the rank that sends most.
+    """
+
+    kind: str
+    source: Form
+    target: Form
+    forward: float
+    backward: float
+
+
+class Link(NamedTuple):
+    """What connects the devices of a group.
+
+    Attributes:
+      latency: seconds of a collective of nothing.
+      bandwidth: bytes per second that a rank sends.
+    """
+
+    latency: float
+    bandwidth: float
+
 
 # By device type. CPU: ranks of one machine; GPU: PCIe 3.0 x16. Assumed, not measured.
 LINKS = {"cpu": Link(50e-6, 2e9), "gpu": Link(20e-6, 10e9)}

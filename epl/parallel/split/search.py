@@ -33,18 +33,23 @@ _LARGE_VARIABLE = 64 * 1024
 # A part that is gathered for use, and kept for the backward pass, is one of these four copies.
 _GATHERED_VARIABLE = 0.25
 
-Decision = NamedTuple("Decision", [("choices", Tuple[int, ...]), ("seconds", float)])
-Decision.__doc__ = """How a program is computed.
 
-Attributes:
-  choices: for each step the number of its choice; -1: all is FULL.
-  seconds: the cost that was found.
-"""
+class Decision(NamedTuple):
+    """How a program is computed.
+
+    Attributes:
+      choices: for each step the number of its choice; -1: all is FULL.
+      seconds: the cost that was found.
+    """
+
+    choices: Tuple[int, ...]
+    seconds: float
+
 
 _Forms = Tuple[Form, ...]
 
 
-class _State(object):
+class _State:
     """A prefix of the program, decided."""
 
     __slots__ = ("cost", "forms", "key", "last")
@@ -56,11 +61,19 @@ class _State(object):
         self.last = last  # (last of the state before, choice)
 
 
-_Move = NamedTuple(
-    "_Move",
-    [("choice", int), ("cost", float), ("kept", Dict[int, _Forms]), ("gone", List[int]), ("key", int)],
-)
-_Candidate = NamedTuple("_Candidate", [("cost", float), ("parent", _State), ("move", _Move), ("key", int)])
+class _Move(NamedTuple):
+    choice: int
+    cost: float
+    kept: Dict[int, _Forms]
+    gone: List[int]
+    key: int
+
+
+class _Candidate(NamedTuple):
+    cost: float
+    parent: _State
+    move: _Move
+    key: int
 
 
 def search(
@@ -129,7 +142,7 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
     return found
 
 
-class _Search(object):
+class _Search:
     """One search; remembers what conversions cost."""
 
     def __init__(self, program: Program, link: Link, full_variable: float) -> None:

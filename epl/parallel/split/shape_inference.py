@@ -20,13 +20,17 @@ _SIZES = (UNKNOWN_DIMENSION, 3, 1031)
 
 _CONSTANT_ELEMENTS = 1024
 
-OpenShape = NamedTuple("OpenShape", [("shape", Optional[Shape]), ("closed", Optional[Shape])])
-OpenShape.__doc__ = """The shape of a tensor.
 
-Attributes:
-  shape: None where a size depends on what is open.
-  closed: with UNKNOWN_DIMENSION for what is open.
-"""
+class OpenShape(NamedTuple):
+    """The shape of a tensor.
+
+    Attributes:
+      shape: None where a size depends on what is open.
+      closed: with UNKNOWN_DIMENSION for what is open.
+    """
+
+    shape: Optional[Shape]
+    closed: Optional[Shape]
 
 
 def open_shapes(region: Region) -> Dict[tf.Tensor, OpenShape]:
@@ -91,7 +95,7 @@ def _add_source(
         copied.add(op)
         _add_copy(graph_def, names, op)
         return
-    names[tensor] = "EplOpen{}".format(len(names))
+    names[tensor] = f"EplOpen{len(names)}"
     node = graph_def.node.add(name=names[tensor])
     node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
     elements = tensor.shape.num_elements()

@@ -22,37 +22,41 @@ from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.weights.regions import WeightRegion
 
-Use = NamedTuple(
-    "Use",
-    [
-        ("source", int),
-        ("output", int),
-        ("consumer", int),
-        ("position", int),
-        ("bytes", int),
-        ("waits", Tuple[int, ...]),
-    ],
-)
-Use.__doc__ = """An op on a device that takes a weight.
 
-Attributes:
-  source, output: what gives the weight, on the host.
-  consumer, position: the op, and which of its inputs the weight is.
-  bytes: of the weight.
-  waits: what comes into the op besides and depends on the data of the step.
-"""
+class Use(NamedTuple):
+    """An op on a device that takes a weight.
 
-Fetch = NamedTuple(
-    "Fetch", [("source", int), ("output", int), ("uses", List[Use]), ("waits", Tuple[int, ...]), ("block", int)]
-)
-Fetch.__doc__ = """A copy of a weight, made for some ops that take it.
+    Attributes:
+      source, output: what gives the weight, on the host.
+      consumer, position: the op, and which of its inputs the weight is.
+      bytes: of the weight.
+      waits: what comes into the op besides and depends on the data of the step.
+    """
 
-Attributes:
-  source, output: what gives the weight.
-  uses: the ops.
-  waits: what the copy waits for.
-  block: number of the block in which it is used; consecutive in a section.
-"""
+    source: int
+    output: int
+    consumer: int
+    position: int
+    bytes: int
+    waits: Tuple[int, ...]
+
+
+class Fetch(NamedTuple):
+    """A copy of a weight, made for some ops that take it.
+
+    Attributes:
+      source, output: what gives the weight.
+      uses: the ops.
+      waits: what the copy waits for.
+      block: number of the block in which it is used; consecutive in a section.
+    """
+
+    source: int
+    output: int
+    uses: List[Use]
+    waits: Tuple[int, ...]
+    block: int
+
 
 _MOST_NAMES = 3  # in a message
 _SLACK = 0.25  # a full block may have so much more: a kernel and its bias are one
@@ -163,7 +167,7 @@ def _fetches(members: List[Use], before: Sequence[Use], needed: "Needed", block:
     return [Fetch(use.source, use.output, [use], use.waits, block) for use in members if use.waits]
 
 
-class Needed(object):
+class Needed:
     """What each node of a graph needs of some nodes of interest: a bit for each of them, in one pass over the graph."""
 
     def __init__(self, view: GraphView, order: Sequence[int], interest: Set[int]) -> None:

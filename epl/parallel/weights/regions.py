@@ -29,7 +29,7 @@ _CHEAP = frozenset(
 _GATHERS = frozenset(["EplAllGather", "IdentityN", "PlaceholderWithDefault"])
 
 
-class WeightRegion(object):
+class WeightRegion:
     """The ops of a graph that give weights.
 
     Attributes:

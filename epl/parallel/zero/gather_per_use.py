@@ -39,7 +39,7 @@ def run(rewrite: Rewrite) -> None:
         _Regathering(rewrite, zero).run()
 
 
-class _Regathering(object):
+class _Regathering:
     """The gathers of one graph."""
 
     def __init__(self, rewrite: Rewrite, zero: Any) -> None:
@@ -63,7 +63,7 @@ class _Regathering(object):
             exchange = self._zero.new_lane()
             lane: List[Regathered] = []
             for place, fetch in enumerate(fetches):
-                self._fetch(fetch, exchange, "{}/lane{}_{}/".format(SCOPE, number, place))
+                self._fetch(fetch, exchange, f"{SCOPE}/lane{number}_{place}/")
                 lane.append(Regathered(exchange.collectives[-1].name, fetch.block))
             self._rewrite.regather_lanes.append(lane)
         for whole in self._plan.early:

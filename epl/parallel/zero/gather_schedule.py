@@ -27,27 +27,25 @@ from epl.parallel.weights.regions import WeightRegion
 _BLOCKS = 100  # a block of small weights is one of so many in a step
 _MOST_LANES = 4  # communicators; models whose branches end in updates of their own need more than one
 
-Gathers = NamedTuple(
-    "Gathers",
-    [
-        ("region", WeightRegion),
-        ("lanes", List[List[Fetch]]),
-        ("values", Dict[Tuple[int, int], Tuple[int, int]]),
-        ("updates", Dict[int, List[int]]),
-        ("early", List[int]),
-        ("idle", List[int]),
-    ],
-)
-Gathers.__doc__ = """What is gathered when. Wholes and ops are nodes of the graph.
 
-Attributes:
-  region: the wholes, and what is computed from them alone.
-  lanes: the gathers that wait for the step, in their order; their `source` is a whole.
-  values: (op, which input) of a use -> (node, output) that it takes: a whole, or what is computed from one.
-  updates: whole -> the ops that write its variable in a step.
-  early: wholes that are gathered at the beginning of a step, by their first use.
-  idle: wholes of which nothing in a step needs an early gather, but what a user might fetch.
-"""
+class Gathers(NamedTuple):
+    """What is gathered when. Wholes and ops are nodes of the graph.
+
+    Attributes:
+      region: the wholes, and what is computed from them alone.
+      lanes: the gathers that wait for the step, in their order; their `source` is a whole.
+      values: (op, which input) of a use -> (node, output) that it takes: a whole, or what is computed from one.
+      updates: whole -> the ops that write its variable in a step.
+      early: wholes that are gathered at the beginning of a step, by their first use.
+      idle: wholes of which nothing in a step needs an early gather, but what a user might fetch.
+    """
+
+    region: WeightRegion
+    lanes: List[List[Fetch]]
+    values: Dict[Tuple[int, int], Tuple[int, int]]
+    updates: Dict[int, List[int]]
+    early: List[int]
+    idle: List[int]
 
 
 def plan_gathers(

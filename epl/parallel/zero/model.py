@@ -131,7 +131,7 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
         raise NotAvailableError("zero.level", "It is 'v2', which does not go together with epl.split: set it to 'v1'.")
     if level == "v2" and stages > 1:
         raise NotAvailableError(
-            "zero.level", "It is 'v2', which does not go together with {} stages: set it to 'v1'.".format(stages)
+            "zero.level", f"It is 'v2', which does not go together with {stages} stages: set it to 'v1'."
         )
 
 
@@ -147,13 +147,16 @@ def known_to_optimizers(value: Any) -> Any:
     return value if graph is None or graph.zero is None else graph.zero.known_to_optimizers(value)
 
 
-Cut = NamedTuple("Cut", [("part", tf.Tensor), ("member", Member)])
-Cut.__doc__ = """Where a gradient is cut.
+class Cut(NamedTuple):
+    """Where a gradient is cut.
 
-Attributes:
-  part: what the optimizer gets: an identity.
-  member: shape and layout.
-"""
+    Attributes:
+      part: what the optimizer gets: an identity.
+      member: shape and layout.
+    """
+
+    part: tf.Tensor
+    member: Member
 
 
 class ZeroModel(Shards):
@@ -186,7 +189,7 @@ class ZeroModel(Shards):
         # With offload.level weights are gathered in host memory, and copied to the devices from there.
         of_weights = "auto" if Env.get().config.offload.level else of_devices
         communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
-        super(ZeroModel, self).__init__(graph, communicators, stages, process)
+        super().__init__(graph, communicators, stages, process)
         self.level = level
         self._opened: Dict[str, Exchange] = {}  # by what they are for
         self._transport, self._of_weights = of_devices, of_weights
@@ -202,13 +205,13 @@ class ZeroModel(Shards):
     def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
         """Moves data of a stage in an order of its own; opened when it is asked for first."""
         if what not in self._opened:
-            communicators = self._communicators_of("{}/{}".format(self._name, what), stage, transport)
+            communicators = self._communicators_of(f"{self._name}/{what}", stage, transport)
             self._opened[what] = self._open(communicators)[0]
         return self._opened[what]
 
     @property
     def _exchanges(self) -> List[Exchanges]:
-        return [*super(ZeroModel, self)._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
+        return [*super()._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
 
     # ---- apply_gradients.
 
@@ -316,7 +319,7 @@ class ZeroModel(Shards):
             len(self._candidates),
             held / 1e6,
             whole / 1e6,
-            "a rank" if len(self._stages) == 1 else "the {} stages of a replica".format(len(self._stages)),
+            "a rank" if len(self._stages) == 1 else f"the {len(self._stages)} stages of a replica",
         )
 
     def _share(self, name: str, rank: int) -> float:
@@ -406,7 +409,7 @@ class ZeroModel(Shards):
         }
         for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
             stage = self._stage(pack[0])
-            exchange = self.exchange if not stage else self._further("early{}".format(stage), stage, self._of_weights)
+            exchange = self.exchange if not stage else self._further(f"early{stage}", stage, self._of_weights)
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
             wholes.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
@@ -417,7 +420,7 @@ class ZeroModel(Shards):
 
     def new_lane(self) -> Exchange:
         """For gathers in an order of their own."""
-        self._lanes.append(self._further("lane{}".format(len(self._lanes)), 0))
+        self._lanes.append(self._further(f"lane{len(self._lanes)}", 0))
         return self._lanes[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
@@ -426,7 +429,7 @@ class ZeroModel(Shards):
 
         def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
             stage = self._stage(variable)
-            lane = lanes.setdefault((stage, names), "late{}/{}".format(stage, len(lanes)))
+            lane = lanes.setdefault((stage, names), f"late{stage}/{len(lanes)}")
             return self._further(lane, stage)
 
         def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:

@@ -48,7 +48,7 @@ def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
             if writes:  # the gathers behind the first one in the lane wait for it
                 waiting.setdefault(later[0], {})[reduction] = writes
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
-        with rewrite.building("regather/lane{}_{}".format(number, place)):
+        with rewrite.building(f"regather/lane{number}_{place}"):
             name, barrier = build_barrier([rewrite.operation(view.nodes[node].name) for node in sorted(waits)])
         tf_compat.add_control_inputs(rewrite.operation(view.nodes[gather].name), [barrier])
         writes = set().union(*waits.values())

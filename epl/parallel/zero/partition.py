@@ -13,19 +13,23 @@ from epl.parallel.sharding.placements import Layout, balanced_sizes, shard
 
 WHOLE_SHARE = 0.02
 
-Candidate = NamedTuple(
-    "Candidate",
-    [("name", str), ("shape", Tuple[int, ...]), ("bytes", int), ("by_rows", bool), ("by_element", bool)],
-)
-Candidate.__doc__ = """A trained variable.
 
-Attributes:
-  name: of its op.
-  shape: its shape.
-  bytes: its size.
-  by_rows: whether its gradient is sparse: rows of dimension 0.
-  by_element: whether its optimizer computes each element of it by itself.
-"""
+class Candidate(NamedTuple):
+    """A trained variable.
+
+    Attributes:
+      name: of its op.
+      shape: its shape.
+      bytes: its size.
+      by_rows: whether its gradient is sparse: rows of dimension 0.
+      by_element: whether its optimizer computes each element of it by itself.
+    """
+
+    name: str
+    shape: Tuple[int, ...]
+    bytes: int
+    by_rows: bool
+    by_element: bool
 
 
 def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:

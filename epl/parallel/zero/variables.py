@@ -40,42 +40,51 @@ _PLAIN_USES = op_types.READS | frozenset(
     + ["IsVariableInitialized", "SaveV2", "VarIsInitializedOp", "VariableShape"]
 )
 
-Use = NamedTuple("Use", [("consumer", tf.Operation), ("position", int), ("value", tf.Tensor), ("part", tf.Tensor)])
-Use.__doc__ = """Where the value of a variable is taken.
 
-Attributes:
-  consumer, position: the op, and which of its inputs.
-  value: what it takes.
-  part: the same of the part.
-"""
+class Use(NamedTuple):
+    """Where the value of a variable is taken.
+
+    Attributes:
+      consumer, position: the op, and which of its inputs.
+      value: what it takes.
+      part: the same of the part.
+    """
+
+    consumer: tf.Operation
+    position: int
+    value: tf.Tensor
+    part: tf.Tensor
 
 
-StandIn = NamedTuple("StandIn", [("tensor", tf.Tensor), ("variable", "WholeVariable")])
-StandIn.__doc__ = """What is taken in place of a whole until it is known when that is gathered (v2).
+class StandIn(NamedTuple):
+    """What is taken in place of a whole until it is known when that is gathered (v2).
 
-Attributes:
-  tensor: has the shape of the whole.
-  variable: the variable.
-"""
+    Attributes:
+      tensor: has the shape of the whole.
+      variable: the variable.
+    """
+
+    tensor: tf.Tensor
+    variable: "WholeVariable"
 
 
 def why_whole(variable: Any) -> str:
     """Why a trained variable cannot be cut; "" if it can be."""
     if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
-        return "is a {}".format(type(variable).__name__)
+        return f"is a {type(variable).__name__}"
     if is_shard(variable) or variable._get_save_slice_info() is not None:
         return "is a part already"
     if variable.constraint is not None:
         return "has a constraint"
     if not variable.shape.is_fully_defined():
-        return "has the shape {}".format(variable.shape)
+        return f"has the shape {variable.shape}"
     for op in variable.op.outputs[0].consumers():
         if op.type not in _PLAIN_USES | _LOOKUPS and not is_choice(op):
-            return "is taken by {!r} ({})".format(op.name, op.type)
+            return f"is taken by {op.name!r} ({op.type})"
     return ""
 
 
-class _WholeObject(object):
+class _WholeObject:
     """What a variable object of the user can no longer do."""
 
     _epl_cut: Tuple[int, Tuple[int, ...]]
@@ -85,7 +94,7 @@ class _WholeObject(object):
         refuse_load(self.op.name, *self._epl_cut)  # type: ignore[attr-defined]
 
 
-class WholeVariable(object):
+class WholeVariable:
     """A variable of the user, and the part that stands for it.
 
     Attributes:
@@ -231,7 +240,7 @@ class _Users(Users):
         if self.is_late:
             for consumer in op.outputs[0].consumers():
                 refuse_late(consumer, self._old.op.name)
-        super(_Users, self)._read(op)
+        super()._read(op)
 
     def _refuse_write(self, op: tf.Operation) -> NoReturn:
         refuse_rows_of_whole(op, self._old.op.name)
@@ -239,7 +248,7 @@ class _Users(Users):
     def _write(self, op: tf.Operation) -> None:
         if self.is_late and restored_part(op.inputs[1], *self._cut) is None:
             refuse_late(op, self._old.op.name)
-        super(_Users, self)._write(op)
+        super()._write(op)
 
 
 def refuse_late(op: tf.Operation, variable: str) -> None:

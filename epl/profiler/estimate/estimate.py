@@ -25,58 +25,64 @@ GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
 HOST = " (host)"  # behind the name of a device: what is there in host memory because of `offload.level`
 _APPLY = Phase.APPLY.encode()
 
-DeviceMemory = NamedTuple(
-    "DeviceMemory",
-    [
-        ("device", str),
-        ("weights", int),
-        ("slots", int),
-        ("gradients", int),
-        ("activations", int),
-        ("communication", int),
-        ("updates", int),
-        ("peak", int),
-        ("peak_op", str),
-    ],
-)
-DeviceMemory.__doc__ = """What a device holds at the worst moment of a step, in bytes.
 
-Attributes:
-  device: its name.
-  weights: trained variables.
-  slots: the other variables: of optimizers, statistics, sums of accumulated gradients.
-  gradients: of variables, until they are applied; clipped, summed and reduced ones, too.
-  activations: what the forward and the backward pass hold otherwise.
-  communication: what collectives and transfers between devices hold.
-  updates: what update rules hold besides gradients.
-  peak: the sum of all these.
-  peak_op: name of the op that starts then.
-"""
+class DeviceMemory(NamedTuple):
+    """What a device holds at the worst moment of a step, in bytes.
 
-Change = NamedTuple("Change", [("config", str), ("peak", int), ("time", float), ("why", str)])
-Change.__doc__ = """A change of the configuration that lowers the largest peak.
+    Attributes:
+      device: its name.
+      weights: trained variables.
+      slots: the other variables: of optimizers, statistics, sums of accumulated gradients.
+      gradients: of variables, until they are applied; clipped, summed and reduced ones, too.
+      activations: what the forward and the backward pass hold otherwise.
+      communication: what collectives and transfers between devices hold.
+      updates: what update rules hold besides gradients.
+      peak: the sum of all these.
+      peak_op: name of the op that starts then.
+    """
 
-Attributes:
-  config: the key and its value.
-  peak: bytes of the device that holds most then.
-  time: added to a step, as a part of the time of its ops.
-  why: what it changes, in words.
-"""
-
-MemoryEstimate = NamedTuple(
-    "MemoryEstimate",
-    [("devices", Tuple[DeviceMemory, ...]), ("changes", Tuple[Change, ...]), ("notes", Tuple[str, ...])],
-)
-MemoryEstimate.__doc__ = """What a step needs on each device of this process.
-
-Attributes:
-  devices: a row for each device.
-  changes: what would lower the largest peak, what costs least first; `what_if.py` finds them.
-  notes: what had to be assumed.
-"""
+    device: str
+    weights: int
+    slots: int
+    gradients: int
+    activations: int
+    communication: int
+    updates: int
+    peak: int
+    peak_op: str
 
 
-class StepGraph(object):
+class Change(NamedTuple):
+    """A change of the configuration that lowers the largest peak.
+
+    Attributes:
+      config: the key and its value.
+      peak: bytes of the device that holds most then.
+      time: added to a step, as a part of the time of its ops.
+      why: what it changes, in words.
+    """
+
+    config: str
+    peak: int
+    time: float
+    why: str
+
+
+class MemoryEstimate(NamedTuple):
+    """What a step needs on each device of this process.
+
+    Attributes:
+      devices: a row for each device.
+      changes: what would lower the largest peak, what costs least first; `what_if.py` finds them.
+      notes: what had to be assumed.
+    """
+
+    devices: Tuple[DeviceMemory, ...]
+    changes: Tuple[Change, ...]
+    notes: Tuple[str, ...]
+
+
+class StepGraph:
     """A graph as it runs, read once: what is where, and what counts as what."""
 
     def __init__(self, tf_graph: tf.Graph) -> None:
@@ -198,8 +204,11 @@ def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
     )
 
 
-StepEstimate = NamedTuple("StepEstimate", [("made", StepProgram), ("devices", Devices)])
-StepEstimate.__doc__ = """A step as a program, and its devices: what an estimate is made of."""
+class StepEstimate(NamedTuple):
+    """A step as a program, and its devices: what an estimate is made of."""
+
+    made: StepProgram
+    devices: Devices
 
 
 def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int]], threads: int = 1) -> StepEstimate:

@@ -32,44 +32,51 @@ _PERSISTENT = op_types.VARIABLES | {"Const"}
 _STORES = {"StackPushV2": (0, 1), "TensorArrayWriteV3": (0, 2), "TensorArrayScatterV3": (0, 2),
            "TensorArraySplitV3": (0, 1)}  # fmt: skip
 
-Devices = NamedTuple(
-    "Devices",
-    [
-        ("names", Tuple[str, ...]),
-        ("processes", Tuple[str, ...]),
-        ("of_node", Callable[[int], int]),
-        ("threads", int),
-    ],
-)
-Devices.__doc__ = """Where ops run.
 
-Attributes:
-  names: of the devices.
-  processes: of each, the process.
-  of_node: gives the number of the device of a node.
-  threads: that run ops of the CPU devices of a process at the same time.
-"""
+class Devices(NamedTuple):
+    """Where ops run.
 
-Step = NamedTuple("Step", [("nodes", Set[int]), ("fetched", FrozenSet[int]), ("fed", Mapping[str, Sequence[int]])])
-Step.__doc__ = """What a run needs.
+    Attributes:
+      names: of the devices.
+      processes: of each, the process.
+      of_node: gives the number of the device of a node.
+      threads: that run ops of the CPU devices of a process at the same time.
+    """
 
-Attributes:
-  nodes: all that runs; nodes of the view.
-  fetched: those whose outputs are asked for.
-  fed: name of a tensor that is fed -> shape of the value.
-"""
+    names: Tuple[str, ...]
+    processes: Tuple[str, ...]
+    of_node: Callable[[int], int]
+    threads: int
 
-StepProgram = NamedTuple(
-    "StepProgram", [("program", Program), ("order", List[int]), ("types", Types), ("notes", Tuple[str, ...])]
-)
-StepProgram.__doc__ = """A step as a program.
 
-Attributes:
-  program: the program.
-  order: which node of the view each op is; -1 for a transfer.
-  types: of the outputs of the nodes.
-  notes: what was assumed.
-"""
+class Step(NamedTuple):
+    """What a run needs.
+
+    Attributes:
+      nodes: all that runs; nodes of the view.
+      fetched: those whose outputs are asked for.
+      fed: name of a tensor that is fed -> shape of the value.
+    """
+
+    nodes: Set[int]
+    fetched: FrozenSet[int]
+    fed: Mapping[str, Sequence[int]]
+
+
+class StepProgram(NamedTuple):
+    """A step as a program.
+
+    Attributes:
+      program: the program.
+      order: which node of the view each op is; -1 for a transfer.
+      types: of the outputs of the nodes.
+      notes: what was assumed.
+    """
+
+    program: Program
+    order: List[int]
+    types: Types
+    notes: Tuple[str, ...]
 
 
 def make_program(
@@ -206,7 +213,7 @@ def _first(*sizes: Optional[int]) -> Optional[int]:
     return next((size for size in sizes if size is not None), None)
 
 
-class _Builder(object):
+class _Builder:
     """Appends the ops of a program, each after its producers."""
 
     def __init__(
@@ -247,7 +254,7 @@ class _Builder(object):
         counts = costs_loops.trip_counts(view, self._folding, frames)
         for name in sorted({frames[node][-1] for node in self._step.nodes if node in frames}):
             if counts.get(name) is None:
-                self.notes.append("loop {}: the number of its iterations is not known and counts as 1".format(name))
+                self.notes.append(f"loop {name}: the number of its iterations is not known and counts as 1")
         return costs_loops.runs(frames, counts, self._step.nodes)
 
     def add(self, node: int, role: str, same: int) -> None:

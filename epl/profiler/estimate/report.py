@@ -27,5 +27,5 @@ def describe(estimate: MemoryEstimate) -> str:
 
 
 def _row(device: DeviceMemory) -> Sequence[str]:
-    numbers = ["{:.1f}".format(getattr(device, column) / 1e6) for column in _COLUMNS]
+    numbers = [f"{getattr(device, column) / 1e6:.1f}" for column in _COLUMNS]
     return [device.device] + numbers + [device.peak_op]

@@ -15,77 +15,83 @@ import heapq
 from collections import deque
 from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-Output = NamedTuple(
-    "Output", [("bytes", int), ("alias", int), ("in_place", Tuple[int, ...]), ("role", str), ("persistent", bool)]
-)
-Output.__doc__ = """What one output of an op is in memory.
 
-Attributes:
-  bytes: its size.
-  alias: position of the input that it shows; -1 for memory of its own.
-  in_place: positions of the inputs whose memory it may take, of its size.
-  role: what it counts as.
-  persistent: it is there before the step and behind it (a variable, a constant, what is fed).
-"""
+class Output(NamedTuple):
+    """What one output of an op is in memory.
 
-Op = NamedTuple(
-    "Op",
-    [
-        ("device", int),
-        ("seconds", float),
-        ("cheap", bool),
-        ("inputs", Tuple[Tuple[int, int], ...]),
-        ("after", Tuple[int, ...]),
-        ("outputs", Tuple[Output, ...]),
-        ("temporary", int),
-        ("stores", Tuple[int, int]),
-    ],
-)
-Op.__doc__ = """One op of a program.
+    Attributes:
+      bytes: its size.
+      alias: position of the input that it shows; -1 for memory of its own.
+      in_place: positions of the inputs whose memory it may take, of its size.
+      role: what it counts as.
+      persistent: it is there before the step and behind it (a variable, a constant, what is fed).
+    """
 
-Attributes:
-  device: its number.
-  seconds: how long it runs.
-  cheap: the thread that makes it ready runs it, too.
-  inputs: (op, output) of each; op -1 for one that is there from the beginning.
-  after: ops that it waits for besides.
-  outputs: in order.
-  temporary: bytes that it takes while it runs.
-  stores: (position of an input, bytes): what it adds to the memory of that input, as a write to a stack or a
-    TensorArray does; (-1, 0) for most ops.
-"""
-
-Program = NamedTuple(
-    "Program",
-    [
-        ("ops", List[Op]),
-        ("pools", Tuple[int, ...]),
-        ("threads", Tuple[int, ...]),
-        ("fetched", Tuple[int, ...]),
-        ("collectives", Tuple[Tuple[int, ...], ...]),
-    ],
-)
-Program.__doc__ = """A step.
-
-Attributes:
-  ops: a graph without cycles; roots start in this order.
-  pools: per device, the number of the threads that run its ops. The CPU devices of a process share theirs.
-  threads: per pool, how many.
-  fetched: ops whose outputs stay until the end.
-  collectives: the ops of each, one for each rank of this process.
-"""
-
-Peak = NamedTuple("Peak", [("bytes", int), ("by_role", Dict[str, int]), ("op", int)])
-Peak.__doc__ = """The moment in which a device holds most.
-
-Attributes:
-  bytes: what ops have allocated; persistent memory is not in it.
-  by_role: the same by role.
-  op: what started then; -1 if nothing is ever allocated.
-"""
+    bytes: int
+    alias: int
+    in_place: Tuple[int, ...]
+    role: str
+    persistent: bool
 
 
-class _Buffer(object):
+class Op(NamedTuple):
+    """One op of a program.
+
+    Attributes:
+      device: its number.
+      seconds: how long it runs.
+      cheap: the thread that makes it ready runs it, too.
+      inputs: (op, output) of each; op -1 for one that is there from the beginning.
+      after: ops that it waits for besides.
+      outputs: in order.
+      temporary: bytes that it takes while it runs.
+      stores: (position of an input, bytes): what it adds to the memory of that input, as a write to a stack or a
+        TensorArray does; (-1, 0) for most ops.
+    """
+
+    device: int
+    seconds: float
+    cheap: bool
+    inputs: Tuple[Tuple[int, int], ...]
+    after: Tuple[int, ...]
+    outputs: Tuple[Output, ...]
+    temporary: int
+    stores: Tuple[int, int]
+
+
+class Program(NamedTuple):
+    """A step.
+
+    Attributes:
+      ops: a graph without cycles; roots start in this order.
+      pools: per device, the number of the threads that run its ops. The CPU devices of a process share theirs.
+      threads: per pool, how many.
+      fetched: ops whose outputs stay until the end.
+      collectives: the ops of each, one for each rank of this process.
+    """
+
+    ops: List[Op]
+    pools: Tuple[int, ...]
+    threads: Tuple[int, ...]
+    fetched: Tuple[int, ...]
+    collectives: Tuple[Tuple[int, ...], ...]
+
+
+class Peak(NamedTuple):
+    """The moment in which a device holds most.
+
+    Attributes:
+      bytes: what ops have allocated; persistent memory is not in it.
+      by_role: the same by role.
+      op: what started then; -1 if nothing is ever allocated.
+    """
+
+    bytes: int
+    by_role: Dict[str, int]
+    op: int
+
+
+class _Buffer:
     __slots__ = ("bytes", "device", "persistent", "references", "role")
 
     def __init__(self, size: int, device: int, role: str, persistent: bool) -> None:
@@ -100,7 +106,7 @@ _EXTERNAL = _Buffer(0, 0, "", True)
 _NONE = -1  # in place of a thread
 
 
-class _Memory(object):
+class _Memory:
     """What every device holds, and the peaks so far."""
 
     def __init__(self, devices: int) -> None:
@@ -121,7 +127,7 @@ class _Memory(object):
             self.peaks[device] = Peak(self._held[device], dict(self._by_role[device]), op)
 
 
-class _Pool(object):
+class _Pool:
     """The threads of some devices: a queue of ops, and per thread those that it runs next itself."""
 
     def __init__(self, threads: int) -> None:
@@ -137,7 +143,7 @@ class _Pool(object):
         return self.queue.popleft() if self.queue else -1
 
 
-class _Run(object):
+class _Run:
     """One run of a program."""
 
     def __init__(self, program: Program, temporary_role: str) -> None:

@@ -177,7 +177,7 @@ def _smaller_micro_batches(
     time = max(0.0, 2 * sum(op.seconds for op in half.made.program.ops) / seconds - 1)
     value = 2 * config.pipeline.num_micro_batch
     why = "half the rows in each {}".format("run, gradients are added up" if stages == 1 else "micro batch")
-    return Change("pipeline.num_micro_batch = {}".format(value), peak, time, why)
+    return Change(f"pipeline.num_micro_batch = {value}", peak, time, why)
 
 
 def _is_barrier(graph: StepGraph, tensor: str) -> bool:
@@ -209,7 +209,7 @@ def _groups(rewrite: Rewrite, before: MemoryEstimate) -> Optional[Change]:
     if rewrite.config.optimizer.num_apply_group > 1:
         return None
     after = max(_with(device, "updates", 1.0 / _GROUPS) for device in before.devices)
-    config = "optimizer.num_apply_group = {}".format(_GROUPS)
+    config = f"optimizer.num_apply_group = {_GROUPS}"
     return Change(config, after, 0.0, "updates of some variables at a time")
 
 

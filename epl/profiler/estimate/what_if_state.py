@@ -22,16 +22,24 @@ from epl.profiler.estimate.simulation import Op, Output, Program
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
 
-_State = NamedTuple("_State", [("trained", Dict[int, int]), ("bytes", List[int])])
-_State.__doc__ = """What ZeRO and offload take from devices.
 
-Attributes:
-  trained: op of the program that gives a trained variable -> its bytes.
-  bytes: per device, of these variables and of what is kept of them by optimizers.
-"""
+class _State(NamedTuple):
+    """What ZeRO and offload take from devices.
 
-_Use = NamedTuple("_Use", [("op", int), ("position", int)])
-_Use.__doc__ = """Where an op of the program takes a weight."""
+    Attributes:
+      trained: op of the program that gives a trained variable -> its bytes.
+      bytes: per device, of these variables and of what is kept of them by optimizers.
+    """
+
+    trained: Dict[int, int]
+    bytes: List[int]
+
+
+class _Use(NamedTuple):
+    """Where an op of the program takes a weight."""
+
+    op: int
+    position: int
 
 
 def changes(graph: StepGraph, step: StepEstimate) -> List[Change]:
@@ -65,8 +73,8 @@ def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Chan
     # What is gathered once, and reduced to parts, travels in data parallelism as well: as reduced wholes.
     again = saved * (sum(state.trained[weight] for weight, _ in fetches) - sum(state.trained.values()))
     seconds = len(fetches) * link.latency + max(0.0, again) / link.bandwidth
-    why = "weights and optimizer state in parts over {} replicas".format(ranks)
-    return Change("zero.level = {}".format(level), peak, seconds / _seconds(step), why)
+    why = f"weights and optimizer state in parts over {ranks} replicas"
+    return Change(f"zero.level = {level}", peak, seconds / _seconds(step), why)
 
 
 def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[Change]:

@@ -23,7 +23,7 @@ def shapes(config):
     }
     found.update(norm("bert/embeddings"))
     for number in range(config.num_hidden_layers):
-        layer = "bert/encoder/layer_{}/".format(number)
+        layer = f"bert/encoder/layer_{number}/"
         for name in ("query", "key", "value"):
             found.update(dense(layer + "attention/self/" + name, hidden, hidden))
         found.update(dense(layer + "attention/output/dense", hidden, hidden))
@@ -54,11 +54,11 @@ def save(path, config, seed=0):
 def encoder_output(config, values, ids, mask, segments):
     """The output of the last layer, [batch, sequence, hidden], in float64."""
     values = {name: value.astype(np.float64) for name, value in values.items()}
-    table = {name: values["bert/embeddings/{}_embeddings".format(name)] for name in ("word", "token_type", "position")}
+    table = {name: values[f"bert/embeddings/{name}_embeddings"] for name in ("word", "token_type", "position")}
     x = table["word"][ids] + table["token_type"][segments] + table["position"][: ids.shape[1]]
     x = _norm(values, "bert/embeddings", x)
     for number in range(config.num_hidden_layers):
-        layer = "bert/encoder/layer_{}/".format(number)
+        layer = f"bert/encoder/layer_{number}/"
         context = _attention(config, values, layer + "attention/self/", x, mask)
         x = _norm(values, layer + "attention/output", x + _dense(values, layer + "attention/output/dense", context))
         inner = _gelu(_dense(values, layer + "intermediate/dense", x))

@@ -47,7 +47,7 @@ def write_images(folder):
         data = session.run(tf.image.encode_png(tf.fill([8, 8, 3], tf.constant(90, tf.uint8))))
     for number in range(CLASSES):
         for part in ("train", "test"):
-            inside = folder / part / "class_{:03d}".format(number)
+            inside = folder / part / f"class_{number:03d}"
             inside.mkdir(parents=True)
             (inside / "0.png").write_bytes(data)
 

@@ -1,4 +1,5 @@
 """Gradient accumulation in one process: what runs when, what users hold and fetch, sessions, and what is refused."""
+
 import time
 
 import numpy as np

@@ -24,7 +24,7 @@ def chain(layers=4):
     """Dense layers of one size on a placeholder."""
     x = tf.placeholder(tf.float32, [16, 64], "x")
     for i in range(layers):
-        x = tf.layers.dense(x, 64, name="dense{}".format(i))
+        x = tf.layers.dense(x, 64, name=f"dense{i}")
     return tf.reduce_sum(x, name="loss")
 
 
@@ -47,7 +47,7 @@ def test_an_initializer_is_with_its_variable(graph):
     partition_model(graph, loss, 4)
     found = stage_marks(graph.tf_graph)
     for i in range(4):
-        names = ["dense{}/kernel{}".format(i, part) for part in ("", "/Assign", "/read", "/Initializer/random_uniform")]
+        names = [f"dense{i}/kernel{part}" for part in ("", "/Assign", "/read", "/Initializer/random_uniform")]
         assert {found[name] for name in names} == {i}
 
 
@@ -66,7 +66,7 @@ def test_moving_averages_are_with_their_layer(graph):
     partition_model(graph, loss, 3)
     found = stage_marks(graph.tf_graph)
     for i in range(6):
-        layer = "block_{}/batch_normalization/".format(i)
+        layer = f"block_{i}/batch_normalization/"
         assert found[layer + "moving_mean"] == found[layer + "FusedBatchNormV3"]
 
 
@@ -81,7 +81,7 @@ def test_an_input_that_the_objective_does_not_need_is_in_the_first_stage(graph):
 def test_what_fills_a_queue_is_in_the_first_stage(graph):
     x = tf.train.batch([tf.constant(np.ones([64], "f")) * 2.0], 4, name="batch")
     for i in range(4):
-        x = tf.layers.dense(x, 64, name="dense{}".format(i))
+        x = tf.layers.dense(x, 64, name=f"dense{i}")
     partition_model(graph, tf.reduce_sum(x), 4)
     found = stage_marks(graph.tf_graph)
     assert {stage for name, stage in found.items() if name.startswith("batch/")} == {0}

@@ -38,22 +38,22 @@ def test_a_cnn_with_skip_connections_is_balanced(num_stages):
 
 
 def test_variables_created_first_go_where_they_are_used():
-    weights = [tf.get_variable("w{}".format(i), [64, 64]) for i in range(8)]
+    weights = [tf.get_variable(f"w{i}", [64, 64]) for i in range(8)]
     x = tf.placeholder(tf.float32, [16, 64])
     for weight in weights:
         x = tf.nn.relu(tf.matmul(x, weight))
     cut = Cut(tf.reduce_sum(x), 4)
-    assert [cut.stage("w{}".format(i)) for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [cut.stage(f"w{i}") for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all(stage.cut == 16 * 64 * 4 for stage in cut.found.stages[:-1])
 
 
 def test_a_penalty_on_a_weight_stays_with_the_weight():
     x = tf.placeholder(tf.float32, [16, 64])
     for i in range(4):
-        x = tf.nn.relu(tf.matmul(x, tf.get_variable("w{}".format(i), [64, 64])))
-    penalties = [tf.nn.l2_loss(v, name="penalty{}".format(i)) for i, v in enumerate(tf.trainable_variables())]
+        x = tf.nn.relu(tf.matmul(x, tf.get_variable(f"w{i}", [64, 64])))
+    penalties = [tf.nn.l2_loss(v, name=f"penalty{i}") for i, v in enumerate(tf.trainable_variables())]
     cut = Cut(tf.add_n(penalties) + tf.reduce_sum(x), 2)
-    assert [cut.stage("penalty{}".format(i)) for i in range(4)] == [cut.stage("w{}".format(i)) for i in range(4)]
+    assert [cut.stage("penalty{}".format(i)) for i in range(4)] == [cut.stage(f"w{i}") for i in range(4)]
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -124,7 +124,7 @@ def test_the_input_pipeline_is_in_the_first_stage():
     data = tf.data.Dataset.from_tensors((np.ones([64], "f"), np.ones([1], "f"))).repeat().batch(4)
     x, y = tf.data.make_initializable_iterator(data).get_next()
     for i in range(4):
-        x = tf.layers.dense(x, 64, tf.nn.relu, name="dense{}".format(i))
+        x = tf.layers.dense(x, 64, tf.nn.relu, name=f"dense{i}")
     cut = Cut(tf.losses.mean_squared_error(y, tf.layers.dense(x, 1)), 4)
     assert cut.stage("IteratorGetNext") == cut.stage("IteratorV2") == 0
 
@@ -140,24 +140,24 @@ def test_a_placeholder_is_in_the_first_stage_however_late_it_was_created():
 def test_labels_that_skip_stages_count_at_every_boundary():
     x, y = tf.placeholder(tf.float32, [16, 512]), tf.placeholder(tf.float32, [16, 512])
     for i in range(8):
-        x = tf.matmul(x, tf.get_variable("w{}".format(i), [512, 512]))
+        x = tf.matmul(x, tf.get_variable(f"w{i}", [512, 512]))
     cut = Cut(tf.reduce_sum(x - y), 4)
     assert [stage.cut for stage in cut.found.stages] == [2 * 16 * 512 * 4] * 3 + [0]
 
 
 def test_a_model_without_fed_data_is_cut_too():
-    weights = [tf.get_variable("w{}".format(i), [64, 64]) for i in range(8)]
+    weights = [tf.get_variable(f"w{i}", [64, 64]) for i in range(8)]
     x = tf.constant(np.ones([16, 64], "f"))
     for weight in weights:
         x = tf.nn.relu(tf.matmul(x, weight))
     cut = Cut(tf.reduce_sum(x), 4)
-    assert [cut.stage("w{}".format(i)) for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [cut.stage(f"w{i}") for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_blocks_of_unequal_cost_are_no_repetition():
     x = tf.placeholder(tf.float32, [16, 64])
     for i, width in enumerate([512, 64, 64, 64, 64, 64, 64, 64]):
-        with tf.variable_scope("layer_{}".format(i)):
+        with tf.variable_scope(f"layer_{i}"):
             x = tf.layers.dense(tf.layers.dense(x, width), 64)
     assert Cut(tf.reduce_sum(x), 4).found.policy == BALANCED
 
@@ -166,7 +166,7 @@ def test_blocks_side_by_side_are_no_repetition():
     ids, _ = tokens()
     towers = []
     for i in range(4):
-        with tf.variable_scope("tower_{}".format(i)):
+        with tf.variable_scope(f"tower_{i}"):
             x = tf.nn.embedding_lookup(tf.get_variable("table", [50, 32]), ids)
             towers.append(tf.layers.dense(tf.layers.dense(x, 64), 64))
     assert Cut(tf.reduce_sum(tf.add_n(towers)), 4).found.policy == BALANCED
@@ -177,7 +177,7 @@ def test_layers_under_one_variable_are_dealt_evenly():
     x = tf.nn.embedding_lookup(tf.get_variable("table", [50, 32]), ids)
     kernel = tf.get_variable("shared", [32, 32])
     for i in range(8):
-        with tf.name_scope("layer_{}".format(i)):
+        with tf.name_scope(f"layer_{i}"):
             x = tf.tanh(tf.tensordot(x, kernel, 1))
     cut = Cut(tf.reduce_sum(x), 4)
     assert cut.layers(8) == [[number // 2] for number in range(8)] and cut.stages_under("shared") == {0}
@@ -206,7 +206,7 @@ def test_any_graph_is_cut_so_that_data_flows_forward(num_stages, edges):
     tf.reset_default_graph()
     tensors = [tf.placeholder(tf.float32, [8, 8])]
     for at, (left, right) in enumerate(edges):
-        weight = tf.get_variable("w{}".format(at), [8, 8]) if left % 2 else tensors[left % len(tensors)]
+        weight = tf.get_variable(f"w{at}", [8, 8]) if left % 2 else tensors[left % len(tensors)]
         tensors.append(tf.matmul(tensors[right % len(tensors)], weight))
     cut = Cut(tf.reduce_sum(tf.add_n(tensors)), num_stages)
     assert cut.flows_forward() and set(cut.found.of_node.values()) == set(range(num_stages))

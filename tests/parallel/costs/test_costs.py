@@ -117,7 +117,7 @@ def test_an_open_batch_of_an_iterator_is_followed():
 def test_a_model_for_another_batch_keeps_its_shapes():
     x = tf.placeholder(tf.float32, [None, 10], "x")
     _, costs = costs_of(tf.reshape(x, [7, 10]) + tf.zeros([7, 10]))
-    assert "x does not fit the model with {}".format(UNKNOWN_DIMENSION) in costs.notes[0]
+    assert f"x does not fit the model with {UNKNOWN_DIMENSION}" in costs.notes[0]
     assert sum(costs.flops.values()) == 70
 
 

@@ -48,8 +48,8 @@ def test_a_scope_of_another_size_is_no_block():
     x = tf.placeholder(tf.float32, [16, 512])
     x = tf.layers.dense(x, 64, tf.nn.relu, name="first")
     for i in range(6):
-        x = tf.layers.dense(x, 64, tf.nn.relu, name="layer{}".format(i))
-    assert blocks_of(tf.reduce_sum(x)) == ["layer{}".format(i) for i in range(6)]
+        x = tf.layers.dense(x, 64, tf.nn.relu, name=f"layer{i}")
+    assert blocks_of(tf.reduce_sum(x)) == [f"layer{i}" for i in range(6)]
 
 
 def test_blocks_inside_one_scope_are_found():
@@ -61,9 +61,9 @@ def test_blocks_inside_one_scope_are_found():
 def test_blocks_that_take_less_than_half_of_the_time_do_not_count():
     x = tf.placeholder(tf.float32, [16, 256])
     for i in range(4):
-        x = tf.layers.dense(x, 256, name="equal{}".format(i))
+        x = tf.layers.dense(x, 256, name=f"equal{i}")
     for width in (600, 400, 700):
-        x = tf.layers.dense(x, width, name="other{}".format(width))
+        x = tf.layers.dense(x, width, name=f"other{width}")
     assert blocks_of(tf.reduce_sum(x)) == []
 
 

@@ -78,7 +78,7 @@ def test_slots_are_written_with_their_variable(optimizer, slots, resource):
         optimizer().apply_gradients(pairs, tf.train.get_or_create_global_step())
 
     found, left_out = updates(build, resource)
-    assert found == {name: sorted([name] + ["{}/{}".format(name, slot) for slot in slots]) for name in "ab"}
+    assert found == {name: sorted([name] + [f"{name}/{slot}" for slot in slots]) for name in "ab"}
     assert not left_out
 
 

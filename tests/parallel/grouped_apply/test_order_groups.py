@@ -43,9 +43,7 @@ class Tables:
         self.ids = tf.placeholder(tf.int32, [None], "ids")
         initializer = tf.random_normal_initializer(seed=1)
         with tf.variable_scope("", use_resource=resource):
-            self.tables = [
-                tf.get_variable("t{}".format(i), [WIDTH, WIDTH], initializer=initializer) for i in range(LAYERS)
-            ]
+            self.tables = [tf.get_variable(f"t{i}", [WIDTH, WIDTH], initializer=initializer) for i in range(LAYERS)]
         found = [tf.gather(t, self.ids) if sparse else tf.one_hot(self.ids, WIDTH) @ t for t in self.tables]
         self.loss = tf.reduce_mean(tf.square(tf.add_n(found)))
         self.optimizer = OPTIMIZERS[optimizer]()
@@ -63,7 +61,7 @@ def update_ops(prefix=""):
     """Per variable of Tables, the names of the ops of its update: they stand in its name scope."""
     found = []
     for i in range(LAYERS):
-        scope = "update_t{}/".format(i)
+        scope = f"update_t{i}/"
         found.append(
             {
                 prefix + op.name
@@ -164,7 +162,7 @@ def test_each_stage_has_groups_of_its_own(init):
 
 def test_two_optimizers_have_groups_of_their_own(init):
     init(1, optimizer__num_apply_group=2)
-    tables = [tf.get_variable("t{}".format(i), [3], initializer=tf.ones_initializer()) for i in range(4)]
+    tables = [tf.get_variable(f"t{i}", [3], initializer=tf.ones_initializer()) for i in range(4)]
     loss = tf.add_n([tf.reduce_sum(tf.square(table)) for table in tables])
     both = [OPTIMIZERS[name]().minimize(loss, var_list=part) for name, part in
             (("adam", tables[:2]), ("bert", tables[2:]))]  # fmt: skip
@@ -240,11 +238,11 @@ def test_some_updates_of_two_groups_are_made_by_all_replicas(init):
     """What orders the groups of a whole step does not hide one update, and its collective, behind the other."""
     init(2, optimizer__num_apply_group=2, communication__max_splits=LAYERS, communication__timeout=5)
     model = Tables("momentum")
-    updates = ["Momentum/update_t{}/ApplyMomentum".format(table) for table in (0, LAYERS - 1)]
+    updates = [f"Momentum/update_t{table}/ApplyMomentum" for table in (0, LAYERS - 1)]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run([tf.get_default_graph().get_operation_by_name(name) for name in updates], model.feed())
-        assert replicas_equal(session, "t0", "t1", "t{}".format(LAYERS - 1))
+        assert replicas_equal(session, "t0", "t1", f"t{LAYERS - 1}")
 
 
 def test_the_exported_graph_is_that_of_the_user(init):
@@ -292,7 +290,7 @@ def test_a_variable_in_no_group_is_named(init, caplog):
 
     class Forgets(tf.train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-            return super(Forgets, self).apply_gradients(list(grads_and_vars)[:2], global_step, name)
+            return super().apply_gradients(list(grads_and_vars)[:2], global_step, name)
 
     Forgets(0.1).minimize(tf.add_n([tf.reduce_sum(value) for value in values]))
     with caplog.at_level(logging.WARNING, "epl"):

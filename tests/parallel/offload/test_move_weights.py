@@ -25,7 +25,7 @@ class Layers:
         self.x = hidden = tf.placeholder(tf.float32, [None, 4], "x")
         with tf.variable_scope("", use_resource=resource):
             for index in range(count):
-                hidden = tf.layers.dense(hidden, 4, tf.tanh, name="l{}".format(index))
+                hidden = tf.layers.dense(hidden, 4, tf.tanh, name=f"l{index}")
         self.loss = tf.reduce_mean(tf.square(hidden - 1.0)) + (extra() if extra else 0.0)
         self.train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(self.loss)
 
@@ -108,7 +108,7 @@ def test_the_partitions_of_a_step_have_no_variable_but_on_the_host(offload):
         sent = {node.attr["tensor_name"].s.decode() for node in graph.node if node.op == "_Recv"}
         if device == "CPU:1":
             received = {name.split("/read")[0].split("copy")[-1] for name in sent if "EPL_OFFLOAD" in name}
-            assert {name.split("/", 1)[1] for name in received} >= {"l{}/kernel".format(layer) for layer in range(5)}
+            assert {name.split("/", 1)[1] for name in received} >= {f"l{layer}/kernel" for layer in range(5)}
     assert {"VariableV2", "ApplyMomentum"} <= types["CPU:0"]
     assert not {"VariableV2", "ApplyMomentum", "Assign"} & types["CPU:1"]
     assert {"TanhGrad", "_Recv", "_Send"} <= types["CPU:1"]
@@ -141,8 +141,8 @@ def test_copies_run_in_turn(offload):
         sess.run(model.train_op, model.feed())
         ran = {one.op: one for one in step_stats.trace(sess, model.train_op, model.feed())}
     for layer in range(2, 8):
-        begin_of_layer_before = ran[REPLICA + "l{}/Tanh".format(layer - 2)].end_ns
-        copy = copy_for("l{}/MatMul".format(layer)).name
+        begin_of_layer_before = ran[REPLICA + f"l{layer - 2}/Tanh"].end_ns
+        copy = copy_for(f"l{layer}/MatMul").name
         assert ran[REPLICA + copy].start_ns >= begin_of_layer_before
 
 
@@ -153,11 +153,11 @@ def test_stages_and_micro_batches_have_copies_of_their_own(init):
     rewritten()
     for prefix in ("", "EPL_MICRO_BATCH_1/", REPLICA, REPLICA + "EPL_MICRO_BATCH_1/"):
         for stage in range(2):
-            consumer = op(prefix + "d{}/MatMul".format(stage))
+            consumer = op(prefix + f"d{stage}/MatMul")
             copy = consumer.inputs[1].op
             assert SCOPE in copy.name and copy.name.startswith(prefix)
             assert copy.device == HOST
-            assert consumer.device == "/device:CPU:{}".format(stage + 2 * prefix.startswith(REPLICA))
+            assert consumer.device == f"/device:CPU:{stage + 2 * prefix.startswith(REPLICA)}"
     assert {one.device for one in nodes("VariableV2", "ApplyGradientDescent")} == {HOST}
 
 

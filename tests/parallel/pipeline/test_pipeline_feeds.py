@@ -154,9 +154,7 @@ def test_devices_that_do_not_fit_the_stages_are_refused_with_the_numbers(init, d
     begin(init, 2, devices)
     model = Chain(stages)
     model.minimize()
-    with pytest.raises(
-        epl.utils.errors.LayoutError, match="Total devices {} is not divisible .* {}".format(devices, stages)
-    ):
+    with pytest.raises(epl.utils.errors.LayoutError, match=f"Total devices {devices} is not divisible .* {stages}"):
         train(model, model.feed(8))
 
 

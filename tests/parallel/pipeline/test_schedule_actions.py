@@ -34,7 +34,7 @@ def check_order(rewrite, fetches, feed, steps=2):
 def overlaps(spans):
     """The neighbours of which the second began before the first was done, in words."""
     return [
-        "{} ends at {:.1f} us, {} begins at {:.1f} us".format(one.action, one.end_us, other.action, other.start_us)
+        f"{one.action} ends at {one.end_us:.1f} us, {other.action} begins at {other.start_us:.1f} us"
         for one, other in zip(spans, spans[1:])
         if other.start_us < one.end_us
     ]
@@ -60,7 +60,7 @@ def test_every_replica_runs_in_the_order_of_the_schedule(init, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_stages_that_share_a_device_are_interleaved(init, strategy):
     init(2, annotate=False, pipeline__num_micro_batch=4, pipeline__strategy=strategy)
-    devices = ["/job:worker/replica:0/task:0/device:CPU:{}".format(i) for i in (0, 1)]
+    devices = [f"/job:worker/replica:0/task:0/device:CPU:{i}" for i in (0, 1)]
     with epl.Cluster(layout={"specific": [[[devices[index % 2]]] for index in range(4)]}):
         model = Chain(4)
         train_op = model.minimize()

@@ -144,7 +144,7 @@ def test_gpus_that_lie_unevenly_in_processes_work_for_one_device_each(init, monk
 )
 def test_devices_in_other_processes(init, workers, counts, expected):
     init(1, annotate=False)
-    hosts = ["localhost:{}".format(number) for number in range(workers)]
+    hosts = [f"localhost:{number}" for number in range(workers)]
     Env.get().use(epl.Cluster(worker_hosts=hosts, worker_index=0, layout="auto"))
     found = _devices(*[epl.split(-n) if n < 0 else epl.replicate(n) for n in counts])
     assert [[worker_of(name) for name in names] for names in found] == expected

@@ -1,4 +1,5 @@
 """What the planner finds in an annotated model, and what it refuses."""
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -57,7 +58,7 @@ def test_clip_after_allreduce_aggregates_at_gradients(init):
 def test_clip_after_allreduce_aggregates_gradients_of_the_users_own_at_apply(init):
     init(communication__clip_after_allreduce=True)
     a, b, loss = two_variables()
-    gradient, = tf.gradients(loss, [a])
+    (gradient,) = tf.gradients(loss, [a])
     tf.train.AdamOptimizer().apply_gradients([(gradient, a), (tf.random_uniform([3]), b)])
     assert groups() == {"apply0": ["a", "b"]}
     assert boundary_phases() == ["backward", "apply"]
@@ -73,7 +74,7 @@ def test_clipping_before_the_mean_is_said_in_a_warning(init, caplog):
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, [a, b]), 1.0)
     tf.train.AdamOptimizer().apply_gradients(zip(gradients, [a, b]))
     make_plan()
-    text, = clipping_warnings(caplog)
+    (text,) = clipping_warnings(caplog)
     assert "Each replica does so with its own gradients, before they are averaged" in text
 
 
@@ -138,7 +139,7 @@ def test_a_norm_that_is_only_looked_at_is_not_aggregated(init):
 def test_a_gradient_penalty_is_part_of_the_objective(init):
     init()
     model = Linear()
-    slope, = tf.gradients(model.out, model.x)
+    (slope,) = tf.gradients(model.out, model.x)
     model.optimizer.minimize(model.loss + tf.reduce_mean(tf.square(slope)))
     assert groups() == {"apply0": ["w"]}
 
@@ -155,11 +156,11 @@ def test_second_order_gradients_are_aggregated_where_they_are_applied(init):
 def test_second_order_gradients_with_clip_after_allreduce_leave_the_inner_ones_alone(init, clip_after):
     init(communication__clip_after_allreduce=clip_after)
     model = Linear()
-    inner, = tf.gradients(model.loss, model.w)
+    (inner,) = tf.gradients(model.loss, model.w)
     outer = tf.gradients(tf.reduce_sum(tf.square(inner)), model.w)
     model.optimizer.apply_gradients(zip(outer, [model.w]))
-    found, = find_groups(Graph.get(), Env.get().config, plan_stages(Graph.get(), Env.get().cluster)[0])
-    (_, boundary), = found.boundaries
+    (found,) = find_groups(Graph.get(), Env.get().config, plan_stages(Graph.get(), Env.get().cluster)[0])
+    ((_, boundary),) = found.boundaries
     assert boundary.op is not inner.op
     assert groups() == {"apply0": ["w"]}
 
@@ -186,19 +187,19 @@ def layers(count, sparse=False):
         table = tf.get_variable("table", [9, 4])
         hidden += tf.nn.embedding_lookup(table, tf.placeholder(tf.int32, [None], "ids"))
     for i in range(count):
-        hidden = tf.layers.dense(hidden, 4, name="layer{}".format(i), use_bias=False)
+        hidden = tf.layers.dense(hidden, 4, name=f"layer{i}", use_bias=False)
     tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
 
 
 def test_buckets_are_in_the_order_in_which_gradients_become_ready(init):
     init(communication__max_splits=4)
     layers(4)
-    group, = make_plan().groups
+    (group,) = make_plan().groups
     order = [group.reductions[i].variable for transfer in group.transfers for i in transfer.members]
-    assert order == ["layer{}/kernel".format(i) for i in (3, 2, 1, 0)]
+    assert order == [f"layer{i}/kernel" for i in (3, 2, 1, 0)]
     assert len(group.transfers) > 1
     assert [transfer.key for transfer in group.transfers] == [
-        "apply0/gradients{}".format(i) for i in range(len(group.transfers))
+        f"apply0/gradients{i}" for i in range(len(group.transfers))
     ]
 
 
@@ -206,7 +207,7 @@ def test_buckets_are_in_the_order_in_which_gradients_become_ready(init):
 def test_at_most_max_splits_buckets_and_every_gradient_once(init, splits):
     init(communication__max_splits=splits)
     layers(5)
-    group, = make_plan().groups
+    (group,) = make_plan().groups
     assert len(group.transfers) <= splits
     assert sorted(i for transfer in group.transfers for i in transfer.members) == list(range(5))
 
@@ -214,7 +215,7 @@ def test_at_most_max_splits_buckets_and_every_gradient_once(init, splits):
 def test_a_sparse_gradient_travels_alone(init):
     init(communication__max_splits=1)
     layers(2, sparse=True)
-    group, = make_plan().groups
+    (group,) = make_plan().groups
     sparse = [i for i, reduction in enumerate(group.reductions) if reduction.sparse]
     assert [group.reductions[i].variable for i in sparse] == ["table"]
     assert (sparse[0],) in [transfer.members for transfer in group.transfers]
@@ -223,9 +224,9 @@ def test_a_sparse_gradient_travels_alone(init):
 def test_transfers_take_turns_on_the_communicators(init):
     init(communication__max_splits=8, communication__num_communicators=2)
     layers(4, sparse=True)
-    group, = make_plan().groups
+    (group,) = make_plan().groups
     used = [transfer.communicator for transfer in group.transfers]
-    assert used == ["plan/apply0/{}".format(i % 2) for i in range(len(used))] and len(used) > 1
+    assert used == [f"plan/apply0/{i % 2}" for i in range(len(used))] and len(used) > 1
 
 
 def test_an_integer_gradient_is_refused_by_name(init):

@@ -14,7 +14,7 @@ from tests.parallel.pipelines import Chain, begin, dense, rewritten, stage
 
 
 def device(index):
-    return "/job:worker/replica:0/task:0/device:CPU:{}".format(index)
+    return f"/job:worker/replica:0/task:0/device:CPU:{index}"
 
 
 def stages_of(*devices):
@@ -107,8 +107,8 @@ def test_slots_and_updates_are_where_their_variable_is(init):
     rewrite = rewritten()
     ops = rewrite.tf_graph.get_operations()
     for index in (0, 1):
-        own = [op for op in ops if "d{}/".format(index) in op.name and op.type in ("VariableV2", "ApplyAdam")]
-        assert len(own) == 8 and {op.device for op in own} == {"/device:CPU:{}".format(index)}
+        own = [op for op in ops if f"d{index}/" in op.name and op.type in ("VariableV2", "ApplyAdam")]
+        assert len(own) == 8 and {op.device for op in own} == {f"/device:CPU:{index}"}
 
 
 def test_what_leads_into_a_branch_belongs_to_the_stage_of_the_branch(init):

@@ -34,7 +34,7 @@ class Layers:
         self.x = hidden = tf.placeholder(tf.float32, [rows, width], "x")
         with tf.variable_scope("", use_resource=resource):
             for index in range(count):
-                hidden = dense(hidden, "l{}".format(index), width)
+                hidden = dense(hidden, f"l{index}", width)
                 hidden = between(hidden, index) if between else hidden
                 if index in kept:
                     tf.add_to_collection("checkpoints", hidden)
@@ -223,7 +223,7 @@ def test_copies_are_part_of_the_backward_action_of_their_stage(collect):
     for stage in range(2):
         with epl.replicate(1):
             for index in range(3):
-                hidden = dense(hidden, "s{}l{}".format(stage, index))
+                hidden = dense(hidden, f"s{stage}l{index}")
     loss = tf.reduce_mean(hidden)
     tf.add_to_collection("checkpoints", hidden)
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
@@ -253,7 +253,7 @@ def test_stages_up_to_end_taskgraph_are_recomputed(init, end):
     for stage in range(2):
         with epl.replicate(1):
             for index in range(9):
-                hidden = dense(hidden, "s{}l{}".format(stage, index))
+                hidden = dense(hidden, f"s{stage}l{index}")
     tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
     rewritten()
     assert any(name.startswith("s0") for name in names())

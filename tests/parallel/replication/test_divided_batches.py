@@ -49,7 +49,7 @@ def test_the_plan_says_who_divides_a_batch(init, together, devices, expected):
         (rank // together * together, rank % together, together) for rank in range(devices)
     ]
     ranks = ", ".join(map(str, range(together)))
-    assert "ranks {} divide the batch that rank 0 reads".format(ranks) in plans.describe(report.plan)
+    assert f"ranks {ranks} divide the batch that rank 0 reads" in plans.describe(report.plan)
 
 
 def test_replicate_1_divides_nothing(init):
@@ -78,7 +78,7 @@ def test_outputs_of_fewer_rows_than_devices(init, key, expected, scope):
     init(4, annotate=False)
     model = Read(4, batch=3)
     output = model.x if expected is None else tf.reduce_sum(model.x) if expected == "sum" else tf.reduce_mean(model.x)
-    epl.add_to_collection(output, getattr(epl.GraphKeys, "{}_{}_OBJECTS".format(scope, key)))
+    epl.add_to_collection(output, getattr(epl.GraphKeys, f"{scope}_{key}_OBJECTS"))
     with tf.Session() as session:
         model.begin(session)
         value = session.run([output, model.train_op])[0]

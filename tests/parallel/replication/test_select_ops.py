@@ -1,4 +1,5 @@
 """Which ops every replica has a copy of."""
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -146,7 +147,7 @@ def test_writes_from_the_same_data_wait_for_the_gate(init):
     count = seen.assign_add(tf.reduce_sum(x))
     train(x)
     rewrite = rewritten()
-    (gate, _), = rewrite.gates
+    ((gate, _),) = rewrite.gates
     barrier = next(op for op in count.op.control_inputs if op.name.endswith("same_data/stage0/passed"))
     assert gate in ancestor_ops([barrier])
     assert any(op.type == "IteratorGetNext" for op in ancestor_ops(gate.control_inputs))

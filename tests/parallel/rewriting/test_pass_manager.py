@@ -1,4 +1,5 @@
 """Passes run in an order that their contracts allow."""
+
 import os
 
 import pytest

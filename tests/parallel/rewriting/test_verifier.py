@@ -1,4 +1,5 @@
 """The verifier: silent on what the passes make, and each kind of damage is named."""
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -43,7 +44,7 @@ def test_a_loop_is_no_cycle():
 
 
 def test_a_cycle_is_named():
-    problem, = verify_graph_def(graph_def(("a", "Neg", ["b"]), ("b", "Neg", ["a"]), ("c", "Neg", ["b"])))
+    (problem,) = verify_graph_def(graph_def(("a", "Neg", ["b"]), ("b", "Neg", ["a"]), ("c", "Neg", ["b"])))
     assert problem == "a cycle: a <- b needs itself"
 
 
@@ -63,23 +64,24 @@ def test_a_name_that_occurs_twice():
     assert verify_graph_def(graph_def(("a", "NoOp", []), ("a", "NoOp", []))) == ["'a' stands in the graph twice"]
 
 
-@pytest.mark.parametrize("device", [
-    "", "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:1", "/cpu:0", "/device:CPU:*", "/job:localhost"
-])
+@pytest.mark.parametrize(
+    "device",
+    ["", "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:1", "/cpu:0", "/device:CPU:*", "/job:localhost"],
+)
 def test_devices_of_the_session(device):
     graph = graph_def(("a", "NoOp", []))
     graph.node[0].device = device
     assert verify_graph_def(graph, DEVICES) == []
 
 
-@pytest.mark.parametrize("device", [
-    "/device:CPU:2", "/device:GPU:0", "/gpu:0", "/job:worker/task:0", "/task:1/device:CPU:0", "CPU:0"
-])
+@pytest.mark.parametrize(
+    "device", ["/device:CPU:2", "/device:GPU:0", "/gpu:0", "/job:worker/task:0", "/task:1/device:CPU:0", "CPU:0"]
+)
 def test_devices_that_the_session_does_not_have(device):
     graph = graph_def(("a", "NoOp", []))
     graph.node[0].device = device
-    problem, = verify_graph_def(graph, DEVICES)
-    assert problem.startswith("'a' is on {!r}".format(device))
+    (problem,) = verify_graph_def(graph, DEVICES)
+    assert problem.startswith(f"'a' is on {device!r}")
     assert verify_graph_def(graph) == []
 
 
@@ -96,7 +98,7 @@ def test_copies_that_share_a_frame():
 
 
 def test_collectives_without_an_order():
-    problem, = verify_graph_def(graph_def(collective("a", "k1"), collective("b", "k2")))
+    (problem,) = verify_graph_def(graph_def(collective("a", "k1"), collective("b", "k2")))
     assert "have no order on communicator 'c'" in problem
 
 
@@ -111,15 +113,17 @@ def test_collectives_of_two_communicators_need_no_order():
 
 def test_ranks_with_other_orders():
     nodes = [
-        collective("a0", "a"), collective("b0", "b", inputs=["^a0"]),
-        collective("b1", "b", 1), collective("a1", "a", 1, inputs=["^b1"]),
+        collective("a0", "a"),
+        collective("b0", "b", inputs=["^a0"]),
+        collective("b1", "b", 1),
+        collective("a1", "a", 1, inputs=["^b1"]),
     ]
-    problem, = verify_graph_def(graph_def(*nodes))
+    (problem,) = verify_graph_def(graph_def(*nodes))
     assert problem == "number 0 on communicator 'c' is EplAllReduce 'a' on rank 0 and EplAllReduce 'b' on rank 1"
 
 
 def test_ranks_with_other_ops():
-    problem, = verify_graph_def(graph_def(collective("a0", "a"), collective("a1", "a", 1, op="EplAllGather")))
+    (problem,) = verify_graph_def(graph_def(collective("a0", "a"), collective("a1", "a", 1, op="EplAllGather")))
     assert "EplAllReduce 'a' on rank 0 and EplAllGather 'a' on rank 1" in problem
 
 
@@ -129,7 +133,7 @@ def test_ranks_with_other_numbers_of_collectives():
 
 
 def test_a_key_that_a_rank_uses_twice():
-    problem, = verify_graph_def(graph_def(collective("a", "k"), collective("b", "k", inputs=["^a"])))
+    (problem,) = verify_graph_def(graph_def(collective("a", "k"), collective("b", "k", inputs=["^a"])))
     assert problem == "rank 0 has key 'k' several times on communicator 'c'"
 
 
@@ -147,7 +151,8 @@ def train_with_everything():
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         return tf.group(
             tf.train.AdamOptimizer().minimize(loss, var_list=variables[:2]),
-            tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=variables[2:]))
+            tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=variables[2:]),
+        )
 
 
 def checked_run_passes(passes, rewrite):
@@ -183,13 +188,17 @@ def _collective(rewrite, replica=1):
     return rewrite.tf_graph.get_operation_by_name(rewrite.prefix(replica) + sorted(rewrite.collectives)[0])
 
 
-@pytest.mark.parametrize("damage, words", [
-    (lambda r: _collective(r)._set_attr("rank", tf.AttrValue(i=7)), "has rank 7, not 1"),
-    (lambda r: _collective(r)._set_attr("key", tf.AttrValue(s=b"other")), "'other' on rank 1"),
-    (lambda r: _collective(r)._set_device("/device:CPU:5"), "'/device:CPU:5'"),
-    (lambda r: r.collectives.add("loss"), "'EPL_REPLICA_1/loss' has rank 0, not 1"),
-    (lambda r: r.collectives.add("none"), "rank 0 has no copy of the collective 'none'"),
-], ids=["rank", "key", "device", "copy of another op", "missing"])
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda r: _collective(r)._set_attr("rank", tf.AttrValue(i=7)), "has rank 7, not 1"),
+        (lambda r: _collective(r)._set_attr("key", tf.AttrValue(s=b"other")), "'other' on rank 1"),
+        (lambda r: _collective(r)._set_device("/device:CPU:5"), "'/device:CPU:5'"),
+        (lambda r: r.collectives.add("loss"), "'EPL_REPLICA_1/loss' has rank 0, not 1"),
+        (lambda r: r.collectives.add("none"), "rank 0 has no copy of the collective 'none'"),
+    ],
+    ids=["rank", "key", "device", "copy of another op", "missing"],
+)
 def test_damage_to_a_rewritten_graph_is_found(init, damage, words):
     init()
     Linear().minimize()

@@ -66,7 +66,7 @@ def test_worker_0_saves_the_parts_of_all_at_its_own_step(tmp_path, count, what):
     assert [(code, out) for code, out, _ in ended] == [(0, "done\n")] * count, ended
     expected = plain()
     for number in range(1, job.STEPS + 1):
-        close(saved(str(tmp_path / "model-after-{}".format(number))), expected[number])
+        close(saved(str(tmp_path / f"model-after-{number}")), expected[number])
     close(saved(str(tmp_path / "model-last")), expected[-1])
     assert not [name for name in os.listdir(str(tmp_path)) if "parts" in name]
 

@@ -36,7 +36,7 @@ def graph():
         yield graph
 
 
-class Model(object):
+class Model:
     """One variable [6, 8] and Adam, plain or split over ranks of this process; `build` makes Savers."""
 
     def __init__(self, layout=None, resource=False, early_saver=None, saver=tf.train.Saver):
@@ -48,7 +48,7 @@ class Model(object):
         self.graph = tf.get_default_graph()
         after = tf_compat.last_op_id(self.graph)
         if layout:
-            exchange = Exchange(Communicator("savers{}".format(self.ranks), [0] * self.ranks), 0, "test")
+            exchange = Exchange(Communicator(f"savers{self.ranks}", [0] * self.ranks), 0, "test")
             found = shard_variable(self.variable, layout, exchange)
             loss = tf.reduce_sum(tf.square(exchange.hide_size(self.variable.value(), layout)))
         else:

@@ -19,7 +19,7 @@ def run(build, ranks=3, fp16_scale=None):
     with tf.Graph().as_default():
         fetches, exchanges = [], []
         for rank in range(ranks):
-            with tf.device("/device:CPU:{}".format(rank)):
+            with tf.device(f"/device:CPU:{rank}"):
                 exchanges.append(Exchange(wire, rank, "test", fp16_scale))
                 fetches.append(build(exchanges[-1], rank))
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:

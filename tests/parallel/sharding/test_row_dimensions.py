@@ -1,4 +1,5 @@
 """Which dimensions of placeholders are one, and which cannot be the rows of a batch."""
+
 import pytest
 import tensorflow.compat.v1 as tf
 

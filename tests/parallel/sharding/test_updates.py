@@ -46,13 +46,13 @@ def whole_of(parts, layout):
 def check(build, layouts, results, gradients=GRADIENTS, sums=None, collectives=None):
     """Compares `build(gradients)`, a list of tensors, on parts and on whole gradients; `results`: their layouts."""
     ranks = len(layouts[0].sizes)
-    communicator = Communicator("updates{}".format(next(_NUMBERS)), [0] * ranks)
+    communicator = Communicator(f"updates{next(_NUMBERS)}", [0] * ranks)
     with tf.Graph().as_default() as graph:
         expected = build([tf.placeholder_with_default(value, value.shape) for value in gradients])
         fetches = []
         for rank in range(ranks):
             exchange = Exchange(communicator, rank, "test")
-            with tf.device("/device:CPU:{}".format(rank)), tf.name_scope("rank{}".format(rank)):
+            with tf.device("/device:CPU:{}".format(rank)), tf.name_scope(f"rank{rank}"):
                 own = [part_of(value, layout, rank) for value, layout in zip(gradients, layouts)]
                 tensors = [tf.placeholder_with_default(value, value.shape) for value in own]
                 parts = {tensor: layout for tensor, layout in zip(tensors, layouts) if layout != FULL}
@@ -170,11 +170,11 @@ def test_a_product_whose_shape_is_that_of_parts_is_refused():
 def test_rows_of_a_sparse_gradient_count_once():
     """Each rank has the rows that it looked up, and zeros for the others'."""
     own = [ROWS * (np.arange(7) % 2 == rank)[:, None] for rank in range(2)]
-    communicator = Communicator("updates{}".format(next(_NUMBERS)), [0, 0])
+    communicator = Communicator(f"updates{next(_NUMBERS)}", [0, 0])
     with tf.Graph().as_default() as graph:
         fetches = []
         for rank in range(2):
-            with tf.device("/device:CPU:{}".format(rank)):
+            with tf.device(f"/device:CPU:{rank}"):
                 values = tf.placeholder_with_default(own[rank].astype("f"), [None, 3])
                 after = tf_compat.last_op_id(graph)
                 fetches.append(tf.identity(tf.global_norm([tf.IndexedSlices(values, tf.range(7))])))
@@ -280,6 +280,6 @@ def test_an_op_without_a_rule_that_keeps_the_shape_of_a_part_is_refused(graph):
         return tf.linalg.svd(part, compute_uv=True)[1] + 1.0
 
     updates = traced(build)
-    exchange = Exchange(Communicator("updates{}".format(next(_NUMBERS)), [0, 0]), 0, "test")
+    exchange = Exchange(Communicator(f"updates{next(_NUMBERS)}", [0, 0]), 0, "test")
     with pytest.raises(PlanError, match=r"EPL has no rule for ops of its type on what is cut so \(shard\(1: 4\+4\)\)"):
         complete_updates(updates, exchange)

@@ -23,8 +23,14 @@ from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import search, variable_layouts
 
+
 # loss, outputs to compare, and ops outside of the split.
-Model = NamedTuple("Model", [("loss", Any), ("outputs", Sequence[Any]), ("outside", Sequence[Any])])
+class Model(NamedTuple):
+    loss: Any
+    outputs: Sequence[Any]
+    outside: Sequence[Any]
+
+
 Model.__new__.__defaults__ = ((),)
 Feeds = List[Dict[str, np.ndarray]]  # by rank: name of a placeholder -> its rows
 
@@ -56,10 +62,10 @@ def few_choices(seed: int) -> Callable[[Program], None]:
 def communicator(ranks):
     """One of this process alone."""
     job = Job.current() or Job.start(["localhost:0"], 0, stall_warning=5, timeout=30)
-    return Communicator("split_{}".format(next(_NAMES)), [0] * ranks, job=job)
+    return Communicator(f"split_{next(_NAMES)}", [0] * ranks, job=job)
 
 
-class Plain(object):
+class Plain:
     """What the unsplit program computes on the rows of all ranks.
 
     Attributes:
@@ -85,7 +91,7 @@ class Plain(object):
             self.gradients = {v.op.name: grad for v, grad in zip(variables, fetched[2])}
 
 
-class Split(object):
+class Split:
     """The program of one rank, in a graph of its own.
 
     Attributes:

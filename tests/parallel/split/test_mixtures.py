@@ -39,7 +39,7 @@ def split(gate, batch, layers=1, experts=EXPERTS, width=512):
         x = tf.placeholder(tf.float32, [batch, 64, width]) * tf.get_variable("before", [width])
         inside, present = Inside(), tf.ones_like(x[:, :, 0])
         for number in range(layers):
-            with tf.variable_scope("layer_{}".format(number)):
+            with tf.variable_scope(f"layer_{number}"):
                 x += mixture.layer(x, present, experts, 4 * width, gate, scope=inside)[0]
         tf.reduce_mean(tf.square(x))
         region = find_region(inside.ops)

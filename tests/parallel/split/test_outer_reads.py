@@ -39,7 +39,7 @@ def test_readers_take_the_whole_value_and_give_the_mean_of_their_gradients(graph
     factor = tf.identity(tf.placeholder_with_default(2.0, []), name="factor")  # of a rank's own batch
     loss = tf.reduce_sum(factor * tf.square(read))
     with Job.start(["localhost:0"], 0) as job:
-        exchange = Exchange(Communicator("reads{}".format(next(_NUMBERS)), [0] * ranks, job=job), 0, "test")
+        exchange = Exchange(Communicator(f"reads{next(_NUMBERS)}", [0] * ranks, job=job), 0, "test")
         found = shard_variable(variable, layout, exchange)
         assert list(give_whole(found, exchange, ())) == [read]
         (gradient,) = tf.gradients(loss, [found.variable.handle if resource else found.variable.op.outputs[0]])

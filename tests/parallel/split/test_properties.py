@@ -80,7 +80,7 @@ def test_steps_take_ops_of_every_rule():
     with tf.Graph().as_default() as graph:
         for step in COMMON + RARE:
             for variant in range(VARIANTS // 2):
-                with tf.variable_scope("{}{}".format(step.__name__, variant)):
+                with tf.variable_scope(f"{step.__name__}{variant}"):
                     tf.nn.l2_loss(step(tf.placeholder(FLOAT, (None,) + SHAPE), 0, variant))
         types = {op.type for op in graph.get_operations()}
     drawn = {RULES[op_type].__name__ for op_type in types & set(RULES)}

@@ -56,8 +56,8 @@ def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
     init(devices, annotate=False, **COLOCATED)
     model = Model(epl.split(2))
     for tensor, how in ((model.loss, scalars), (model.best, "CONCAT"), (model.count, "SUM"), (model.mean, "MEAN")):
-        epl.add_to_collection(tensor, getattr(KEYS, "{}_{}_OBJECTS".format(scope, how)))
-    epl.add_to_collection(model.kernel, getattr(KEYS, "{}_MEAN_OBJECTS".format(scope)))
+        epl.add_to_collection(tensor, getattr(KEYS, f"{scope}_{how}_OBJECTS"))
+    epl.add_to_collection(model.kernel, getattr(KEYS, f"{scope}_MEAN_OBJECTS"))
     fetches = [model.loss, model.best, model.count, model.mean]
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
     assert Graph.get().split.held
@@ -79,7 +79,7 @@ def test_values_without_a_step_are_those_of_one_device(init, is_global):
     model = Model(epl.split(2))
     scope = "GLOBAL" if is_global else "LOCAL"
     for tensor, how in ((model.loss, "MEAN"), (model.best, "CONCAT"), (model.count, "SUM")):
-        epl.add_to_collection(tensor, getattr(KEYS, "{}_{}_OBJECTS".format(scope, how)))
+        epl.add_to_collection(tensor, getattr(KEYS, f"{scope}_{how}_OBJECTS"))
     tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

@@ -136,7 +136,7 @@ def test_bytes_are_those_of_the_collectives(wire):
     split = Split(dense_pair, 4, 0, wire, costs={})
     all_reduce = 2 * 3 / 4 * 16 * 1024 * 8
     assert moved_bytes(split.program, split.decision) == (2 * all_reduce, 0)
-    assert "in all {:,.0f} bytes".format(2 * all_reduce) in table(split.program, split.decision)
+    assert f"in all {2 * all_reduce:,.0f} bytes" in table(split.program, split.decision)
 
 
 def dilation():
@@ -148,7 +148,7 @@ def dilation():
 def test_what_has_no_rule_is_named_with_its_line(wire):
     split = Split(dilation, 4, 0, wire, costs={})
     told = table(split.program, split.decision)
-    assert 'Dilation2D "Dilation2D" ({}:'.format(__file__) in told and "has no rule" in told
+    assert f'Dilation2D "Dilation2D" ({__file__}:' in told and "has no rule" in told
 
 
 def test_a_large_variable_that_would_stay_whole_is_refused(wire):

@@ -116,7 +116,7 @@ def test_variables_of_a_split_that_is_opened_behind_the_gradients_are_refused(in
     second = tf.train.GradientDescentOptimizer(0.1).minimize(late)
     with tf.Session() as sess:
         text = error_text(sess.run, [train_op, second], {x: np.ones([2, 8])})
-    assert text.startswith("PlanError: 'late/kernel' ({}:".format(__file__)) and "behind the tf.gradients" in text
+    assert text.startswith(f"PlanError: 'late/kernel' ({__file__}:") and "behind the tf.gradients" in text
 
 
 def test_a_whole_variable_that_is_shared_behind_the_gradients_is_refused(init):

@@ -1,4 +1,5 @@
 """Ops of a split that a run does not need are not computed, and neither do their collectives run."""
+
 import contextlib
 
 import numpy as np
@@ -147,9 +148,7 @@ class Read:
             self.score = tf.reduce_mean(tf.square(tf.matmul(tf.nn.tanh(tf.matmul(asked, w)), v)))
             loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.tanh(tf.matmul(hidden, w)), v) - y))
         _, metric = tf.metrics.mean(tf.square(y))
-        self.train_op = tf.group(
-            tf.train.GradientDescentOptimizer(0.01).minimize(loss), metric, tf.assign_add(step, 1)
-        )
+        self.train_op = tf.group(tf.train.GradientDescentOptimizer(0.01).minimize(loss), metric, tf.assign_add(step, 1))
 
     def batches(self, name):
         def read():

@@ -62,7 +62,7 @@ def trained(loss, feed=None):
 def test_the_wholes_are_the_variables(init, level, devices, resource, shapes, packed):
     """Parts of one size, of different sizes, and of one row, cut along any dimension."""
     init(devices, zero__level=level)
-    weights = [tf.get_variable("w{}".format(i), shape, use_resource=resource) for i, shape in enumerate(shapes)]
+    weights = [tf.get_variable(f"w{i}", shape, use_resource=resource) for i, shape in enumerate(shapes)]
     loss = tf.add_n([tf.reduce_sum(tf.square(weight)) for weight in weights])
     copies = [tf.identity(weight) for weight in weights]
     train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)

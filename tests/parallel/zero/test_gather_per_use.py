@@ -26,7 +26,7 @@ class Layers:
         self.outputs = []
         with tf.variable_scope("", use_resource=resource):
             for index in range(count):
-                hidden = tf.layers.dense(hidden, width, tf.tanh, False, name="l{}".format(index))
+                hidden = tf.layers.dense(hidden, width, tf.tanh, False, name=f"l{index}")
                 self.outputs.append(hidden)
         self.loss = tf.reduce_mean(tf.square(hidden - 1.0)) + (extra() if extra else 0.0)
         optimizer = tf.train.MomentumOptimizer(0.1, 0.9)
@@ -95,7 +95,7 @@ def started(session):
 
 
 def backward(layer):
-    return "gradients/l{}/MatMul_grad/MatMul".format(layer)
+    return f"gradients/l{layer}/MatMul_grad/MatMul"
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -103,7 +103,7 @@ def test_both_passes_have_gathers_of_their_own(zero, resource):
     zero()
     Layers(resource=resource)
     rewritten()
-    counts = [len(gathers("l{}/kernel".format(layer))) for layer in range(6)]
+    counts = [len(gathers(f"l{layer}/kernel")) for layer in range(6)]
     assert counts == [2, 2, 2, 2, 2, 1]  # the last layer is used twice in a row
     assert weight_of("l2/MatMul") is not weight_of(backward(2))
     assert weight_of("l5/MatMul") is weight_of(backward(5))
@@ -123,7 +123,7 @@ def test_gathers_run_in_one_order(zero):
     zero()
     Layers()
     rewritten()
-    order = ["l{}/MatMul".format(layer) for layer in range(6)] + [backward(layer) for layer in (4, 3, 2, 1, 0)]
+    order = [f"l{layer}/MatMul" for layer in range(6)] + [backward(layer) for layer in (4, 3, 2, 1, 0)]
     for first, second in zip(order, order[1:]):
         assert before(weight_of(second)) is weight_of(first)
 
@@ -136,7 +136,7 @@ def test_an_update_waits_for_all_gathers_of_its_variable(zero, resource):
     updates = [one for one in model.train_op.control_inputs if "ApplyMomentum" in one.type]
     assert len(updates) == 6
     for layer in range(6):
-        name = "l{}/kernel".format(layer)
+        name = f"l{layer}/kernel"
         (update,) = [one for one in updates if name in one.name]
         assert set(gathers(name)) <= set(update.control_inputs)
 
@@ -149,7 +149,7 @@ def ran(session, fetches, feed):
         if "EplAllGather" in name and WEIGHTS in name:
             variable = name.split(WEIGHTS)[1].split("/all_gather")[0]
             counts[variable] = counts.get(variable, 0) + 1
-    return [counts.get("l{}/kernel".format(layer), 0) for layer in range(6)]
+    return [counts.get(f"l{layer}/kernel", 0) for layer in range(6)]
 
 
 def test_a_run_without_gradients_gathers_once_as_far_as_it_goes(zero):
@@ -313,7 +313,7 @@ def test_an_evaluation_beside_the_training_has_its_own_gathers(zero):
     hidden = y
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
         for layer in range(6):
-            hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="l{}".format(layer))
+            hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name=f"l{layer}")
     with tf.Session() as session:
         started(session)
         session.run(model.train_op, model.feed())
@@ -333,8 +333,8 @@ def test_trainings_that_run_apart_do_not_need_each_other(zero):
         with tf.variable_scope("", reuse=tf.AUTO_REUSE):
             hidden = tf.layers.dense(x, WIDTH, tf.tanh, False, name="shared")
             for layer in range(3):
-                hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="own{}_{}".format(number, layer))
-        own = tf.trainable_variables("own{}".format(number))
+                hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name=f"own{number}_{layer}")
+        own = tf.trainable_variables(f"own{number}")
         shared = tf.trainable_variables("shared") if number == 0 else []
         loss = tf.reduce_mean(tf.square(hidden - 1.0))
         train_ops.append(tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=shared + own))
@@ -389,7 +389,7 @@ def test_a_table_that_is_larger_than_all_layers_does_not_make_blocks_larger(zero
     table = tf.get_variable("table", [20 * WIDTH, WIDTH])
     hidden = tf.nn.embedding_lookup(table, ids)
     for layer in range(6):
-        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="l{}".format(layer))
+        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name=f"l{layer}")
     logits = tf.matmul(hidden, table, transpose_b=True)
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits))
     tf.train.AdamOptimizer().minimize(loss)
@@ -406,7 +406,7 @@ def test_the_end_of_the_data_ends_a_step(zero):
     )
     hidden = tf.identity(iterator.get_next())
     for layer in range(4):
-        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name="l{}".format(layer))
+        hidden = tf.layers.dense(hidden, WIDTH, tf.tanh, False, name=f"l{layer}")
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(hidden)))
     with tf.Session() as session:
         started(session)

@@ -1,4 +1,5 @@
 """Gradient accumulation, and the same written out: sums kept in numpy, applied by a program without EPL."""
+
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -17,7 +18,8 @@ ALL_OPTIMIZERS = dict(
     adagrad=lambda: tf.train.AdagradOptimizer(0.1),
     rmsprop=lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
     ftrl=lambda: tf.train.FtrlOptimizer(0.1),
-    decayed_adam=lambda: DecayedAdam(0.01, 0.1))
+    decayed_adam=lambda: DecayedAdam(0.01, 0.1),
+)
 
 
 def clipped(gradients: Gradients) -> Gradients:
@@ -27,10 +29,10 @@ def clipped(gradients: Gradients) -> Gradients:
 
 def doubled(gradients: Gradients) -> Gradients:
     """Each changed by itself."""
-    return [None if gradient is None else 2. * gradient for gradient in gradients]
+    return [None if gradient is None else 2.0 * gradient for gradient in gradients]
 
 
-CHANGES = {'clipped': clipped, 'doubled': doubled}
+CHANGES = {"clipped": clipped, "doubled": doubled}
 
 
 class Training:
@@ -39,9 +41,16 @@ class Training:
     Under a plan it is the training op; by hand and plain it is programmed out.
     """
 
-    def __init__(self, ctx: Context, steps: int, losses: List[tf.Tensor], optimizer: tf.train.Optimizer,
-                 variables: Optional[Sequence[tf.Variable]] = None, change: Optional[Change] = None,
-                 global_step: Optional[tf.Variable] = None) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        steps: int,
+        losses: List[tf.Tensor],
+        optimizer: tf.train.Optimizer,
+        variables: Optional[Sequence[tf.Variable]] = None,
+        change: Optional[Change] = None,
+        global_step: Optional[tf.Variable] = None,
+    ) -> None:
         self.steps = steps
         self._planned = ctx.planned
         self._sums: List[Any] = []
@@ -62,8 +71,14 @@ class Training:
             mean = means[0]
         self._apply = optimizer.apply_gradients(zip(mean, [variables[i] for i in used]), global_step)
 
-    def _plan(self, loss: tf.Tensor, optimizer: tf.train.Optimizer, variables: Sequence[tf.Variable],
-              change: Optional[Change], global_step: Optional[tf.Variable]) -> None:
+    def _plan(
+        self,
+        loss: tf.Tensor,
+        optimizer: tf.train.Optimizer,
+        variables: Sequence[tf.Variable],
+        change: Optional[Change],
+        global_step: Optional[tf.Variable],
+    ) -> None:
         with tf.control_dependencies(self._updates):
             if change is None:
                 self.train_op = optimizer.minimize(loss, global_step, variables)
@@ -91,27 +106,39 @@ class Training:
 def _placeholder(gradient: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         shape = [None] + gradient.values.shape.as_list()[1:]
-        return tf.IndexedSlices(tf.placeholder(gradient.dtype, shape), tf.placeholder(gradient.indices.dtype, [None]),
-                                tf.placeholder_with_default(gradient.dense_shape, [2]))
+        return tf.IndexedSlices(
+            tf.placeholder(gradient.dtype, shape),
+            tf.placeholder(gradient.indices.dtype, [None]),
+            tf.placeholder_with_default(gradient.dense_shape, [2]),
+        )
     return tf.placeholder(gradient.dtype, gradient.shape)
 
 
 def _mean(fed: Any, same: Sequence[Any], steps: int) -> Dict[tf.Tensor, Any]:
     """Feeds the mean of the gradients of several runs; slices are joined, as those of one large batch would be."""
     if isinstance(fed, tf.IndexedSlices):
-        return {fed.values: np.concatenate([slices.values for slices in same]) / np.float32(steps),
-                fed.indices: np.concatenate([slices.indices for slices in same])}
+        return {
+            fed.values: np.concatenate([slices.values for slices in same]) / np.float32(steps),
+            fed.indices: np.concatenate([slices.indices for slices in same]),
+        }
     return {fed: np.sum(same, axis=0) / np.float32(steps)}
 
 
-def train(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', change: Optional[str] = None,
-          **config: Any) -> None:
+def train(
+    ctx: Context, name: str, steps: int, optimizer: str = "momentum", change: Optional[str] = None, **config: Any
+) -> None:
     """Trains a model of the table, fed."""
     ctx.init(pipeline__num_micro_batch=steps, **config)
     data, inputs = samples(), Inputs()
     losses = ctx.towers(MODELS[name], inputs.tensors())
-    training = Training(ctx, steps, losses, ALL_OPTIMIZERS[optimizer](), change=CHANGES[change] if change else None,
-                        global_step=tf.train.get_or_create_global_step())
+    training = Training(
+        ctx,
+        steps,
+        losses,
+        ALL_OPTIMIZERS[optimizer](),
+        change=CHANGES[change] if change else None,
+        global_step=tf.train.get_or_create_global_step(),
+    )
     loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
     with tf.Session() as sess:
         sess.run([tf.global_variables_initializer(), tf.tables_initializer()])
@@ -122,10 +149,10 @@ def train(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', chan
 
 def summed(ctx: Context, steps: int, factor: float) -> None:
     """The reduction method "sum": gradients are larger by the number of replicas and micro steps."""
-    ctx.init(pipeline__num_micro_batch=steps, communication__gradients_reduce_method='sum')
+    ctx.init(pipeline__num_micro_batch=steps, communication__gradients_reduce_method="sum")
     data, inputs = samples(), Inputs()
-    loss = MODELS['embedding'](*inputs.tensors())
-    training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS['momentum']())
+    loss = MODELS["embedding"](*inputs.tensors())
+    training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS["momentum"]())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
@@ -138,7 +165,7 @@ def fed_uneven(ctx: Context, steps: int, name: str) -> None:
     ctx.init(pipeline__num_micro_batch=steps)
     data, inputs = samples(), Inputs()
     loss = MODELS[name](*inputs.tensors())
-    training = Training(ctx, steps, [loss], OPTIMIZERS['momentum']())
+    training = Training(ctx, steps, [loss], OPTIMIZERS["momentum"]())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
@@ -154,8 +181,8 @@ def iterated(ctx: Context, steps: int, epochs: int = 2) -> None:
     data = samples()
     rows = tf.data.Dataset.from_tensor_slices((ctx.stream(data.x), ctx.stream(data.ids), ctx.stream(data.y)))
     iterator = rows.batch(ctx.batch, drop_remainder=True).make_initializable_iterator()
-    losses = ctx.towers(MODELS['embedding'], iterator.get_next())
-    training = Training(ctx, steps, losses, OPTIMIZERS['adam'](), global_step=tf.train.get_or_create_global_step())
+    losses = ctx.towers(MODELS["embedding"], iterator.get_next())
+    training = Training(ctx, steps, losses, OPTIMIZERS["adam"](), global_step=tf.train.get_or_create_global_step())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for _ in range(epochs):
@@ -172,18 +199,20 @@ def alternating(ctx: Context, steps: int) -> None:
     """Two losses with an optimizer each, run in turn: each counts its own micro steps."""
     ctx.init(pipeline__num_micro_batch=steps)
     data, inputs = samples(), Inputs()
-    with tf.variable_scope('maker'):
-        made = dense(inputs.x, FEATURES, 'make', tf.nn.tanh)
-    with tf.variable_scope('judge'):
-        real = dense(inputs.x, 1, 'judge')
-    with tf.variable_scope('judge', reuse=True):
-        fake = dense(made, 1, 'judge')
+    with tf.variable_scope("maker"):
+        made = dense(inputs.x, FEATURES, "make", tf.nn.tanh)
+    with tf.variable_scope("judge"):
+        real = dense(inputs.x, 1, "judge")
+    with tf.variable_scope("judge", reuse=True):
+        fake = dense(made, 1, "judge")
     judge_loss = tf.reduce_mean(tf.nn.softplus(fake) + tf.nn.softplus(-real))
     maker_loss = tf.reduce_mean(tf.nn.softplus(-fake))
-    judge = Training(ctx, steps, [judge_loss], tf.train.AdamOptimizer(0.01, name='judge'),
-                     tf.trainable_variables('judge'))
-    maker = Training(ctx, steps, [maker_loss], tf.train.AdamOptimizer(0.01, name='maker'),
-                     tf.trainable_variables('maker'))
+    judge = Training(
+        ctx, steps, [judge_loss], tf.train.AdamOptimizer(0.01, name="judge"), tf.trainable_variables("judge")
+    )
+    maker = Training(
+        ctx, steps, [maker_loss], tf.train.AdamOptimizer(0.01, name="maker"), tf.trainable_variables("maker")
+    )
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
@@ -197,13 +226,15 @@ def clipped_together(ctx: Context, steps: int, **config: Any) -> None:
     """One differentiation, all gradients clipped together, two optimizers that apply a part each."""
     ctx.init(pipeline__num_micro_batch=steps, **config)
     data, inputs = samples(), Inputs()
-    loss = MODELS['embedding'](*inputs.tensors())
+    loss = MODELS["embedding"](*inputs.tensors())
     variables = tf.trainable_variables()
     first, second = tf.train.AdagradOptimizer(0.1), tf.train.MomentumOptimizer(0.05, 0.9)
     if ctx.planned:
         gradients = clipped(tf.gradients(loss, variables))
-        train_op = tf.group(first.apply_gradients(zip(gradients[:1], variables[:1])),
-                            second.apply_gradients(zip(gradients[1:], variables[1:])))
+        train_op = tf.group(
+            first.apply_gradients(zip(gradients[:1], variables[:1])),
+            second.apply_gradients(zip(gradients[1:], variables[1:])),
+        )
     else:
         training = Training(ctx, steps, [loss], _Both(first, second), change=clipped)
     with tf.Session() as sess:
@@ -230,8 +261,8 @@ def keras_optimizer(ctx: Context, steps: int) -> None:
     """An optimizer of tf.keras, called in the graph."""
     ctx.init(pipeline__num_micro_batch=steps)
     data, inputs = samples(), Inputs()
-    with tf.variable_scope('net', use_resource=True):
-        loss = MODELS['layers'](*inputs.tensors())
+    with tf.variable_scope("net", use_resource=True):
+        loss = MODELS["layers"](*inputs.tensors())
     optimizer = tf.keras.optimizers.Adam(0.01)
     variables = tf.trainable_variables()
     if ctx.planned:
@@ -248,7 +279,6 @@ def keras_optimizer(ctx: Context, steps: int) -> None:
 
 
 class _Keras:
-
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
@@ -263,8 +293,8 @@ def uneven_workers(ctx: Context, steps: int, batches: Sequence[int]) -> None:
     count = batches[ctx.worker] * 4
     rows = tf.data.Dataset.from_tensor_slices((data.x[:count], data.ids[:count], data.y[:count])).batch(4)
     iterator = rows.make_initializable_iterator()
-    loss = MODELS['embedding'](*iterator.get_next())
-    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    loss = MODELS["embedding"](*iterator.get_next())
+    train_op = OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for _ in range(2):
@@ -286,8 +316,8 @@ def estimator(ctx: Context, steps: int) -> None:
 
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
         with ctx.scope():
-            loss = MODELS['layers'](features, None, labels)
-        train_op = OPTIMIZERS['momentum']().minimize(loss, tf.train.get_or_create_global_step())
+            loss = MODELS["layers"](features, None, labels)
+        train_op = OPTIMIZERS["momentum"]().minimize(loss, tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     def input_fn() -> tf.data.Dataset:
@@ -300,5 +330,6 @@ def estimator(ctx: Context, steps: int) -> None:
     checkpoint = tf.train.latest_checkpoint(directory)
     ctx.record(checkpoint=checkpoint)
     if checkpoint:
-        ctx.record(saved={name: tf.train.load_variable(checkpoint, name)
-                          for name, _ in tf.train.list_variables(checkpoint)})
+        ctx.record(
+            saved={name: tf.train.load_variable(checkpoint, name) for name, _ in tf.train.list_variables(checkpoint)}
+        )

@@ -1,4 +1,5 @@
 """Samples that all scripts train on: enough rows for every step, the same on every run."""
+
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,11 @@ FEATURES = 12
 TOKENS = 4
 VOCABULARY = 11
 
-Samples = NamedTuple('Samples', [('x', np.ndarray), ('ids', np.ndarray), ('y', np.ndarray)])
+
+class Samples(NamedTuple):
+    x: np.ndarray
+    ids: np.ndarray
+    y: np.ndarray
 
 
 def samples(steps: int = STEPS, seed: int = 7) -> Samples:

@@ -1,4 +1,5 @@
 """The ways in which samples reach a model: tf.data iterators, queue runners, feeds of every form."""
+
 import os
 
 import numpy as np
@@ -9,9 +10,9 @@ from tests.parity.scripts.data import FEATURES, TOKENS, samples
 from tests.parity.scripts.models import MODELS, OPTIMIZERS
 
 
-def _train_op(ctx: Context, x: tf.Tensor, y: tf.Tensor, name: str = 'layers') -> tuple:
+def _train_op(ctx: Context, x: tf.Tensor, y: tf.Tensor, name: str = "layers") -> tuple:
     losses = ctx.towers(lambda x, y: MODELS[name](x, None, y), [x, y])
-    return losses[0], ctx.minimize(losses, OPTIMIZERS['momentum']())
+    return losses[0], ctx.minimize(losses, OPTIMIZERS["momentum"]())
 
 
 def one_shot(ctx: Context, scoped: bool = False) -> None:
@@ -38,7 +39,7 @@ def initializable(ctx: Context, shapes_known: bool = False) -> None:
     data = samples()
     x_source = tf.placeholder(tf.float32, [None, FEATURES])
     y_source = tf.placeholder(tf.int32, [None])
-    rows = tf.data.Dataset.from_tensor_slices((x_source, y_source)).map(lambda x, y: (x * 1., y), 2)
+    rows = tf.data.Dataset.from_tensor_slices((x_source, y_source)).map(lambda x, y: (x * 1.0, y), 2)
     rows = rows.batch(ctx.batch, drop_remainder=shapes_known).prefetch(2)
     iterator = rows.make_initializable_iterator()
     x, y = iterator.get_next()
@@ -63,8 +64,9 @@ def reinitializable(ctx: Context) -> None:
     data, other = samples(), samples(2, seed=8)
     train_rows = tf.data.Dataset.from_tensor_slices((ctx.stream(data.x), ctx.stream(data.y))).batch(ctx.batch)
     valid_rows = tf.data.Dataset.from_tensor_slices((ctx.stream(other.x), ctx.stream(other.y))).batch(ctx.batch)
-    iterator = tf.data.Iterator.from_structure(tf.data.get_output_types(train_rows),
-                                               tf.data.get_output_shapes(train_rows))
+    iterator = tf.data.Iterator.from_structure(
+        tf.data.get_output_types(train_rows), tf.data.get_output_shapes(train_rows)
+    )
     start_train, start_valid = iterator.make_initializer(train_rows), iterator.make_initializer(valid_rows)
     x, y = iterator.get_next()
     loss, train_op = _train_op(ctx, x, y)
@@ -121,11 +123,11 @@ def file_queue(ctx: Context) -> None:
     """tf.train.string_input_producer over text files, a reader, a decoder and tf.train.batch."""
     ctx.init()
     data = samples()
-    path = os.path.join(ctx.temporary_directory(), 'rows.csv')
-    np.savetxt(path, np.column_stack([ctx.stream(data.x), ctx.stream(data.y)]), fmt='%.9g', delimiter=',')
+    path = os.path.join(ctx.temporary_directory(), "rows.csv")
+    np.savetxt(path, np.column_stack([ctx.stream(data.x), ctx.stream(data.y)]), fmt="%.9g", delimiter=",")
     files = tf.train.string_input_producer([path], num_epochs=1, shuffle=False)
     _, line = tf.TextLineReader().read(files)
-    columns = tf.decode_csv(line, [[0.]] * FEATURES + [[0]])
+    columns = tf.decode_csv(line, [[0.0]] * FEATURES + [[0]])
     x, y = tf.train.batch([tf.stack(columns[:-1]), columns[-1]], ctx.batch)
     loss, train_op = _train_op(ctx, x, y)
     with tf.train.MonitoredSession() as sess:
@@ -134,7 +136,7 @@ def file_queue(ctx: Context) -> None:
                 ctx.record(loss=sess.run([loss, train_op])[0])
             except tf.errors.OutOfRangeError:
                 break
-            if len(ctx.results['loss']) == STEPS:
+            if len(ctx.results["loss"]) == STEPS:
                 ctx.record_variables(sess)
 
 
@@ -142,12 +144,12 @@ def fed(ctx: Context, first_dimension: str) -> None:
     """feed_dict with placeholders whose first dimension is unknown or the batch of one device, and with scalars."""
     ctx.init()
     data = samples()
-    rows = {'unknown': None, 'known': ctx.batch}[first_dimension]
-    x = tf.placeholder(tf.float32, [rows, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [rows], 'y')
-    rate = tf.placeholder(tf.float32, [], 'rate')
-    keep = tf.placeholder_with_default(1., [], 'keep')
-    loss = MODELS['layers'](x * keep, None, y)
+    rows = {"unknown": None, "known": ctx.batch}[first_dimension]
+    x = tf.placeholder(tf.float32, [rows, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [rows], "y")
+    rate = tf.placeholder(tf.float32, [], "rate")
+    keep = tf.placeholder_with_default(1.0, [], "keep")
+    loss = MODELS["layers"](x * keep, None, y)
     train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -163,11 +165,11 @@ def fed_whole(ctx: Context) -> None:
     """A placeholder of known first dimension, fed with that many rows: all replicas get all of them."""
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    scale = tf.placeholder(tf.float32, [FEATURES], 'scale')
-    loss = MODELS['layers'](x * scale, None, y)
-    train_op = OPTIMIZERS['momentum']().minimize(loss)
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    scale = tf.placeholder(tf.float32, [FEATURES], "scale")
+    loss = MODELS["layers"](x * scale, None, y)
+    train_op = OPTIMIZERS["momentum"]().minimize(loss)
     factors = np.linspace(0.5, 1.5, FEATURES).astype(np.float32)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -181,10 +183,10 @@ def fed_uneven(ctx: Context) -> None:
     """Batches that do not divide by the replicas: rows weigh in the mean, not replicas."""
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    loss = MODELS['layers'](x, None, y)
-    train_op = OPTIMIZERS['sgd']().minimize(loss)
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    loss = MODELS["layers"](x, None, y)
+    train_op = OPTIMIZERS["sgd"]().minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
@@ -197,10 +199,10 @@ def fed_odd_ids(ctx: Context) -> None:
     """Uneven rows and sparse gradients: 11 rows on the replicas of one process."""
     ctx.init()
     data = samples()
-    ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    loss = MODELS['resource_embedding'](None, ids, y)
-    train_op = OPTIMIZERS['sgd']().minimize(loss)
+    ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
+    y = tf.placeholder(tf.int32, [None], "y")
+    loss = MODELS["resource_embedding"](None, ids, y)
+    train_op = OPTIMIZERS["sgd"]().minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
@@ -216,14 +218,14 @@ def fed_updates(ctx: Context) -> None:
     """
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    table = tf.get_variable('table', [5, FEATURES], initializer=tf.ones_initializer())
-    rate = tf.get_variable('rate', [], initializer=tf.zeros_initializer(), trainable=False)
-    loss = MODELS['layers'](x * tf.reduce_mean(table, 0), None, y)
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    table = tf.get_variable("table", [5, FEATURES], initializer=tf.ones_initializer())
+    rate = tf.get_variable("rate", [], initializer=tf.zeros_initializer(), trainable=False)
+    loss = MODELS["layers"](x * tf.reduce_mean(table, 0), None, y)
     train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss)
-    ids = tf.placeholder(tf.int32, [None], 'ids')
-    values = tf.placeholder(tf.float32, None, 'values')
+    ids = tf.placeholder(tf.int32, [None], "ids")
+    values = tf.placeholder(tf.float32, None, "values")
     write_rows = tf.scatter_update(table, ids, values)
     write_rate = rate.assign(values)
     bias = [variable for variable in tf.trainable_variables() if variable.shape.ndims == 1][0]

@@ -1,4 +1,5 @@
 """A table of small models, each a function from (x, ids, y) to a loss, and the script that trains any of them."""
+
 from typing import Callable, Dict
 
 import tensorflow.compat.v1 as tf
@@ -11,9 +12,9 @@ Model = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 MODELS: Dict[str, Model] = {}
 
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
-    'sgd': lambda: tf.train.GradientDescentOptimizer(0.1),
-    'momentum': lambda: tf.train.MomentumOptimizer(0.05, 0.9),
-    'adam': lambda: tf.train.AdamOptimizer(0.01),
+    "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9),
+    "adam": lambda: tf.train.AdamOptimizer(0.01),
 }
 
 
@@ -46,28 +47,28 @@ def weights(name: str, shape: list, use_resource: bool = None, trainable: bool =
 @model
 def layers(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.layers: ref variables."""
-    return cross_entropy(y, dense(dense(x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out'))
+    return cross_entropy(y, dense(dense(x, 8, "hidden", tf.nn.tanh), CLASSES, "out"))
 
 
 @model
 def resource(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """The same with resource variables."""
-    with tf.variable_scope('net', use_resource=True):
+    with tf.variable_scope("net", use_resource=True):
         return layers(x, ids, y)
 
 
 @model
 def keras_layers(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Keras layers called as functions: resource variables, created outside of variable scopes."""
-    hidden = tf.keras.layers.Dense(8, 'relu', kernel_initializer=initializer(), name='hidden')(x)
-    return cross_entropy(y, tf.keras.layers.Dense(CLASSES, kernel_initializer=initializer(), name='out')(hidden))
+    hidden = tf.keras.layers.Dense(8, "relu", kernel_initializer=initializer(), name="hidden")(x)
+    return cross_entropy(y, tf.keras.layers.Dense(CLASSES, kernel_initializer=initializer(), name="out")(hidden))
 
 
 @model
 def plain_variables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.get_variable, ref and resource in one model, with weight decay of both."""
-    first = weights('first', [FEATURES, 8], use_resource=False)
-    second = weights('second', [8, CLASSES], use_resource=True)
+    first = weights("first", [FEATURES, 8], use_resource=False)
+    second = weights("second", [8, CLASSES], use_resource=True)
     decay = 0.01 * (tf.nn.l2_loss(first) + tf.nn.l2_loss(second))
     # What the loss alone needs may otherwise be read after the update that it is not needed for.
     with tf.control_dependencies([decay]):
@@ -80,16 +81,16 @@ def narrow(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Many small variables of either kind, none with more than three rows."""
     hidden = x[:, :3]
     for number in range(6):
-        with tf.variable_scope('block', use_resource=number % 2 == 1):
-            hidden += dense(hidden, 3, 'layer%d' % number, tf.nn.tanh)
-    scale = tf.get_variable('scale', [1], initializer=tf.ones_initializer())
-    return cross_entropy(y % 3, scale * dense(hidden, 3, 'out'))
+        with tf.variable_scope("block", use_resource=number % 2 == 1):
+            hidden += dense(hidden, 3, "layer%d" % number, tf.nn.tanh)
+    scale = tf.get_variable("scale", [1], initializer=tf.ones_initializer())
+    return cross_entropy(y % 3, scale * dense(hidden, 3, "out"))
 
 
 @model
 def narrow_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """The same behind an embedding, with slices as its gradient."""
-    found = tf.nn.embedding_lookup(weights('table', [3, 3]), ids % 3)
+    found = tf.nn.embedding_lookup(weights("table", [3, 3]), ids % 3)
     return narrow(tf.concat([x[:, :3] + tf.reduce_sum(found, 1), x[:, 3:]], 1), ids, y)
 
 
@@ -97,26 +98,27 @@ def narrow_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def convolution(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Convolution and pooling."""
     image = tf.reshape(x, [-1, 3, FEATURES // 3, 1])
-    maps = tf.layers.conv2d(image, 4, 2, padding='same', activation=tf.nn.relu, name='conv',
-                            kernel_initializer=initializer())
-    return cross_entropy(y, dense(tf.layers.flatten(tf.layers.max_pooling2d(maps, 2, 1)), CLASSES, 'out'))
+    maps = tf.layers.conv2d(
+        image, 4, 2, padding="same", activation=tf.nn.relu, name="conv", kernel_initializer=initializer()
+    )
+    return cross_entropy(y, dense(tf.layers.flatten(tf.layers.max_pooling2d(maps, 2, 1)), CLASSES, "out"))
 
 
 @model
 def conditional(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.cond on the step, so that all replicas take the same branch, with variables used in one branch only."""
-    hidden = dense(x, 8, 'hidden', tf.nn.tanh)
-    extra = weights('extra', [8, 8])
+    hidden = dense(x, 8, "hidden", tf.nn.tanh)
+    extra = weights("extra", [8, 8])
     step = tf.train.get_or_create_global_step()
-    hidden = tf.cond(tf.equal(step % 2, 0), lambda: tf.matmul(hidden, extra), lambda: 2. * hidden)
-    return cross_entropy(y, dense(hidden, CLASSES, 'out'))
+    hidden = tf.cond(tf.equal(step % 2, 0), lambda: tf.matmul(hidden, extra), lambda: 2.0 * hidden)
+    return cross_entropy(y, dense(hidden, CLASSES, "out"))
 
 
 @model
 def loop(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.while_loop with a weight used in each round, and a loop inside a loop."""
-    hidden = dense(x, 8, 'hidden', tf.nn.tanh)
-    kernel = weights('recurrent', [8, 8])
+    hidden = dense(x, 8, "hidden", tf.nn.tanh)
+    kernel = weights("recurrent", [8, 8])
 
     def inner(i: tf.Tensor, state: tf.Tensor) -> tuple:
         return i + 1, tf.tanh(tf.matmul(state, kernel))
@@ -126,7 +128,7 @@ def loop(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return i + 1, state + hidden
 
     _, state = tf.while_loop(lambda i, _: i < 3, outer, (tf.constant(0), hidden))
-    return cross_entropy(y, dense(state, CLASSES, 'out'))
+    return cross_entropy(y, dense(state, CLASSES, "out"))
 
 
 @model
@@ -134,13 +136,13 @@ def recurrent(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.nn.dynamic_rnn with an LSTM cell."""
     cell = tf.nn.rnn_cell.LSTMCell(6, initializer=initializer())
     outputs, _ = tf.nn.dynamic_rnn(cell, tf.reshape(x, [-1, 4, FEATURES // 4]), dtype=tf.float32)
-    return cross_entropy(y, dense(outputs[:, -1], CLASSES, 'out'))
+    return cross_entropy(y, dense(outputs[:, -1], CLASSES, "out"))
 
 
 @model
 def mapped(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """tf.map_fn over the rows: TensorArrays in a loop."""
-    kernel = weights('kernel', [FEATURES, CLASSES])
+    kernel = weights("kernel", [FEATURES, CLASSES])
     logits = tf.map_fn(lambda row: tf.squeeze(tf.matmul(row[None], kernel), 0), x)
     return cross_entropy(y, logits)
 
@@ -148,23 +150,23 @@ def mapped(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @model
 def embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """An embedding with IndexedSlices gradients; rows repeat within and across replicas."""
-    table = weights('table', [VOCABULARY, 6])
+    table = weights("table", [VOCABULARY, 6])
     embedded = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, TOKENS * 6])
-    return cross_entropy(y, dense(tf.concat([embedded, x], 1), CLASSES, 'out'))
+    return cross_entropy(y, dense(tf.concat([embedded, x], 1), CLASSES, "out"))
 
 
 @model
 def resource_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """The same on a resource variable, read twice: the gradient is a concatenation of slices."""
-    table = weights('table', [VOCABULARY, 6], use_resource=True)
+    table = weights("table", [VOCABULARY, 6], use_resource=True)
     both = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), 1) + tf.gather(table, ids[:, 0])
-    return cross_entropy(y, dense(both, CLASSES, 'out'))
+    return cross_entropy(y, dense(both, CLASSES, "out"))
 
 
 @model
 def shared_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """One table looked up and used as the output layer: slices and a dense gradient of one variable are added."""
-    table = weights('table', [VOCABULARY, 6])
+    table = weights("table", [VOCABULARY, 6])
     hidden = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), 1)
     return cross_entropy(y, tf.matmul(hidden, table, transpose_b=True))
 
@@ -172,8 +174,8 @@ def shared_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @model
 def unused_and_frozen(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """A variable that the loss does not reach (its gradient is None), and one that is not trained."""
-    weights('unused', [3])
-    frozen = weights('frozen', [FEATURES, FEATURES], trainable=False)
+    weights("unused", [3])
+    frozen = weights("frozen", [FEATURES, FEATURES], trainable=False)
     return layers(tf.matmul(x, frozen), ids, y)
 
 
@@ -182,7 +184,10 @@ def hash_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Token ids translated by a hash table."""
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(
-            tf.range(VOCABULARY), tf.constant([(7 * i) % VOCABULARY for i in range(VOCABULARY)])), -1)
+            tf.range(VOCABULARY), tf.constant([(7 * i) % VOCABULARY for i in range(VOCABULARY)])
+        ),
+        -1,
+    )
     return embedding(x, table.lookup(ids), y)
 
 
@@ -194,37 +199,39 @@ def custom_gradient(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     def scaled(value: tf.Tensor) -> tuple:
         return tf.identity(value), lambda grad: 0.5 * grad
 
-    return cross_entropy(y, dense(scaled(dense(x, 8, 'hidden', tf.nn.tanh)), CLASSES, 'out'))
+    return cross_entropy(y, dense(scaled(dense(x, 8, "hidden", tf.nn.tanh)), CLASSES, "out"))
 
 
 @model
 def batch_norm(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Batch normalisation with UPDATE_OPS: statistics of each replica's own rows."""
-    hidden = tf.layers.batch_normalization(dense(x, 8, 'hidden'), training=True, momentum=0.8, name='norm')
-    return cross_entropy(y, dense(tf.nn.relu(hidden), CLASSES, 'out'))
+    hidden = tf.layers.batch_normalization(dense(x, 8, "hidden"), training=True, momentum=0.8, name="norm")
+    return cross_entropy(y, dense(tf.nn.relu(hidden), CLASSES, "out"))
 
 
 @model
 def fused_batch_norm(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """The fused kernel, on images."""
     image = tf.reshape(x, [-1, 3, FEATURES // 3, 1])
-    maps = tf.layers.conv2d(image, 4, 2, name='conv', kernel_initializer=initializer())
-    maps = tf.layers.batch_normalization(maps, training=True, momentum=0.8, fused=True, name='norm')
-    return cross_entropy(y, dense(tf.layers.flatten(tf.nn.relu(maps)), CLASSES, 'out'))
+    maps = tf.layers.conv2d(image, 4, 2, name="conv", kernel_initializer=initializer())
+    maps = tf.layers.batch_normalization(maps, training=True, momentum=0.8, fused=True, name="norm")
+    return cross_entropy(y, dense(tf.layers.flatten(tf.nn.relu(maps)), CLASSES, "out"))
 
 
-def train(ctx: Context, name: str, optimizer: str = 'sgd', scoped: bool = False, **config: object) -> None:
+def train(ctx: Context, name: str, optimizer: str = "sgd", scoped: bool = False, **config: object) -> None:
     """Trains a model of the table in a plain session with feed_dict."""
     ctx.init(annotate=not scoped, **config)
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
-    y = tf.placeholder(tf.int32, [None], 'y')
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
+    y = tf.placeholder(tf.int32, [None], "y")
     function = MODELS[name]
     if scoped:
+
         def function(*inputs: tf.Tensor, inner: Model = MODELS[name]) -> tf.Tensor:
             with ctx.scope():
                 return inner(*inputs)
+
     losses = ctx.towers(function, [x, ids, y])
     train_op = ctx.minimize(losses, OPTIMIZERS[optimizer]())
     loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
@@ -241,13 +248,13 @@ def train_small(ctx: Context, factor: float, **config: object) -> None:
     """Trains a weight with gradients near ``factor``, undone by the learning rate, from zero."""
     ctx.init(**config)
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    kernel = tf.get_variable('kernel', [FEATURES, 1], initializer=tf.zeros_initializer())
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    kernel = tf.get_variable("kernel", [FEATURES, 1], initializer=tf.zeros_initializer())
     loss = factor * tf.reduce_mean(tf.matmul(x, kernel))
-    train_op = tf.train.GradientDescentOptimizer(1. / factor).minimize(loss)
+    train_op = tf.train.GradientDescentOptimizer(1.0 / factor).minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
             sess.run(train_op, {x: ctx.step_rows(data.x, step)})
-            ctx.record(loss=0.)
+            ctx.record(loss=0.0)
         ctx.record_variables(sess)

@@ -15,8 +15,15 @@ from tests.parity.scripts.models import cross_entropy, dense, initializer, weigh
 
 WIDTH = 8
 
+
 # What is fed, and the scope of what is split in a stage.
-Inputs = NamedTuple("Inputs", [("x", tf.Tensor), ("ids", tf.Tensor), ("y", tf.Tensor), ("split", Callable[[], Any])])
+class Inputs(NamedTuple):
+    x: tf.Tensor
+    ids: tf.Tensor
+    y: tf.Tensor
+    split: Callable[[], Any]
+
+
 Inputs.__new__.__defaults__ = (contextlib.suppress,)
 Block = Callable[[Any], Any]
 

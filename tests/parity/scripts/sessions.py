@@ -1,4 +1,5 @@
 """The ways to drive training: MonitoredTrainingSession and hooks, Estimator, Supervisor, Saver, summaries."""
+
 import glob
 import os
 from typing import Any, Dict, List, Tuple
@@ -17,21 +18,21 @@ def _dataset(ctx: Context) -> tf.data.Dataset:
     return rows.batch(ctx.batch)
 
 
-def _iterator_model(ctx: Context, name: str = 'layers') -> Tuple[tf.Tensor, tf.Operation]:
+def _iterator_model(ctx: Context, name: str = "layers") -> Tuple[tf.Tensor, tf.Operation]:
     iterator = _dataset(ctx).make_initializable_iterator()
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     x, y = iterator.get_next()
     loss = MODELS[name](x, None, y)
-    return loss, OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    return loss, OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
 
 
 def _events(directory: str) -> Dict[str, List[float]]:
     """Returns the scalar values written under each tag, in order."""
     values: Dict[str, List[float]] = {}
-    for path in sorted(glob.glob(os.path.join(directory, 'events*'))):
+    for path in sorted(glob.glob(os.path.join(directory, "events*"))):
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
-                if value.HasField('simple_value'):
+                if value.HasField("simple_value"):
                     values.setdefault(value.tag, []).append(value.simple_value)
     return values
 
@@ -63,26 +64,30 @@ def monitored(ctx: Context) -> None:
     directory = ctx.temporary_directory()
     loss, train_op = _iterator_model(ctx)
     mean_loss = tf.identity(loss)
-    tf.summary.scalar('mean_loss', mean_loss)
-    tf.summary.scalar('constant', tf.constant(1.5))  # a weight is read before or after its update, as it happens
+    tf.summary.scalar("mean_loss", mean_loss)
+    tf.summary.scalar("constant", tf.constant(1.5))  # a weight is read before or after its update, as it happens
     if ctx.planned:
         import epl
+
         epl.add_to_collection(mean_loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
     logged: List[float] = []
     hooks = [
-        tf.train.StopAtStepHook(last_step=100), tf.train.NanTensorHook(loss),
-        tf.train.LoggingTensorHook({'logged': mean_loss}, every_n_iter=1,
-                                   formatter=lambda values: logged.append(values['logged']) or ''),
+        tf.train.StopAtStepHook(last_step=100),
+        tf.train.NanTensorHook(loss),
+        tf.train.LoggingTensorHook(
+            {"logged": mean_loss}, every_n_iter=1, formatter=lambda values: logged.append(values["logged"]) or ""
+        ),
         tf.train.StepCounterHook(2, output_dir=directory),
         tf.train.CheckpointSaverHook(directory, save_steps=2),
         tf.train.SummarySaverHook(1, output_dir=directory, summary_op=tf.summary.merge_all()),
-        _Seen(ctx, loss)]
+        _Seen(ctx, loss),
+    ]
     with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
         while not sess.should_stop():
             sess.run(train_op)
     ctx.record(events=_events(directory), logged=logged, checkpoint=tf.train.latest_checkpoint(directory))
-    if ctx.results['checkpoint'][0]:
-        ctx.record(saved=sorted(tf.train.list_variables(ctx.results['checkpoint'][0])))
+    if ctx.results["checkpoint"][0]:
+        ctx.record(saved=sorted(tf.train.list_variables(ctx.results["checkpoint"][0])))
 
 
 def stopped(ctx: Context, last_step: int) -> None:
@@ -91,8 +96,12 @@ def stopped(ctx: Context, last_step: int) -> None:
     directory = ctx.temporary_directory()
     loss, train_op = _iterator_model(ctx)
     with tf.train.MonitoredTrainingSession(
-            checkpoint_dir=directory, save_checkpoint_steps=3, save_summaries_steps=2, log_step_count_steps=2,
-            hooks=[tf.train.StopAtStepHook(last_step=last_step), _Seen(ctx, loss)]) as sess:
+        checkpoint_dir=directory,
+        save_checkpoint_steps=3,
+        save_summaries_steps=2,
+        log_step_count_steps=2,
+        hooks=[tf.train.StopAtStepHook(last_step=last_step), _Seen(ctx, loss)],
+    ) as sess:
         while not sess.should_stop():
             sess.run(train_op)
     ctx.record(files=sorted(os.listdir(directory)))
@@ -102,6 +111,7 @@ def _annotated(ctx: Context, default_strategy: bool) -> Any:
     """Annotates what is built inside, by a scope or by a call of `epl.set_default_strategy` amid the model function."""
     if default_strategy and ctx.planned:
         import epl
+
         epl.set_default_strategy(epl.replicate(ctx.together))
     return tf.name_scope(None) if default_strategy else ctx.scope()
 
@@ -112,8 +122,8 @@ def estimator(ctx: Context, default_strategy: bool) -> None:
 
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
         with _annotated(ctx, default_strategy):
-            loss = MODELS['layers'](features, None, labels)
-        train_op = OPTIMIZERS['momentum']().minimize(loss, tf.train.get_or_create_global_step())
+            loss = MODELS["layers"](features, None, labels)
+        train_op = OPTIMIZERS["momentum"]().minimize(loss, tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[_Seen(ctx, loss)])
 
     directory = ctx.temporary_directory()
@@ -131,13 +141,13 @@ def estimator_twice(ctx: Context, default_strategy: bool) -> None:
 
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
         with _annotated(ctx, default_strategy):
-            loss = MODELS['layers'](features, None, labels)
-        train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+            loss = MODELS["layers"](features, None, labels)
+        train_op = OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[_Seen(ctx, loss)])
 
     trainer = tf.estimator.Estimator(model_fn, ctx.temporary_directory())
     for _ in range(2):
-        ctx.results.pop('variables', None)
+        ctx.results.pop("variables", None)
         trainer.train(lambda: _dataset(ctx), steps=STEPS // 2)
 
 
@@ -145,24 +155,28 @@ def supervisor(ctx: Context) -> None:
     """tf.train.Supervisor and its managed session."""
     ctx.init()
     loss, train_op = _iterator_model(ctx)
-    manager = tf.train.Supervisor(logdir=ctx.temporary_directory(), is_chief=True, save_model_secs=0,
-                                  local_init_op=tf.group(tf.local_variables_initializer(), tf.tables_initializer()))
+    manager = tf.train.Supervisor(
+        logdir=ctx.temporary_directory(),
+        is_chief=True,
+        save_model_secs=0,
+        local_init_op=tf.group(tf.local_variables_initializer(), tf.tables_initializer()),
+    )
     with manager.managed_session() as sess:
         for _ in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op])[0])
         ctx.record_variables(sess)
 
 
-def save_or_resume(ctx: Context, save: str, resume: str, steps: Tuple[int, int], name: str = 'embedding') -> None:
+def save_or_resume(ctx: Context, save: str, resume: str, steps: Tuple[int, int], name: str = "embedding") -> None:
     """Trains steps[0] to steps[1]; starts from the checkpoint `resume` if given, writes `save` if given."""
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    ids = tf.placeholder(tf.int32, [None, data.ids.shape[1]], 'ids')
-    y = tf.placeholder(tf.int32, [None], 'y')
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    ids = tf.placeholder(tf.int32, [None, data.ids.shape[1]], "ids")
+    y = tf.placeholder(tf.int32, [None], "y")
     losses = ctx.towers(MODELS[name], [x, ids, y])
     loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
-    train_op = ctx.minimize(losses, OPTIMIZERS['adam']())
+    train_op = ctx.minimize(losses, OPTIMIZERS["adam"]())
     saver = tf.train.Saver()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -182,9 +196,14 @@ def resume_monitored(ctx: Context, directory: str) -> None:
     loss, train_op = _iterator_model(ctx)
     if ctx.worker:
         directory = ctx.temporary_directory()
-    with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, save_checkpoint_steps=None,
-                                           save_checkpoint_secs=None, save_summaries_steps=None,
-                                           save_summaries_secs=None, hooks=[_Seen(ctx, loss)]) as sess:
+    with tf.train.MonitoredTrainingSession(
+        checkpoint_dir=directory,
+        save_checkpoint_steps=None,
+        save_checkpoint_secs=None,
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        hooks=[_Seen(ctx, loss)],
+    ) as sess:
         while not sess.should_stop():
             sess.run(train_op)
 
@@ -204,18 +223,19 @@ def file_writer(ctx: Context) -> None:
     """tf.summary.FileWriter in a plain session, on a merged tensor and on a tensor of the first replica."""
     ctx.init()
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    loss = MODELS['layers'](x, None, y)
-    train_op = OPTIMIZERS['momentum']().minimize(loss)
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    loss = MODELS["layers"](x, None, y)
+    train_op = OPTIMIZERS["momentum"]().minimize(loss)
     total = tf.reduce_sum(x)
     if ctx.planned:
         import epl
+
         epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
         epl.add_to_collection([total], epl.GraphKeys.GLOBAL_SUM_OBJECTS)
-    tf.summary.scalar('loss', loss)
-    tf.summary.scalar('total', total)
-    tf.summary.histogram('kernel', tf.trainable_variables()[0])
+    tf.summary.scalar("loss", loss)
+    tf.summary.scalar("total", total)
+    tf.summary.histogram("kernel", tf.trainable_variables()[0])
     merged = tf.summary.merge_all()
     directory = ctx.temporary_directory()
     writer = tf.summary.FileWriter(directory, tf.get_default_graph())
@@ -237,13 +257,13 @@ def different_seeds(ctx: Context, resource: bool, session: str, unseeded: bool) 
     if not unseeded:
         tf.set_random_seed(100 + ctx.worker)
     data = samples()
-    x = tf.placeholder(tf.float32, [None, FEATURES], 'x')
-    y = tf.placeholder(tf.int32, [None], 'y')
-    with tf.variable_scope('net', use_resource=resource):
-        logits = tf.layers.dense(tf.layers.dense(x, 8, name='a'), 5, name='b')
-        tf.get_variable('statistic', [3], initializer=tf.random_normal_initializer(), trainable=False)
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    with tf.variable_scope("net", use_resource=resource):
+        logits = tf.layers.dense(tf.layers.dense(x, 8, name="a"), 5, name="b")
+        tf.get_variable("statistic", [3], initializer=tf.random_normal_initializer(), trainable=False)
     loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
-    train_op = OPTIMIZERS['adam']().minimize(loss)
+    train_op = OPTIMIZERS["adam"]().minimize(loss)
     initial: List[Any] = [np.array(0)]
 
     def steps(sess: tf.Session) -> None:
@@ -253,7 +273,7 @@ def different_seeds(ctx: Context, resource: bool, session: str, unseeded: bool) 
         ctx.record_variables(sess, variables)
 
     variables = tf.global_variables()
-    if session == 'plain':
+    if session == "plain":
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
             initial[0] = sess.run(tf.trainable_variables()[0])

@@ -1,4 +1,5 @@
 """Layers in a split whose outputs are scaled by random numbers: by each random op that has a rule, by dropout, too."""
+
 from typing import Callable, Dict, List
 
 import numpy as np
@@ -11,15 +12,15 @@ from tests.parity.scripts.splits import annotations
 COLUMNS = 301  # that no number of devices here divides
 RATE = 0.01  # of learning; weights stay near 1
 KEPT = 0.75  # of what dropout takes
-LARGEST = 2 ** 30  # integer, less one
+LARGEST = 2**30  # integer, less one
 
 # What scales a tensor, element by element.
 NOISES: Dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-    'dropout': lambda h: tf.nn.dropout(h, rate=1 - KEPT),
-    'normal': lambda h: h * tf.random.normal(tf.shape(h)),
-    'truncated': lambda h: h * tf.random.truncated_normal(tf.shape(h)),
-    'uniform': lambda h: h * tf.random.uniform(tf.shape(h)),
-    'integers': lambda h: h * (tf.cast(tf.random.uniform(tf.shape(h), 0, LARGEST, tf.int32), tf.float32) / LARGEST),
+    "dropout": lambda h: tf.nn.dropout(h, rate=1 - KEPT),
+    "normal": lambda h: h * tf.random.normal(tf.shape(h)),
+    "truncated": lambda h: h * tf.random.truncated_normal(tf.shape(h)),
+    "uniform": lambda h: h * tf.random.uniform(tf.shape(h)),
+    "integers": lambda h: h * (tf.cast(tf.random.uniform(tf.shape(h), 0, LARGEST, tf.int32), tf.float32) / LARGEST),
 }
 
 
@@ -43,6 +44,7 @@ def train(ctx: Context, open_batch: bool, turn: int = 0) -> None:
         loss = tf.add_n(losses)
     if ctx.planned:
         import epl
+
         epl.add_to_collection(list(outputs.values()), epl.GraphKeys.GLOBAL_CONCAT_OBJECTS)
     drawn = [op for op in tf.get_default_graph().get_operations() if op.type in RANDOM]
     assert {op.type for op in drawn} == RANDOM
@@ -61,4 +63,4 @@ def train(ctx: Context, open_batch: bool, turn: int = 0) -> None:
             behind = sess.run(weights)
             ctx.record(outputs=found, before=before, behind=behind)
             before = behind
-        ctx.results['variables'] = [before]
+        ctx.results["variables"] = [before]

@@ -1,4 +1,5 @@
 """Splits whose devices have different numbers of rows."""
+
 from typing import Any, Dict
 
 import tensorflow.compat.v1 as tf
@@ -18,12 +19,13 @@ def _own_rows(ctx: Context, step: int) -> slice:
     begin, end = step * GLOBAL_BATCH, step * GLOBAL_BATCH + 13 + step % 3
     if not ctx.planned:
         return slice(begin, end)
-    ends = [end - sum(FURTHER[:ctx.workers - 1 - worker]) for worker in range(ctx.workers)]
+    ends = [end - sum(FURTHER[: ctx.workers - 1 - worker]) for worker in range(ctx.workers)]
     return slice(ends[ctx.worker - 1] if ctx.worker else begin, ends[ctx.worker])
 
 
-def train(ctx: Context, name: str, optimizer: str = 'momentum', clip: float = 0., groups: int = 1,
-          **config: Any) -> None:
+def train(
+    ctx: Context, name: str, optimizer: str = "momentum", clip: float = 0.0, groups: int = 1, **config: Any
+) -> None:
     """Trains a model of `splits`; the loss that is recorded is that of all rows."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     inputs = Inputs()
@@ -37,14 +39,21 @@ def train(ctx: Context, name: str, optimizer: str = 'momentum', clip: float = 0.
         _record(ctx, sess)
 
 
-def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', change: str = '', groups: int = 1,
-                **config: Any) -> None:
+def accumulated(
+    ctx: Context, name: str, steps: int, optimizer: str = "momentum", change: str = "", groups: int = 1, **config: Any
+) -> None:
     """The same with accumulation; the runs of a training step weigh alike."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
     inputs = Inputs()
     loss = _loss(ctx, name, inputs, groups)
-    training = Training(ctx, steps, [loss], OPTIMIZERS[optimizer](), change=CHANGES[change] if change else None,
-                        global_step=tf.train.get_or_create_global_step())
+    training = Training(
+        ctx,
+        steps,
+        [loss],
+        OPTIMIZERS[optimizer](),
+        change=CHANGES[change] if change else None,
+        global_step=tf.train.get_or_create_global_step(),
+    )
     _show_of_all(ctx, loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -72,11 +81,12 @@ def _show_of_all(ctx: Context, loss: tf.Tensor) -> None:
     """Has the loss fetched as the mean over the rows of all processes."""
     if ctx.planned:
         import epl
+
         epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
 
 
 def _record(ctx: Context, sess: tf.Session) -> None:
-    variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
-    ctx.results['variables'] = [sess.run(variables)]
+    variables = {v.name.partition(":")[0]: v for v in tf.global_variables()}
+    ctx.results["variables"] = [sess.run(variables)]
     if ctx.planned:
-        ctx.results['parts'] = parts(sess)
+        ctx.results["parts"] = parts(sess)

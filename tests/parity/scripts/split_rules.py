@@ -3,6 +3,7 @@
 What a case takes at random is a variable, or a batch times one; a sum over its first dimension lets it come as addends,
 too. Which choice of a rule is computed does not depend on costs here: a turn takes one after the other.
 """
+
 import contextlib
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 from unittest import mock
@@ -28,27 +29,40 @@ from tests.parity.context import GLOBAL_BATCH, Context
 from tests.parity.scripts.splits import annotations
 
 GROUPS: Dict[str, List[Callable[[], Iterator[Case]]]] = {
-    'elementwise': [test_rules_elementwise.table_cases],
-    'broadcasting': [test_rules_elementwise.broadcast_cases, test_rules_elementwise.bias_cases],
-    'convolution': [test_rules_convolution.convolution_cases, test_rules_convolution.pooling_cases,
-                    test_rules_convolution.norm_cases],
-    'lookup': [test_rules_lookup.lookup_cases, test_rules_lookup.one_hot_cases, test_rules_lookup.scatter_cases],
-    'losses': [test_rules_losses.softmax_cases, test_rules_losses.cross_entropy_cases,
-               test_rules_losses.in_top_k_cases],
-    'matmul': [test_rules_matmul.matmul_cases, test_rules_matmul.batch_matmul_cases, test_rules_matmul.einsum_cases],
-    'reductions': [test_rules_reductions.sum_cases, test_rules_reductions.extremum_cases,
-                   test_rules_reductions.search_cases],
-    'reshape': [test_rules_reshape.cases],
-    'moving': [test_rules_shapes.moving_cases, test_rules_shapes.slicing_cases],
-    'shapes': [test_rules_shapes.repeating_cases, test_rules_shapes.shape_cases, test_rules_shapes.matrix_cases,
-               test_rules_shapes.image_cases],
+    "elementwise": [test_rules_elementwise.table_cases],
+    "broadcasting": [test_rules_elementwise.broadcast_cases, test_rules_elementwise.bias_cases],
+    "convolution": [
+        test_rules_convolution.convolution_cases,
+        test_rules_convolution.pooling_cases,
+        test_rules_convolution.norm_cases,
+    ],
+    "lookup": [test_rules_lookup.lookup_cases, test_rules_lookup.one_hot_cases, test_rules_lookup.scatter_cases],
+    "losses": [
+        test_rules_losses.softmax_cases,
+        test_rules_losses.cross_entropy_cases,
+        test_rules_losses.in_top_k_cases,
+    ],
+    "matmul": [test_rules_matmul.matmul_cases, test_rules_matmul.batch_matmul_cases, test_rules_matmul.einsum_cases],
+    "reductions": [
+        test_rules_reductions.sum_cases,
+        test_rules_reductions.extremum_cases,
+        test_rules_reductions.search_cases,
+    ],
+    "reshape": [test_rules_reshape.cases],
+    "moving": [test_rules_shapes.moving_cases, test_rules_shapes.slicing_cases],
+    "shapes": [
+        test_rules_shapes.repeating_cases,
+        test_rules_shapes.shape_cases,
+        test_rules_shapes.matrix_cases,
+        test_rules_shapes.image_cases,
+    ],
 }
 # Op types with a rule that no case can have: what is drawn differs from run to run (see split_random.py).
-RANDOM = {'RandomStandardNormal', 'RandomUniform', 'RandomUniformInt', 'TruncatedNormal'}
+RANDOM = {"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 ADDENDS = 4
 # Infinite values, of which no mean is made; a size that the rule must not see; a shape for other batches; variables
 # that round in the fourth digit.
-LEFT_OUT = {'in_top_k_infinite', 'mean_open', 'fill_hidden', 'softmax_half', 'log_softmax_half', 'sparse_half'}
+LEFT_OUT = {"in_top_k_infinite", "mean_open", "fill_hidden", "softmax_half", "log_softmax_half", "sparse_half"}
 
 
 def cases_of(groups: Sequence[str]) -> List[Case]:
@@ -77,8 +91,10 @@ def _seen(case: Case) -> Seen:
     random = np.random.RandomState(0)
     with tf.Graph().as_default():
         arrays = [values_of(spec, random, GLOBAL_BATCH) for spec in case.inputs]
-        inputs = [tf.Variable(array, use_resource=True) if spec.variable else tf.constant(array)
-                  for spec, array in zip(case.inputs, arrays)]
+        inputs = [
+            tf.Variable(array, use_resource=True) if spec.variable else tf.constant(array)
+            for spec, array in zip(case.inputs, arrays)
+        ]
         op = op_of(case.build(*inputs))
         return Seen(op.type, [tuple(t.shape.as_list() if t.shape.ndims else ()) for t in op.outputs])
 
@@ -109,7 +125,7 @@ class Builder:
         """The op of a case, and a number that depends on where each of its elements is."""
         random = np.random.RandomState(seed)
         with tf.variable_scope(case.name):
-            inputs = [self._taken(spec, 'input_%d' % index, random) for index, spec in enumerate(case.inputs)]
+            inputs = [self._taken(spec, "input_%d" % index, random) for index, spec in enumerate(case.inputs)]
             op = op_of(case.build(*inputs))
             terms = []
             for index, output in enumerate(op.outputs):
@@ -126,16 +142,16 @@ class Builder:
             return tf.get_variable(name, initializer=values, use_resource=True)
         if spec.constant:
             return tf.constant(values)
-        if values.dtype.kind == 'c':
-            return tf.complex(_summed(values.real.copy(), name + '_real'), _summed(values.imag.copy(), name + '_imag'))
+        if values.dtype.kind == "c":
+            return tf.complex(_summed(values.real.copy(), name + "_real"), _summed(values.imag.copy(), name + "_imag"))
         if batch is None:
-            if values.dtype.kind == 'f':
+            if values.dtype.kind == "f":
                 return _summed(values, name)
             return tf.convert_to_tensor(tf.get_variable(name, initializer=values, trainable=False))
         shape = [None if isinstance(size, str) else size for size in spec.shape]
         order = [batch] + [dim for dim in range(len(shape)) if dim != batch]
         rows, shape = np.transpose(values, order), [shape[dim] for dim in order]
-        if values.dtype.kind == 'f':
+        if values.dtype.kind == "f":
             taken = self._batch(_addends(rows, 1), [shape[0], ADDENDS] + shape[1:])
             scale = [ADDENDS] + [size or 1 for size in shape[1:]]
             taken = tf.reduce_sum(taken * tf.get_variable(name, initializer=np.ones(scale, values.dtype)), 1)
@@ -158,7 +174,7 @@ class Builder:
         output *= 1 + 0.5 * np.cos(np.arange(np.prod(known))).astype(np.float32).reshape(known)
         for dim, size in enumerate(static):
             if size is None and shape and (shape[dim] or 1) % GLOBAL_BATCH == 0:
-                weights = self._batch(np.random.RandomState(dim).uniform(0.5, 1.5, shape[dim]).astype('f'), [None])
+                weights = self._batch(np.random.RandomState(dim).uniform(0.5, 1.5, shape[dim]).astype("f"), [None])
                 output *= tf.reshape(weights, [-1] + [1] * (len(static) - dim - 1))
         return tf.reduce_mean(tf.square(output + 0.5))
 
@@ -179,8 +195,14 @@ def _summed(values: np.ndarray, name: str) -> tf.Tensor:
     return tf.reduce_sum(tf.get_variable(name, initializer=_addends(values, 0)), 0)
 
 
-def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = False,
-          every_variable: bool = False, ratios: Sequence[float] = ()) -> None:
+def train(
+    ctx: Context,
+    groups: Sequence[str],
+    turn: int = 0,
+    each_rule: bool = False,
+    every_variable: bool = False,
+    ratios: Sequence[float] = (),
+) -> None:
     """Makes a step on all cases of some groups, or one case of each rule of theirs.
 
     Records their losses before it and, if asked for, every variable behind it, else the losses; and how each case was
@@ -195,25 +217,28 @@ def train(ctx: Context, groups: Sequence[str], turn: int = 0, each_rule: bool = 
         built = [builder.loss(case, seen, seed) for seed, (case, seen) in enumerate(cases)]
         losses = tf.stack([loss for _, loss in built])
         loss = tf.reduce_sum(losses)
-    optimizer = tf.train.MomentumOptimizer(1., 0.9)
-    with choosing(ctx, {op.name: turn + number for number, (op, _) in enumerate(built)},
-                  {of_case.op.name for _, of_case in built}):
+    optimizer = tf.train.MomentumOptimizer(1.0, 0.9)
+    with choosing(
+        ctx, {op.name: turn + number for number, (op, _) in enumerate(built)}, {of_case.op.name for _, of_case in built}
+    ):
         pairs = optimizer.compute_gradients(loss)
     with tf.control_dependencies([losses]):
         train_op = optimizer.apply_gradients(pairs)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        feeds = {tensor: np.array_split(rows, ctx.workers)[ctx.worker] if ctx.planned else rows
-                 for tensor, rows in builder.feeds.items()}
+        feeds = {
+            tensor: np.array_split(rows, ctx.workers)[ctx.worker] if ctx.planned else rows
+            for tensor, rows in builder.feeds.items()
+        }
         before = sess.run([losses, train_op], feeds)[0]
         for value in before:
             ctx.record(loss=value)
-        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
+        variables = {v.name.partition(":")[0]: v for v in tf.global_variables()}
         values = sess.run(variables if every_variable else {})
         if not every_variable:  # a step may leave where functions are defined
             after = sess.run([losses, train_op], feeds)[0]
             values.update({case.name: value for (case, _), value in zip(cases, after)})
-        ctx.results['variables'] = [values]
+        ctx.results["variables"] = [values]
 
 
 @contextlib.contextmanager
@@ -235,13 +260,13 @@ def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[N
                 program.steps[index] = step._replace(choices=())
             if step.op.name in turns:
                 first = turns[step.op.name] % max(1, len(step.choices))
-                program.steps[index] = step._replace(choices=wanted(step.choices[first:first + 1]))
+                program.steps[index] = step._replace(choices=wanted(step.choices[first : first + 1]))
                 ctx.record(possible=(step.op.name, [short(choice) for choice in step.choices]))
         decision = search(program, **DEAR)
         for step, choice in zip(program.steps, decision.choices):
             if step.op.name in turns:
-                ctx.record(taken=(step.op.name, short(step.choices[choice]) if choice >= 0 else 'full'))
+                ctx.record(taken=(step.op.name, short(step.choices[choice]) if choice >= 0 else "full"))
         return decision
 
-    with mock.patch.object(split_training, 'search', searched):
+    with mock.patch.object(split_training, "search", searched):
         yield

@@ -1,4 +1,5 @@
 """Tables in epl.split: sparse gradients changed row by row, and update rules that keep something for each row."""
+
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
@@ -12,18 +13,18 @@ from tests.parity.scripts.models import cross_entropy, dense
 from tests.parity.scripts.optimizers import Inputs
 from tests.parity.scripts.splits import annotations
 
-SHAPES = {'columns': (1003, 8), 'rows': (20011, 1)}  # how two or three devices divide a table of that shape
+SHAPES = {"columns": (1003, 8), "rows": (20011, 1)}  # how two or three devices divide a table of that shape
 
 
 class RowAdagrad(tf.train.Optimizer):
     """As Adagrad with a sum for each row: steps of a row are as long as the others of that row let them be."""
 
     def __init__(self) -> None:
-        super().__init__(False, 'RowAdagrad')
+        super().__init__(False, "RowAdagrad")
 
     def _create_slots(self, var_list: Any) -> None:
         for variable in var_list:
-            self._get_or_make_slot(variable, tf.fill(variable.shape[:1], 0.01), 'sums', self._name)
+            self._get_or_make_slot(variable, tf.fill(variable.shape[:1], 0.01), "sums", self._name)
 
     def _apply_dense(self, grad: tf.Tensor, var: Any) -> tf.Operation:
         return tf.assign_sub(var, 0.02 * grad).op
@@ -33,16 +34,16 @@ class RowAdagrad(tf.train.Optimizer):
 
     def _apply_sparse(self, grad: tf.IndexedSlices, var: Any) -> tf.Operation:
         sums, step = self._step(grad.values, var, grad.indices)
-        with tf.control_dependencies([tf.scatter_update(self.get_slot(var, 'sums'), grad.indices, sums)]):
+        with tf.control_dependencies([tf.scatter_update(self.get_slot(var, "sums"), grad.indices, sums)]):
             return tf.scatter_sub(var, grad.indices, step).op
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> tf.Operation:
         sums, step = self._step(grad, handle, indices)
-        with tf.control_dependencies([self.get_slot(handle, 'sums').scatter_update(tf.IndexedSlices(sums, indices))]):
+        with tf.control_dependencies([self.get_slot(handle, "sums").scatter_update(tf.IndexedSlices(sums, indices))]):
             return handle.scatter_sub(tf.IndexedSlices(step, indices))
 
     def _step(self, values: tf.Tensor, var: Any, indices: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-        sums = tf.gather(self.get_slot(var, 'sums'), indices) + tf.reduce_mean(tf.square(values), 1)
+        sums = tf.gather(self.get_slot(var, "sums"), indices) + tf.reduce_mean(tf.square(values), 1)
         return sums, 0.01 * values * tf.rsqrt(sums)[:, None] + 0.001 * tf.gather(var, indices)
 
 
@@ -66,11 +67,11 @@ class ManyWays(tf.train.Optimizer):
     """Rows are chosen, given other shapes, written into copies of slots, and handed to Python."""
 
     def __init__(self) -> None:
-        super().__init__(False, 'ManyWays')
+        super().__init__(False, "ManyWays")
 
     def _create_slots(self, var_list: Any) -> None:
         for variable in var_list:
-            self._zeros_slot(variable, 'mean', self._name)
+            self._zeros_slot(variable, "mean", self._name)
 
     def _apply_dense(self, grad: tf.Tensor, var: Any) -> tf.Operation:
         return tf.assign_sub(var, 0.02 * grad).op
@@ -81,7 +82,7 @@ class ManyWays(tf.train.Optimizer):
         values += 0.1 * tf.reshape(tf.fill([tf.size(values)], 0.1), tf.shape(values))
         lengths = tf.numpy_function(lambda rows: np.linalg.norm(rows, axis=1), [values], tf.float32)
         lengths.set_shape([None])
-        mean = self.get_slot(var, 'mean')
+        mean = self.get_slot(var, "mean")
         following = tf.tensor_scatter_update(mean.read_value(), grad.indices[:, None], values)
         kept = lengths < 1.3
         step = tf.boolean_mask(values, kept)
@@ -95,10 +96,13 @@ class ManyWays(tf.train.Optimizer):
 
 
 MAKERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
-    'sgd': lambda: tf.train.GradientDescentOptimizer(0.02),
-    'lazy_adam': lambda: tf1.contrib.opt.LazyAdamOptimizer(0.005, epsilon=0.001),
-    'row_adagrad': RowAdagrad, 'nd_decay': lambda: NdDecay(0.02), 'first_row': lambda: FirstRow(0.02),
-    'many_ways': ManyWays}
+    "sgd": lambda: tf.train.GradientDescentOptimizer(0.02),
+    "lazy_adam": lambda: tf1.contrib.opt.LazyAdamOptimizer(0.005, epsilon=0.001),
+    "row_adagrad": RowAdagrad,
+    "nd_decay": lambda: NdDecay(0.02),
+    "first_row": lambda: FirstRow(0.02),
+    "many_ways": ManyWays,
+}
 
 
 def _clipped(gradient: Any) -> Any:
@@ -108,28 +112,30 @@ def _clipped(gradient: Any) -> Any:
     return tf.IndexedSlices(tf.clip_by_norm(gradient.values, 0.02, axes=[1]), gradient.indices, gradient.dense_shape)
 
 
-def train(ctx: Context, cut: str, optimizer: str, clips: bool = False, resource: bool = False, path: str = '',
-          **config: Any) -> None:
+def train(
+    ctx: Context, cut: str, optimizer: str, clips: bool = False, resource: bool = False, path: str = "", **config: Any
+) -> None:
     """Begins with a checkpoint, if there is one, trains a table, and records the lengths of rows and a checkpoint."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
     replicate, split = annotations(ctx)
     data, inputs = samples(), Inputs()
     shape = SHAPES[cut]
     with replicate():
-        hidden = dense(inputs.x, shape[1], 'features', tf.nn.tanh)
+        hidden = dense(inputs.x, shape[1], "features", tf.nn.tanh)
     with split():
         initial = tf.random_normal_initializer(stddev=0.05, seed=4)
-        table = tf.get_variable('table', shape, initializer=initial, use_resource=resource)
+        table = tf.get_variable("table", shape, initializer=initial, use_resource=resource)
         ids = tf.mod(inputs.ids * 7919, shape[0])
         hidden += tf.reduce_sum(tf.nn.embedding_lookup(table, ids), 1)
-        wide = tf.layers.dense(hidden, 1001, name='wide', kernel_initializer=initial)
+        wide = tf.layers.dense(hidden, 1001, name="wide", kernel_initializer=initial)
         loss = cross_entropy(inputs.y * 200 + inputs.ids[:, 0], wide)
     made = MAKERS[optimizer]()
     gradients, variables = zip(*made.compute_gradients(loss))
     if ctx.planned:
         from epl.ir.graph import Graph
+
         held = {held.full_name: held.layout for held in Graph.of(loss.graph).split.held.values()}
-        assert held['table'].dim == ('rows', 'columns').index(cut), held
+        assert held["table"].dim == ("rows", "columns").index(cut), held
     lengths = [tf.norm(one.values, axis=1) for one in gradients if isinstance(one, tf.IndexedSlices)]
     if clips:
         gradients = [_clipped(one) for one in gradients]

@@ -1,4 +1,5 @@
 """Models that are split in practice: words that are told from their neighbours, and ResNet with a wide head."""
+
 import zlib
 from typing import Any, Dict
 from unittest import mock
@@ -16,16 +17,16 @@ CLASSES, PIXELS = 1000, 32
 SHALLOW = 14  # layers of a ResNet with one unit in each group
 
 
-def word2vec(ctx: Context, optimizer: str = 'momentum', tied: bool = False) -> None:
+def word2vec(ctx: Context, optimizer: str = "momentum", tied: bool = False) -> None:
     """Skip-gram: a table of words, and a softmax over all words for a neighbour of each."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
     _, split = annotations(ctx)
     word, neighbour = tf.placeholder(tf.int32, [None]), tf.placeholder(tf.int32, [None])
     with split():
         initial = tf.random_uniform_initializer(-0.5, 0.5, seed=2)
-        words = tf.get_variable('words', [WORDS, 32], initializer=initial)
-        neighbours = words if tied else tf.get_variable('neighbours', [WORDS, 32], initializer=initial)
-        shift = tf.get_variable('shift', [WORDS], initializer=tf.zeros_initializer())
+        words = tf.get_variable("words", [WORDS, 32], initializer=initial)
+        neighbours = words if tied else tf.get_variable("neighbours", [WORDS, 32], initializer=initial)
+        shift = tf.get_variable("shift", [WORDS], initializer=tf.zeros_initializer())
         scores = tf.matmul(tf.nn.embedding_lookup(words, word), neighbours, transpose_b=True) + shift
         loss = cross_entropy(neighbour, scores)
     _train(ctx, optimizer, loss, word, neighbour)
@@ -38,13 +39,13 @@ def frozen(ctx: Context) -> None:
     word, neighbour = tf.placeholder(tf.int32, [None]), tf.placeholder(tf.int32, [None])
     with replicate():
         initial = tf.constant_initializer(np.random.RandomState(ctx.worker).uniform(-1, 1, [WORDS, 32]))
-        words = tf.get_variable('words', [WORDS, 32], initializer=initial, trainable=False)
+        words = tf.get_variable("words", [WORDS, 32], initializer=initial, trainable=False)
         features = tf.nn.embedding_lookup(words, word)
     with split():
         initial = tf.random_uniform_initializer(-0.5, 0.5, seed=2)
-        neighbours = tf.get_variable('neighbours', [32, WORDS], initializer=initial)
+        neighbours = tf.get_variable("neighbours", [32, WORDS], initializer=initial)
         loss = cross_entropy(neighbour, tf.matmul(features, neighbours))
-    _train(ctx, 'momentum', loss, word, neighbour)
+    _train(ctx, "momentum", loss, word, neighbour)
 
 
 def images(ctx: Context, depth: int, width: int) -> None:
@@ -63,22 +64,24 @@ def images(ctx: Context, depth: int, width: int) -> None:
 
     pixels, labels = tf.placeholder(tf.float64, [None, PIXELS, PIXELS, 3]), tf.placeholder(tf.int32, [None])
     shallow = {SHALLOW: resnet.Block(True, (1, 1, 1, 1))}
-    with tf.variable_scope('', custom_getter=_seeded_by_name), mock.patch.dict(resnet.DEPTHS, shallow):
+    with tf.variable_scope("", custom_getter=_seeded_by_name), mock.patch.dict(resnet.DEPTHS, shallow):
         losses = ctx.towers(model, [pixels, labels])
-    optimizer = OPTIMIZERS['momentum']()
+    optimizer = OPTIMIZERS["momentum"]()
     pairs = ctx.gradients(losses, optimizer)  # which do not wait for the statistics: so many edges take minutes
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         train_op = optimizer.apply_gradients(pairs)
     random = np.random.RandomState(4)
-    rows = {pixels: random.uniform(-1, 1, [STEPS * GLOBAL_BATCH, PIXELS, PIXELS, 3]),
-            labels: random.randint(0, CLASSES, STEPS * GLOBAL_BATCH)}
+    rows = {
+        pixels: random.uniform(-1, 1, [STEPS * GLOBAL_BATCH, PIXELS, PIXELS, 3]),
+        labels: random.randint(0, CLASSES, STEPS * GLOBAL_BATCH),
+    }
     _run(ctx, tf.add_n(losses) / len(losses), train_op, rows)
 
 
 def _seeded_by_name(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
     """Kernels begin with values that do not depend on what was built before."""
-    if name.endswith('kernel'):
-        kwargs['initializer'] = tf.variance_scaling_initializer(2., 'fan_out', seed=zlib.crc32(name.encode()) % 1000)
+    if name.endswith("kernel"):
+        kwargs["initializer"] = tf.variance_scaling_initializer(2.0, "fan_out", seed=zlib.crc32(name.encode()) % 1000)
     return getter(name, *args, **kwargs)
 
 
@@ -87,8 +90,15 @@ def _train(ctx: Context, optimizer: str, loss: tf.Tensor, word: tf.Tensor, neigh
     train_op = OPTIMIZERS[optimizer]().minimize(loss)
     random = np.random.RandomState(4)
     # Words come back within a batch: the rows of their gradients are added up.
-    _run(ctx, loss, train_op, {word: random.randint(0, 10, STEPS * GLOBAL_BATCH) * 100,
-                               neighbour: random.randint(0, WORDS, STEPS * GLOBAL_BATCH)})
+    _run(
+        ctx,
+        loss,
+        train_op,
+        {
+            word: random.randint(0, 10, STEPS * GLOBAL_BATCH) * 100,
+            neighbour: random.randint(0, WORDS, STEPS * GLOBAL_BATCH),
+        },
+    )
 
 
 def _run(ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Tensor, np.ndarray]) -> None:
@@ -100,4 +110,4 @@ def _run(ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Te
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
         ctx.record_variables(sess)
         if ctx.planned:
-            ctx.results['parts'] = parts(sess)
+            ctx.results["parts"] = parts(sess)

@@ -1,4 +1,5 @@
 """Models with epl.split: heads, embeddings, encoders and experts, each as it is written for one device."""
+
 import contextlib
 import functools
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -21,7 +22,7 @@ class Layerwise(tf.train.Optimizer):
     """Steps that are as long as a part of the weights' own length, variable by variable."""
 
     def __init__(self, rate: float) -> None:
-        super().__init__(False, 'Layerwise')
+        super().__init__(False, "Layerwise")
         self._rate = rate
 
     def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
@@ -61,15 +62,15 @@ def _wide_labels(ids: tf.Tensor) -> tf.Tensor:
 def head(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """Replicated features, a wide classification head."""
     with replicate():
-        features = dense(x, 16, 'features', tf.nn.tanh)
+        features = dense(x, 16, "features", tf.nn.tanh)
     with split():
-        return cross_entropy(_wide_labels(ids), dense(features, WIDE, 'head'))
+        return cross_entropy(_wide_labels(ids), dense(features, WIDE, "head"))
 
 
 @split_model
 def resource_head(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """The same with resource variables."""
-    with tf.variable_scope('net', use_resource=True):
+    with tf.variable_scope("net", use_resource=True):
         return head(x, ids, y, replicate, split)
 
 
@@ -77,16 +78,16 @@ def resource_head(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, 
 def loss_outside(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """The wide layers are split; what follows is replicated again."""
     with split():
-        hidden = _wide(_wide(x, 768, 'wide', tf.nn.tanh), 16, 'narrow')
+        hidden = _wide(_wide(x, 768, "wide", tf.nn.tanh), 16, "narrow")
     with replicate():
-        return cross_entropy(y, dense(hidden, CLASSES, 'out'))
+        return cross_entropy(y, dense(hidden, CLASSES, "out"))
 
 
 @split_model
 def decayed(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """Weight decay of all kernels, computed inside of the split."""
     loss = head(x, ids, y, replicate, split)
-    kernels = [v for v in tf.trainable_variables() if 'kernel' in v.op.name]
+    kernels = [v for v in tf.trainable_variables() if "kernel" in v.op.name]
     return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in kernels])
 
 
@@ -94,10 +95,10 @@ def decayed(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
 def everything(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """No replicated part: two wide layers, a table of words, a head."""
     with split():
-        table = weights('table', [VOCABULARY, 64])
+        table = weights("table", [VOCABULARY, 64])
         words = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, TOKENS * 64])
-        hidden = _wide(tf.concat([x, words], 1), 512, 'first', tf.nn.tanh)
-        return cross_entropy(y, _wide(_wide(hidden, 64, 'second'), CLASSES, 'out'))
+        hidden = _wide(tf.concat([x, words], 1), 512, "first", tf.nn.tanh)
+        return cross_entropy(y, _wide(_wide(hidden, 64, "second"), CLASSES, "out"))
 
 
 @split_model
@@ -105,13 +106,13 @@ def two_tables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spl
     """Tables of words with sparse gradients: devices have columns of one, and rows of the other."""
     initial = tf.random_normal_initializer(stddev=0.3, seed=4)
     with replicate():
-        hidden = dense(x, 8, 'features', tf.nn.tanh)
+        hidden = dense(x, 8, "features", tf.nn.tanh)
     with split():
-        by_columns = tf.get_variable('by_columns', [WIDE, 8], initializer=initial)
-        by_rows = tf.get_variable('by_rows', [20011, 1], initializer=initial)
+        by_columns = tf.get_variable("by_columns", [WIDE, 8], initializer=initial)
+        by_rows = tf.get_variable("by_rows", [20011, 1], initializer=initial)
         hidden += tf.reduce_sum(tf.nn.embedding_lookup(by_columns, ids * 91), 1)
         hidden += tf.reduce_sum(tf.nn.embedding_lookup(by_rows, ids * 1819), 1)
-        return cross_entropy(_wide_labels(ids), dense(hidden, WIDE, 'head'))
+        return cross_entropy(_wide_labels(ids), dense(hidden, WIDE, "head"))
 
 
 @split_model
@@ -119,19 +120,20 @@ def encoder(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
     """A Transformer encoder: attention by heads, two dense layers, norms; embeddings tied with the scores of words."""
     heads, size, width = 4, 16, 64
     with split():
-        table = tf.get_variable('words', [VOCABULARY, width], initializer=tf.random_normal_initializer(0., 0.05, 5))
-        places = tf.get_variable('places', [TOKENS, width], initializer=tf.random_normal_initializer(0., 0.05, 6))
+        table = tf.get_variable("words", [VOCABULARY, width], initializer=tf.random_normal_initializer(0.0, 0.05, 5))
+        places = tf.get_variable("places", [TOKENS, width], initializer=tf.random_normal_initializer(0.0, 0.05, 6))
         hidden = tf.nn.embedding_lookup(table, ids) + places
         for layer in range(2):
-            with tf.variable_scope('layer%d' % layer):
-                parts = [_wide(hidden, heads * size, name) for name in ('query', 'key', 'value')]
-                query, key, value = [tf.transpose(tf.reshape(part, [-1, TOKENS, heads, size]), [0, 2, 1, 3])
-                                     for part in parts]
-                scores = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) / size ** 0.5)
+            with tf.variable_scope("layer%d" % layer):
+                parts = [_wide(hidden, heads * size, name) for name in ("query", "key", "value")]
+                query, key, value = [
+                    tf.transpose(tf.reshape(part, [-1, TOKENS, heads, size]), [0, 2, 1, 3]) for part in parts
+                ]
+                scores = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) / size**0.5)
                 mixed = tf.reshape(tf.transpose(tf.matmul(scores, value), [0, 2, 1, 3]), [-1, TOKENS, heads * size])
-                hidden = _normalised(hidden + _wide(mixed, width, 'joined'), 'first')
-                wide = _wide(_wide(hidden, 4 * width, 'wide', tf.nn.relu), width, 'narrow')
-                hidden = _normalised(hidden + wide, 'second')
+                hidden = _normalised(hidden + _wide(mixed, width, "joined"), "first")
+                wide = _wide(_wide(hidden, 4 * width, "wide", tf.nn.relu), width, "narrow")
+                hidden = _normalised(hidden + wide, "second")
         scores = tf.matmul(tf.reshape(hidden, [-1, width]), table, transpose_b=True)
         labels = tf.reshape(tf.mod(ids + 1, VOCABULARY), [-1])
         return cross_entropy(labels, scores)
@@ -139,42 +141,41 @@ def encoder(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
 
 def _normalised(inputs: tf.Tensor, name: str) -> tf.Tensor:
     with tf.variable_scope(name):
-        scale = tf.get_variable('scale', [inputs.shape[-1]], initializer=tf.ones_initializer())
-        offset = tf.get_variable('offset', [inputs.shape[-1]], initializer=tf.zeros_initializer())
+        scale = tf.get_variable("scale", [inputs.shape[-1]], initializer=tf.ones_initializer())
+        offset = tf.get_variable("offset", [inputs.shape[-1]], initializer=tf.zeros_initializer())
         mean, variance = tf.nn.moments(inputs, [-1], keep_dims=True)
         return (inputs - mean) * tf.rsqrt(variance + 1e-3) * scale + offset
 
 
 @split_model
-def experts(
-        x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope, count: int = 4) -> tf.Tensor:
+def experts(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope, count: int = 4) -> tf.Tensor:
     """A mixture of experts: the best one of each row, with a capacity, and a loss that balances them."""
     capacity, width, wide = 16, 32, 256
     with replicate():
-        hidden = dense(x, width, 'features', tf.nn.tanh)
+        hidden = dense(x, width, "features", tf.nn.tanh)
     with split():
-        gates = tf.nn.softmax(dense(hidden, count, 'gate'))
+        gates = tf.nn.softmax(dense(hidden, count, "gate"))
         chosen = tf.one_hot(tf.argmax(gates, 1), count)
         place = tf.cumsum(chosen, 0, exclusive=True) * chosen
         kept = chosen * tf.cast(tf.less(place, capacity), tf.float32)
         slots = tf.one_hot(tf.cast(tf.reduce_sum(place, 1), tf.int32), capacity)
-        combine = tf.einsum('s,se,sc->sec', tf.reduce_sum(gates * kept, 1), kept, slots)
-        dispatch = tf.cast(tf.greater(combine, 0.), tf.float32)
-        first = tf.get_variable('first', [count, width, wide], initializer=tf.random_normal_initializer(0., 0.1, 8))
-        second = tf.get_variable('second', [count, wide, width], initializer=tf.random_normal_initializer(0., 0.1, 9))
-        taken = tf.einsum('sec,sm->ecm', dispatch, hidden)
-        given = tf.einsum('ech,ehm->ecm', tf.nn.relu(tf.einsum('ecm,emh->ech', taken, first)), second)
-        mixed = tf.einsum('sec,ecm->sm', combine, given)
+        combine = tf.einsum("s,se,sc->sec", tf.reduce_sum(gates * kept, 1), kept, slots)
+        dispatch = tf.cast(tf.greater(combine, 0.0), tf.float32)
+        first = tf.get_variable("first", [count, width, wide], initializer=tf.random_normal_initializer(0.0, 0.1, 8))
+        second = tf.get_variable("second", [count, wide, width], initializer=tf.random_normal_initializer(0.0, 0.1, 9))
+        taken = tf.einsum("sec,sm->ecm", dispatch, hidden)
+        given = tf.einsum("ech,ehm->ecm", tf.nn.relu(tf.einsum("ecm,emh->ech", taken, first)), second)
+        mixed = tf.einsum("sec,ecm->sm", combine, given)
         balance = count * tf.reduce_sum(tf.reduce_mean(gates, 0) * tf.reduce_mean(chosen, 0))
     with replicate():
-        return cross_entropy(y, dense(hidden + mixed, CLASSES, 'out')) + 0.01 * balance
+        return cross_entropy(y, dense(hidden + mixed, CLASSES, "out")) + 0.01 * balance
 
 
 @split_model
 def tied(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """One table of words and nothing else: what looks them up, and what gives them scores."""
     with split():
-        table = weights('table', [WIDE, 32])
+        table = weights("table", [WIDE, 32])
         hidden = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.mod(ids * 53, WIDE)), 1)
         return cross_entropy(_wide_labels(ids), tf.matmul(hidden, table, transpose_b=True))
 
@@ -183,21 +184,21 @@ def tied(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Sc
 def blocks(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """Blocks of two wide layers; the checkpoints of the user are what lies between."""
     with replicate():
-        hidden = dense(x, 64, 'features', tf.nn.tanh)
+        hidden = dense(x, 64, "features", tf.nn.tanh)
     with split():
         for number in range(3):
-            with tf.variable_scope('block%d' % number):
-                hidden += _wide(_wide(hidden, 512, 'wide', tf.nn.relu), 64, 'narrow')
-            tf.add_to_collection('checkpoints', hidden if number else hidden.op)
-        return cross_entropy(y, dense(tf.nn.tanh(hidden), CLASSES, 'out'))
+            with tf.variable_scope("block%d" % number):
+                hidden += _wide(_wide(hidden, 512, "wide", tf.nn.relu), 64, "narrow")
+            tf.add_to_collection("checkpoints", hidden if number else hidden.op)
+        return cross_entropy(y, dense(tf.nn.tanh(hidden), CLASSES, "out"))
 
 
 @split_model
 def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A table that is too small to be cut, and a head that is not; weight decay outside of the split."""
     with split():
-        words = tf.reshape(tf.nn.embedding_lookup(weights('table', [VOCABULARY, 3]), ids), [-1, TOKENS * 3])
-        loss = cross_entropy(_wide_labels(ids), dense(words, WIDE, 'head'))
+        words = tf.reshape(tf.nn.embedding_lookup(weights("table", [VOCABULARY, 3]), ids), [-1, TOKENS * 3])
+        loss = cross_entropy(_wide_labels(ids), dense(words, WIDE, "head"))
     with replicate():
         return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
 
@@ -209,12 +210,13 @@ def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
     squares, halves = tf.keras.regularizers.l2(0.01), lambda kernel: 0.02 * tf.nn.l2_loss(kernel)
     initial = tf.random_normal_initializer(stddev=0.2, seed=3)
     with replicate():
-        hidden = tf.layers.dense(x, 16, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name='body')
+        hidden = tf.layers.dense(x, 16, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name="body")
     with split():
         hidden = tf.layers.dense(
-            hidden, WIDE, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name='wide')
+            hidden, WIDE, tf.nn.tanh, kernel_initializer=initial, kernel_regularizer=squares, name="wide"
+        )
     with split():
-        logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=initial, kernel_regularizer=halves, name='out')
+        logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=initial, kernel_regularizer=halves, name="out")
         tf.losses.sparse_softmax_cross_entropy(y, logits)
         inside = tf.losses.get_regularization_loss()
     with replicate():
@@ -225,13 +227,13 @@ def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
 def branched(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A loop over the scores; what is computed of them depends on them."""
     with split():
-        first = dense(x, WIDE, 'head')
+        first = dense(x, WIDE, "head")
         _, logits = tf.while_loop(lambda i, _: i < 2, lambda i, found: (i + 1, found + tf.sin(found)), [0, first])
         loss = cross_entropy(_wide_labels(ids), logits)
         return tf.cond(tf.reduce_mean(first) > 0, lambda: loss, lambda: 2 * loss + tf.reduce_mean(tf.square(logits)))
 
 
-@tf.RegisterGradient('Clipped')
+@tf.RegisterGradient("Clipped")
 def _clipped_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_norm(gradient, 0.05)
 
@@ -242,7 +244,7 @@ def _steep(hidden: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def twice(value: tf.Tensor) -> Tuple[tf.Tensor, Callable]:
         _, found = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), (tf.constant(0), value))
-        return tf.identity(found), lambda gradient: gradient * (1. + tf.abs(found)) * tf.cos(value)
+        return tf.identity(found), lambda gradient: gradient * (1.0 + tf.abs(found)) * tf.cos(value)
 
     return twice(hidden)
 
@@ -251,22 +253,22 @@ def _steep(hidden: tf.Tensor) -> tf.Tensor:
 def own_gradients(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """Gradients of the script's own, in the split and of what leaves it; one of them is clipped by the norm of all."""
     with split():
-        hidden = _steep(_wide(x, 768, 'wide'))
-        with tf.get_default_graph().gradient_override_map({'Identity': 'Clipped'}):
+        hidden = _steep(_wide(x, 768, "wide"))
+        with tf.get_default_graph().gradient_override_map({"Identity": "Clipped"}):
             hidden = tf.identity(hidden)
-        hidden = _wide(hidden, 16, 'narrow')
+        hidden = _wide(hidden, 16, "narrow")
     with replicate():
-        return cross_entropy(y, dense(_steep(hidden), CLASSES, 'out'))
+        return cross_entropy(y, dense(_steep(hidden), CLASSES, "out"))
 
 
 @split_model
 def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """The loss of replicated code goes into the split, where more than a sum is made of it."""
     with replicate():
-        hidden = dense(x, 16, 'features', tf.nn.tanh)
-        first = cross_entropy(y, dense(hidden, CLASSES, 'out'))
+        hidden = dense(x, 16, "features", tf.nn.tanh)
+        first = cross_entropy(y, dense(hidden, CLASSES, "out"))
     with split():
-        second = cross_entropy(_wide_labels(ids), dense(hidden, WIDE, 'head'))
+        second = cross_entropy(_wide_labels(ids), dense(hidden, WIDE, "head"))
         return second * tf.sqrt(first) + first
 
 
@@ -274,46 +276,47 @@ def scaled_by_a_loss(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scop
 def penalised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A penalty on gradients: through both borders of the split, parts, maxima over them and means over the batch."""
     with replicate():
-        hidden = dense(x, 16, 'features', tf.nn.tanh)
+        hidden = dense(x, 16, "features", tf.nn.tanh)
         scale = tf.reduce_mean(tf.square(hidden))
     with split():
-        wide = _wide(hidden, WIDE, 'wide', tf.nn.tanh)
-        found = tf.reduce_max(wide, 1) * scale + tf.reduce_sum(tf.nn.softmax(3. * wide) * wide, 1)
-        scores = _wide(wide, CLASSES, 'narrow') + found[:, None]
+        wide = _wide(hidden, WIDE, "wide", tf.nn.tanh)
+        found = tf.reduce_max(wide, 1) * scale + tf.reduce_sum(tf.nn.softmax(3.0 * wide) * wide, 1)
+        scores = _wide(wide, CLASSES, "narrow") + found[:, None]
         total = tf.reduce_sum(scores)
         loss = tf.reduce_mean(scores)
-        slopes, = tf.gradients(scores, hidden)
-        loss += tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.))
+        (slopes,) = tf.gradients(scores, hidden)
+        loss += tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.0))
     with replicate():
         return loss + tf.reduce_mean(tf.square(tf.gradients([found, total], [x])[0] + x))
 
 
-@tf.RegisterGradient('Halved')
+@tf.RegisterGradient("Halved")
 def _halved_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    return gradient * 0.5 * (1. + tf.reduce_mean(op.inputs[0], 0))
+    return gradient * 0.5 * (1.0 + tf.reduce_mean(op.inputs[0], 0))
 
 
 @split_model
 def python_functions(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """Functions of the script that compute with all rows; one of them has a gradient."""
     with split():
-        hidden = _wide(x, WIDE, 'wide', tf.nn.tanh)
-        with tf.get_default_graph().gradient_override_map({'PyFunc': 'Halved'}):
+        hidden = _wide(x, WIDE, "wide", tf.nn.tanh)
+        with tf.get_default_graph().gradient_override_map({"PyFunc": "Halved"}):
             centred = tf.py_func(lambda rows: rows - rows.mean(0), [hidden], tf.float32)
         centred.set_shape([None, WIDE])
         above = tf.py_func(lambda rows: (rows > np.median(rows)).astype(rows.dtype), [hidden], tf.float32)
         above.set_shape([None, WIDE])
         classes = tf.py_func(lambda wanted: wanted % CLASSES, [y], tf.int32)  # row by row
         classes.set_shape([None])
-        return cross_entropy(classes, dense(centred + hidden * above, CLASSES, 'out'))
+        return cross_entropy(classes, dense(centred + hidden * above, CLASSES, "out"))
 
 
 # Besides those of the table what only some tests train.
 MODELS = dict(SPLITS, seven_experts=functools.partial(experts, count=7))
 
 
-def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = (),
-                apart: Sequence[int] = ()) -> Tuple[Scope, Scope]:
+def annotations(
+    ctx: Context, groups: int = 1, ratios: Sequence[float] = (), apart: Sequence[int] = ()
+) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
 
     Parts are as equal as they can be, or in the given ratios. With `apart` both have devices of their own: so many.
@@ -321,19 +324,30 @@ def annotations(ctx: Context, groups: int = 1, ratios: Sequence[float] = (),
     if not ctx.planned:
         return contextlib.suppress, contextlib.suppress
     import epl
+
     count = apart[1] if apart else ctx.replicas // groups
     together = apart[0] if apart else ctx.together
     return (lambda: epl.replicate(together)), (lambda: epl.split(count, ratios=ratios or None))
 
 
-def saved(ctx: Context, path: str = '', resource: bool = False, groups: int = 1, ratios: Sequence[float] = (),
-          apart: Sequence[int] = (), **config: Any) -> None:
+def saved(
+    ctx: Context,
+    path: str = "",
+    resource: bool = False,
+    groups: int = 1,
+    ratios: Sequence[float] = (),
+    apart: Sequence[int] = (),
+    **config: Any,
+) -> None:
     """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
-    inputs = [tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS]),
-              tf.placeholder(tf.int32, [None])]
-    loss = SPLITS['resource_head' if resource else 'head'](*inputs, *annotations(ctx, groups, ratios, apart))
-    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    inputs = [
+        tf.placeholder(tf.float32, [None, FEATURES]),
+        tf.placeholder(tf.int32, [None, TOKENS]),
+        tf.placeholder(tf.int32, [None]),
+    ]
+    loss = SPLITS["resource_head" if resource else "head"](*inputs, *annotations(ctx, groups, ratios, apart))
+    train_op = OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
     data = samples()
     with ctx.saving_session(path) as sess:
         for number in range(STEPS):
@@ -351,16 +365,16 @@ def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config
     x = tf.placeholder(tf.float32, [None, FEATURES])
     ids = tf.placeholder(tf.int32, [None, TOKENS])
     with replicate():
-        features = dense(x, 16, 'features', tf.nn.tanh)
+        features = dense(x, 16, "features", tf.nn.tanh)
     with split():
         labels = _wide_labels(ids)
-        logits = dense(features, WIDE, 'head')
+        logits = dense(features, WIDE, "head")
         found = tf.nn.softmax(logits)
         best = tuple(tf.nn.top_k(found, 3))
         correct = tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels)
         accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
         loss = cross_entropy(labels, logits)
-    train_op = OPTIMIZERS['sgd']().minimize(loss)
+    train_op = OPTIMIZERS["sgd"]().minimize(loss)
     with replicate():
         among = tf.reduce_mean(tf.cast(tf.nn.in_top_k(logits, labels, 100), tf.float32))  # built behind minimize
     rows = samples()
@@ -372,7 +386,7 @@ def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config
         feeds = {x: rows.x[:7], ids: rows.ids[:7]}  # the same in every process
         ctx.record(found=sess.run([logits, found, best, accuracy, among, loss, correct], feeds))
         ctx.record(predicted=sess.run(logits, {x: rows.x[:7]}))
-        ctx.results['variables'] = [{}]
+        ctx.results["variables"] = [{}]
 
 
 def vector(ctx: Context) -> None:
@@ -381,9 +395,9 @@ def vector(ctx: Context) -> None:
     replicate, split = annotations(ctx)
     x, ids = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None, TOKENS])
     with replicate():
-        features = dense(x, 16, 'features', tf.nn.tanh)
+        features = dense(x, 16, "features", tf.nn.tanh)
     with split():
-        logits = dense(features, WIDE, 'head')
+        logits = dense(features, WIDE, "head")
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=_wide_labels(ids), logits=logits)
         loss = tf.reduce_mean(losses)
     train_op = tf.train.MomentumOptimizer(0.01, 0.9).minimize(losses)
@@ -393,20 +407,20 @@ def vector(ctx: Context) -> None:
         for number in range(STEPS):
             feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number)}
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
-        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
+        ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]
 
 
 def scored(ctx: Context) -> None:
     """A branch of the split scores rows of its own between steps; the columns have weights, which are no batch."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
     replicate, split = annotations(ctx)
-    x, asked = [tf.placeholder(tf.float32, [None, FEATURES], name) for name in ('x', 'asked')]
+    x, asked = [tf.placeholder(tf.float32, [None, FEATURES], name) for name in ("x", "asked")]
     ids = tf.placeholder(tf.int32, [None, TOKENS])
-    weight = tf.placeholder(tf.float32, [None], 'weight')  # of each column, as many as the model has
+    weight = tf.placeholder(tf.float32, [None], "weight")  # of each column, as many as the model has
     with replicate():
-        features = dense(x, 16, 'features', tf.nn.tanh)
+        features = dense(x, 16, "features", tf.nn.tanh)
     with split():
-        kernel = tf.get_variable('kernel', [16, WIDE], initializer=tf.random_normal_initializer(stddev=0.05, seed=3))
+        kernel = tf.get_variable("kernel", [16, WIDE], initializer=tf.random_normal_initializer(stddev=0.05, seed=3))
         scores = tf.reduce_max(tf.matmul(asked[:, :1] * tf.ones([1, 16]), kernel), 1)
         logits = tf.matmul(features * weight, kernel)
         loss = cross_entropy(_wide_labels(ids), logits)
@@ -415,11 +429,14 @@ def scored(ctx: Context) -> None:
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
-            feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number),
-                     weight: np.linspace(0.5, 1.5, 16)}
+            feeds = {
+                x: ctx.step_rows(data.x, number),
+                ids: ctx.step_rows(data.ids, number),
+                weight: np.linspace(0.5, 1.5, 16),
+            }
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
             ctx.record(scores=sess.run(scores, {asked: data.x[:3]}))
-        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
+        ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]
 
 
 def minimize(optimizer: tf.train.Optimizer, loss: tf.Tensor, clip: Optional[float] = None) -> tf.Operation:
@@ -431,10 +448,21 @@ def minimize(optimizer: tf.train.Optimizer, loss: tf.Tensor, clip: Optional[floa
     return optimizer.apply_gradients(pairs, tf.train.get_or_create_global_step())
 
 
-def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., factor: float = 1., groups: int = 1,
-          devices: Sequence[Sequence[str]] = (), ratios: Sequence[float] = (),
-          apart: Sequence[int] = (), dtype: str = 'float32', averages: bool = False,
-          own_losses: bool = False, **config: Any) -> None:
+def train(
+    ctx: Context,
+    name: str,
+    optimizer: str = "sgd",
+    clip: float = 0.0,
+    factor: float = 1.0,
+    groups: int = 1,
+    devices: Sequence[Sequence[str]] = (),
+    ratios: Sequence[float] = (),
+    apart: Sequence[int] = (),
+    dtype: str = "float32",
+    averages: bool = False,
+    own_losses: bool = False,
+    **config: Any,
+) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
 
     One device trains on `factor` times the loss; by hand, on the mean of those of the groups. `devices` are those of
@@ -444,13 +472,17 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
     if ctx.planned and devices:
         import epl
-        epl.Env.get().use(epl.Cluster(layout={'specific': [devices]}))
-    x = tf.placeholder(dtype, [None, FEATURES], 'x')
-    ids = tf.placeholder(tf.int32, [None, TOKENS], 'ids')
-    y = tf.placeholder(tf.int32, [None], 'y')
+
+        epl.Env.get().use(epl.Cluster(layout={"specific": [devices]}))
+    x = tf.placeholder(dtype, [None, FEATURES], "x")
+    ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
+    y = tf.placeholder(tf.int32, [None], "y")
     scopes = annotations(ctx, groups, ratios, apart)
-    losses = [MODELS[name](x, ids, y, *scopes)] if groups == 1 else ctx.towers(
-        lambda *inputs: MODELS[name](*inputs, *scopes), [x, ids, y])
+    losses = (
+        [MODELS[name](x, ids, y, *scopes)]
+        if groups == 1
+        else ctx.towers(lambda *inputs: MODELS[name](*inputs, *scopes), [x, ids, y])
+    )
     loss = losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
     step = tf.train.get_or_create_global_step()
     made = OPTIMIZERS[optimizer]()
@@ -469,44 +501,66 @@ def train(ctx: Context, name: str, optimizer: str = 'sgd', clip: float = 0., fac
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
-            feeds = {x: ctx.step_rows(data.x, number), ids: ctx.step_rows(data.ids, number),
-                     y: ctx.step_rows(data.y, number)}
+            feeds = {
+                x: ctx.step_rows(data.x, number),
+                ids: ctx.step_rows(data.ids, number),
+                y: ctx.step_rows(data.y, number),
+            }
             value, found, _ = sess.run([loss, norm, train_op], feeds)
             ctx.record(loss=value, norm=found)
-        ctx.record(recomputed=sum('EPL_RECOMPUTE/' in op.name for op in sess.graph.get_operations()))
-        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
-        ctx.results['variables'] = [sess.run(variables)]
+        ctx.record(recomputed=sum("EPL_RECOMPUTE/" in op.name for op in sess.graph.get_operations()))
+        variables = {v.name.partition(":")[0]: v for v in tf.global_variables()}
+        ctx.results["variables"] = [sess.run(variables)]
         if ctx.planned:
-            ctx.results['parts'] = parts(sess)
+            ctx.results["parts"] = parts(sess)
 
 
 def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
     """For each local device, which part of each group it holds, and the parts of variables."""
     from epl.ir.graph import Graph
     from epl.parallel.sharded_variables.savers import value_of
+
     with tf_compat.unfinalized(sess.graph), sess.graph.as_default():
         split, rewrite = Graph.of(sess.graph).split, Graph.of(sess.graph).plan
         # What is fetched of a variable itself is all of it.
-        return [(split.place(rewrite.base_rank + copy).rank, sess.run(
-                     {name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.held}))
-                for copy in range(rewrite.local_replicas)]
+        return [
+            (
+                split.place(rewrite.base_rank + copy).rank,
+                sess.run({name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.held}),
+            )
+            for copy in range(rewrite.local_replicas)
+        ]
 
 
-def accumulated(ctx: Context, name: str, steps: int, optimizer: str = 'momentum', change: str = '',
-                factor: float = 1., groups: int = 1, **config: Any) -> None:
+def accumulated(
+    ctx: Context,
+    name: str,
+    steps: int,
+    optimizer: str = "momentum",
+    change: str = "",
+    factor: float = 1.0,
+    groups: int = 1,
+    **config: Any,
+) -> None:
     """Trains a model of the table with accumulation; one device on `factor` times the loss."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
     inputs = Inputs()
     loss = SPLITS[name](*inputs.tensors(), *annotations(ctx, groups))
-    training = Training(ctx, steps, [loss if ctx.planned else loss * factor], OPTIMIZERS[optimizer](),
-                        change=CHANGES[change] if change else None, global_step=tf.train.get_or_create_global_step())
+    training = Training(
+        ctx,
+        steps,
+        [loss if ctx.planned else loss * factor],
+        OPTIMIZERS[optimizer](),
+        change=CHANGES[change] if change else None,
+        global_step=tf.train.get_or_create_global_step(),
+    )
     data = samples()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
             ctx.record(loss=training.run(sess, loss, inputs.feed(ctx, data, number)))
-        variables = {v.name.partition(':')[0]: v for v in tf.global_variables()}
-        ctx.results['variables'] = [sess.run(variables)]
+        variables = {v.name.partition(":")[0]: v for v in tf.global_variables()}
+        ctx.results["variables"] = [sess.run(variables)]
 
 
 def until_the_end(ctx: Context, groups: int, batches: Sequence[int], apart: Sequence[int] = ()) -> None:
@@ -515,8 +569,8 @@ def until_the_end(ctx: Context, groups: int, batches: Sequence[int], apart: Sequ
     count = batches[ctx.worker] * 4
     dataset = tf.data.Dataset.from_tensor_slices(tuple(values[:count] for values in samples())).batch(4)
     iterator = dataset.make_initializable_iterator()
-    loss = SPLITS['head'](*iterator.get_next(), *annotations(ctx, groups, apart=apart))
-    train_op = OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    loss = SPLITS["head"](*iterator.get_next(), *annotations(ctx, groups, apart=apart))
+    train_op = OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for _ in range(2):
@@ -527,4 +581,4 @@ def until_the_end(ctx: Context, groups: int, batches: Sequence[int], apart: Sequ
                     sess.run([loss, train_op])
                     steps += 1
             ctx.record(steps=steps)
-        ctx.results['variables'] = [sess.run({v.name.partition(':')[0]: v for v in tf.global_variables()})]
+        ctx.results["variables"] = [sess.run({v.name.partition(":")[0]: v for v in tf.global_variables()})]

@@ -1,4 +1,5 @@
 """What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and behind minimize."""
+
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -16,7 +17,7 @@ class Trusting(tf.train.Optimizer):
     """Steps as long as the weights are, as LARS and LAMB do: norms of whole variables."""
 
     def __init__(self, rate: float) -> None:
-        super(Trusting, self).__init__(False, 'Trusting')
+        super().__init__(False, "Trusting")
         self._rate = rate
 
     def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
@@ -28,25 +29,29 @@ class Trusting(tf.train.Optimizer):
 
 
 def _optimizer(name: str) -> tf.train.Optimizer:
-    return Trusting(0.1) if name == 'trusting' else ALL_OPTIMIZERS[name]()
+    return Trusting(0.1) if name == "trusting" else ALL_OPTIMIZERS[name]()
 
 
 def parts(sess: tf.Session) -> Tuple[int, int]:
     """Bytes of the variables that the first replica holds, and of those of the user."""
     graph = sess.graph
     users = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in tf.trainable_variables())
-    held = [op for op in graph.get_operations()
-            if op.type in ('VariableV2', 'VarHandleOp') and op.name.startswith('EPL_SPLIT/')]
+    held = [
+        op
+        for op in graph.get_operations()
+        if op.type in ("VariableV2", "VarHandleOp") and op.name.startswith("EPL_SPLIT/")
+    ]
     slots = [variable.op for variable in tf.global_variables() if variable not in tf.trainable_variables()]
     return sum(_bytes(op) for op in held + slots), users
 
 
 def _bytes(op: tf.Operation) -> int:
-    return tf.TensorShape(op.get_attr('shape')).num_elements() * op.get_attr('dtype').size
+    return tf.TensorShape(op.get_attr("shape")).num_elements() * op.get_attr("dtype").size
 
 
-def train(ctx: Context, name: str, optimizer: str = 'adam', clip: Optional[float] = None, average: bool = False,
-          **config: Any) -> None:
+def train(
+    ctx: Context, name: str, optimizer: str = "adam", clip: Optional[float] = None, average: bool = False, **config: Any
+) -> None:
     """Trains a model of the table, fed; `clip`: the global norm."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
@@ -56,11 +61,15 @@ def train(ctx: Context, name: str, optimizer: str = 'adam', clip: Optional[float
     maker = _optimizer(optimizer)
     pairs = [pair for pair in maker.compute_gradients(losses[0]) if pair[0] is not None]
     for other in losses[1:]:
-        pairs = [(gradient + more, variable) for (gradient, variable), (more, _) in zip(
-            pairs, [pair for pair in maker.compute_gradients(other) if pair[0] is not None])]
+        pairs = [
+            (gradient + more, variable)
+            for (gradient, variable), (more, _) in zip(
+                pairs, [pair for pair in maker.compute_gradients(other) if pair[0] is not None]
+            )
+        ]
     if len(losses) > 1:
         pairs = [(gradient / len(losses), variable) for gradient, variable in pairs]
-    norm = tf.constant(0.)
+    norm = tf.constant(0.0)
     if clip is not None:
         gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip)
         pairs = list(zip(gradients, [variable for _, variable in pairs]))
@@ -82,18 +91,23 @@ def around(ctx: Context, **config: Any) -> None:
     """Builds with the weights before and behind minimize: penalties, an evaluation that shares them, assignments."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    table = weights('table', [CLASSES, 6])
-    logits = dense(dense(inputs.x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out')
+    table = weights("table", [CLASSES, 6])
+    logits = dense(dense(inputs.x, 8, "hidden", tf.nn.tanh), CLASSES, "out")
     loss = cross_entropy(inputs.y, logits) + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
-    doubled = table.assign(table * 2.)
+    doubled = table.assign(table * 2.0)
     train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        again = dense(dense(inputs.x, 8, 'hidden', tf.nn.tanh), CLASSES, 'out')
+        again = dense(dense(inputs.x, 8, "hidden", tf.nn.tanh), CLASSES, "out")
     length = tf.norm(table)
     value = tf.placeholder(tf.float32, [CLASSES, 6])
     given = table.assign(value)
     assert [v.shape.as_list() for v in tf.trainable_variables()] == [
-        [CLASSES, 6], [FEATURES, 8], [8], [8, CLASSES], [CLASSES]]
+        [CLASSES, 6],
+        [FEATURES, 8],
+        [8],
+        [8, CLASSES],
+        [CLASSES],
+    ]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
@@ -105,7 +119,7 @@ def around(ctx: Context, **config: Any) -> None:
         ctx.record(length=sess.run(length))
         saver = tf.train.Saver()  # built behind the first run
         if ctx.workers == 1:  # the directory is that of one process, and every process restores its parts
-            path = saver.save(sess, ctx.temporary_directory() + '/late')
+            path = saver.save(sess, ctx.temporary_directory() + "/late")
             sess.run(doubled)
             saver.restore(sess, path)
         ctx.record(length=sess.run(length))
@@ -114,28 +128,32 @@ def around(ctx: Context, **config: Any) -> None:
         ctx.record(length=sess.run(length))
 
 
-def saved(ctx: Context, path: str = '', name: str = 'embedding', **config: Any) -> None:
+def saved(ctx: Context, path: str = "", name: str = "embedding", **config: Any) -> None:
     """Begins with a checkpoint, if there is one, trains in a monitored session, and records the checkpoint it wrote."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     loss = MODELS[name](*inputs.tensors())
-    train_op = ALL_OPTIMIZERS['adam']().minimize(loss, tf.train.get_or_create_global_step())
+    train_op = ALL_OPTIMIZERS["adam"]().minimize(loss, tf.train.get_or_create_global_step())
     with ctx.saving_session(path) as sess:
         for number in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
 
 
-def beside(ctx: Context, name: str = 'embedding', **config: Any) -> None:
+def beside(ctx: Context, name: str = "embedding", **config: Any) -> None:
     """Fetches variables in parts, and what is computed from them, beside steps; whether it is as before."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     loss = MODELS[name](*inputs.tensors())
     copies = {variable.op.name: tf.identity(variable) for variable in tf.trainable_variables()}
-    train_op = ALL_OPTIMIZERS['adam']().minimize(loss)
+    train_op = ALL_OPTIMIZERS["adam"]().minimize(loss)
     in_parts = {op.name for op in tf.get_default_graph().get_operations()}
-    read = [variable for variable in tf.trainable_variables() if 'EPL_SPLIT/' + variable.op.name in in_parts]
-    read += [slot for slot in tf.global_variables() for variable in tuple(read) if slot is not variable
-             and slot.op.name.startswith(variable.op.name + '/')]
+    read = [variable for variable in tf.trainable_variables() if "EPL_SPLIT/" + variable.op.name in in_parts]
+    read += [
+        slot
+        for slot in tf.global_variables()
+        for variable in tuple(read)
+        if slot is not variable and slot.op.name.startswith(variable.op.name + "/")
+    ]
     read += [copies[variable.op.name] for variable in read if variable.op.name in copies]
     assert read or not ctx.planned
     with tf.Session() as sess:
@@ -151,8 +169,8 @@ def begun_again(ctx: Context, **config: Any) -> None:
     """Averages of weights that begin between steps with what the weights are by then, and go on."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    loss = MODELS['layers'](*inputs.tensors())
-    train_op = ALL_OPTIMIZERS['momentum']().minimize(loss)
+    loss = MODELS["layers"](*inputs.tensors())
+    train_op = ALL_OPTIMIZERS["momentum"]().minimize(loss)
     average = tf.train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([train_op]):
         step_op = average.apply(tf.trainable_variables())
@@ -173,20 +191,20 @@ def two_sessions(ctx: Context, **config: Any) -> None:
     """Trains two sessions of one graph, and saves each; whether the checkpoints hold what the sessions do."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    loss = MODELS['layers'](*inputs.tensors())
-    train_op = ALL_OPTIMIZERS['momentum']().minimize(loss)
+    loss = MODELS["layers"](*inputs.tensors())
+    train_op = ALL_OPTIMIZERS["momentum"]().minimize(loss)
     saver, variables = tf.train.Saver(), {v.op.name: v for v in tf.trainable_variables()}
     directory = ctx.temporary_directory()
     with tf.Session() as one, tf.Session() as other:
-        sessions = {'one': one, 'other': other}
+        sessions = {"one": one, "other": other}
         for number, sess in enumerate((one, other)):
             sess.run(tf.global_variables_initializer())
             for step in range(2 + number):
                 sess.run(train_op, inputs.feed(ctx, data, step))
-        for name in ('one', 'other', 'one'):
+        for name in ("one", "other", "one"):
             values = sessions[name].run(variables)
             if ctx.worker == 0:
-                reader = tf.train.load_checkpoint(saver.save(sessions[name], directory + '/' + name))
+                reader = tf.train.load_checkpoint(saver.save(sessions[name], directory + "/" + name))
                 ctx.record(same=all(np.array_equal(reader.get_tensor(key), value) for key, value in values.items()))
             sessions[name].run(train_op, inputs.feed(ctx, data, 0))
 
@@ -195,27 +213,28 @@ def in_pieces(ctx: Context, **config: Any) -> None:
     """Asks for variables before they have values, trains, and saves them all in small pieces, and each by itself."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    loss = MODELS['narrow_embedding'](*inputs.tensors())
+    loss = MODELS["narrow_embedding"](*inputs.tensors())
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     variables = {v.op.name: v for v in tf.trainable_variables()}
     savers = {key: tf.train.Saver({key: variable}) for key, variable in variables.items()}
     if ctx.planned:
         from epl.runtime.saver import MemoryEfficientBuilder
-        savers['all'] = tf.train.Saver(builder=MemoryEfficientBuilder(8))
+
+        savers["all"] = tf.train.Saver(builder=MemoryEfficientBuilder(8))
     directory = ctx.temporary_directory()
     with tf.Session() as sess:
         if ctx.planned:
-            ctx.record(errors=[error_of(sess.run, variable).split(',')[0] for variable in variables.values()])
+            ctx.record(errors=[error_of(sess.run, variable).split(",")[0] for variable in variables.values()])
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
         values = sess.run(variables)
         for key, saver in savers.items():
             if ctx.planned and ctx.worker == 0:
-                reader = tf.train.load_checkpoint(saver.save(sess, directory + '/' + key.replace('/', '_')))
+                reader = tf.train.load_checkpoint(saver.save(sess, directory + "/" + key.replace("/", "_")))
                 saved = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
                 same = all(np.array_equal(values[name], value) for name, value in saved.items())
-                ctx.record(same=same and sorted(saved) == (sorted(values) if key == 'all' else [key]))
+                ctx.record(same=same and sorted(saved) == (sorted(values) if key == "all" else [key]))
         ctx.record_variables(sess)
 
 
@@ -227,12 +246,12 @@ def deep(ctx: Context, **config: Any) -> None:
     def model(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         hidden = x
         for layer in range(4):
-            hidden = dense(hidden, 13, 'layer%d' % layer, tf.nn.tanh)
-        shared = weights('shared', [13, 11])
+            hidden = dense(hidden, 13, "layer%d" % layer, tf.nn.tanh)
+        shared = weights("shared", [13, 11])
         for _ in range(2):
             hidden = tf.tanh(tf.matmul(tf.tanh(tf.matmul(hidden, shared)), shared, transpose_b=True))
-            tf.add_to_collection('checkpoints', hidden)
-        loss = cross_entropy(y, dense(hidden, CLASSES, 'out'))
+            tf.add_to_collection("checkpoints", hidden)
+        loss = cross_entropy(y, dense(hidden, CLASSES, "out"))
         return loss + 0.01 * tf.add_n([tf.nn.l2_loss(variable) for variable in tf.trainable_variables()])
 
     losses = ctx.towers(model, [inputs.x, inputs.y])
@@ -253,17 +272,18 @@ def two_trainings(ctx: Context, **config: Any) -> None:
     target = tf.placeholder(tf.float32, [None, FEATURES])  # of the head alone
     hidden, layers = inputs.x, []
     for layer in range(12):
-        hidden = dense(hidden, FEATURES, 'layer%d' % layer, tf.nn.tanh)
+        hidden = dense(hidden, FEATURES, "layer%d" % layer, tf.nn.tanh)
         layers.append(hidden)
-    loss = cross_entropy(inputs.y, dense(hidden, CLASSES, 'out'))
+    loss = cross_entropy(inputs.y, dense(hidden, CLASSES, "out"))
     trunk = tf.train.MomentumOptimizer(0.05, 0.9)
     pairs = trunk.compute_gradients(loss)
     trunk_op = trunk.apply_gradients(pairs)
-    with tf.variable_scope('head'):
-        guess = dense(tf.stop_gradient(layers[5]), FEATURES, 'guess')
+    with tf.variable_scope("head"):
+        guess = dense(tf.stop_gradient(layers[5]), FEATURES, "guess")
     head_loss = tf.reduce_mean(tf.square(guess - target))
-    head_op = tf.train.AdamOptimizer(0.01, name='head_adam').minimize(
-        head_loss, var_list=tf.trainable_variables('head'))
+    head_op = tf.train.AdamOptimizer(0.01, name="head_adam").minimize(
+        head_loss, var_list=tf.trainable_variables("head")
+    )
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
@@ -283,7 +303,7 @@ def too_late(ctx: Context, **config: Any) -> None:
     """Computes with a weight in an op that was built behind the first run."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(MODELS['plain_variables'](*inputs.tensors()))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(MODELS["plain_variables"](*inputs.tensors()))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op, inputs.feed(ctx, data, 0))
@@ -294,9 +314,9 @@ def behind(ctx: Context, **config: Any) -> None:
     """Takes weights behind the update: an average by hand, rows of a table, and what waits for such values in turn."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    kernel = weights('kernel', [FEATURES, 6])
-    table = weights('table', [CLASSES, 6], use_resource=True)
-    average = weights('average', [FEATURES, 6], trainable=False)
+    kernel = weights("kernel", [FEATURES, 6])
+    table = weights("table", [CLASSES, 6], use_resource=True)
+    average = weights("average", [FEATURES, 6], trainable=False)
     loss = cross_entropy(inputs.y, tf.matmul(tf.matmul(inputs.x, kernel), table, transpose_b=True))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.control_dependencies([train_op]):
@@ -317,7 +337,7 @@ def two_kinds(ctx: Context, **config: Any) -> None:
     """Two optimizers of one table: the parts are chosen by the dense gradient of the first, the next is sparse."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    table = weights('table', [CLASSES, 6])
+    table = weights("table", [CLASSES, 6])
     dense_loss = cross_entropy(inputs.y, tf.matmul(inputs.x[:, :6], table, transpose_b=True))
     sparse_loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, inputs.y) - inputs.x[:, 6:]))
     train_ops = [tf.train.GradientDescentOptimizer(0.1).minimize(loss) for loss in (dense_loss, sparse_loss)]
@@ -334,7 +354,7 @@ def shown_gradient(ctx: Context, **config: Any) -> None:
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     optimizer = tf.train.GradientDescentOptimizer(0.1)
-    pairs = optimizer.compute_gradients(MODELS['layers'](*inputs.tensors()))
+    pairs = optimizer.compute_gradients(MODELS["layers"](*inputs.tensors()))
     train_op = optimizer.apply_gradients(pairs)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -346,7 +366,7 @@ def misused(ctx: Context, **config: Any) -> None:
     ctx.init(**config)
 
     def trained() -> tf.Variable:
-        table = weights('table', [CLASSES, 6], use_resource=True)
+        table = weights("table", [CLASSES, 6], use_resource=True)
         loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, [0, 1, 1])))
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         return table
@@ -360,5 +380,7 @@ def misused(ctx: Context, **config: Any) -> None:
         ctx.record(late=[error_of(sess.run, rows) for _ in range(2)])
     with tf.Graph().as_default(), tf.Session() as sess:
         table = trained()
-        looped = tf.while_loop(lambda i: i < 2., lambda i: i + tf.reduce_sum(tf.square(table)) + 1., [tf.constant(0.)])
+        looped = tf.while_loop(
+            lambda i: i < 2.0, lambda i: i + tf.reduce_sum(tf.square(table)) + 1.0, [tf.constant(0.0)]
+        )
         ctx.record(loop=[error_of(sess.run, looped) for _ in range(2)])

@@ -23,7 +23,7 @@ class Mlp:
         for stage in range(stages):
             with epl.replicate(1):
                 for layer in range(layers // stages):
-                    hidden = tf.layers.dense(hidden, width, tf.tanh, name="l{}_{}".format(stage, layer))
+                    hidden = tf.layers.dense(hidden, width, tf.tanh, name=f"l{stage}_{layer}")
                 if stage == stages - 1:
                     self.loss = tf.reduce_mean(tf.square(hidden - 1.0))
         self.train_op = tf.train.AdamOptimizer(0.01).minimize(self.loss)
@@ -45,7 +45,7 @@ class Resnet:
                     hidden = tf.nn.relu(tf.layers.batch_normalization(hidden, training=True, name="stem_norm"))
                     hidden = tf.layers.max_pooling2d(hidden, 3, 2, "same")
                 for group, block in places[cuts[stage] : cuts[stage + 1]]:
-                    with tf.variable_scope("group{}_block{}".format(group, block)):
+                    with tf.variable_scope(f"group{group}_block{block}"):
                         hidden = _bottleneck(hidden, 64 * 2**group, 2 if group and not block else 1)
                 if stage == stages - 1:
                     logits = tf.layers.dense(tf.reduce_mean(hidden, [1, 2]), 1000, name="head")
@@ -94,7 +94,7 @@ class SplitHead:
         y = tf.placeholder(tf.int32, [None], "y")
         with epl.replicate(1):
             for layer in range(layers):
-                hidden = tf.layers.dense(hidden, width, tf.tanh, name="l{}".format(layer))
+                hidden = tf.layers.dense(hidden, width, tf.tanh, name=f"l{layer}")
         with epl.split(2):
             logits = tf.layers.dense(hidden, classes, name="head")
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)

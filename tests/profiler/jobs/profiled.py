@@ -18,7 +18,7 @@ x = tf.placeholder(tf.float32, [None, 16])
 hidden = x
 for index in range(stages):
     with epl.replicate(1):
-        hidden = tf.layers.dense(hidden, 16, tf.tanh, name="d{}".format(index))
+        hidden = tf.layers.dense(hidden, 16, tf.tanh, name=f"d{index}")
 loss = tf.reduce_mean(tf.square(hidden))
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer().minimize(loss, step)

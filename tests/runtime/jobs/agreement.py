@@ -87,7 +87,7 @@ def run(name):
             sess.run(tf.global_variables_initializer())
             sess.run([train_op, train_op])
     except Exception as error:
-        return "{}: {}".format(type(error).__name__, error)
+        return f"{type(error).__name__}: {error}"
     return "trained"
 
 

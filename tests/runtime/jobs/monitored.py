@@ -1,4 +1,5 @@
 """A worker in a monitored session: python monitored.py <folder> <chiefs, or one chief>."""
+
 import os
 import sys
 
@@ -19,8 +20,7 @@ loss = tf.reduce_mean(tf.square(tf.layers.dense(rows, 1, name="dense")))
 tf.summary.scalar("loss", loss)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
-own = os.path.join(folder, "worker{}".format(worker))
-
+own = os.path.join(folder, f"worker{worker}")
 
 
 class Notes(tf.train.SessionRunHook):
@@ -37,4 +37,4 @@ with tf.train.MonitoredTrainingSession("", is_chief, own, chief_only_hooks=[Note
     for _ in range(4):
         sess.run(train_op, feed)
     kernel = sess.run("dense/kernel:0")
-np.save(os.path.join(folder, "kernel{}.npy".format(worker)), kernel)
+np.save(os.path.join(folder, f"kernel{worker}.npy"), kernel)

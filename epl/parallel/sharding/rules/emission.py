@@ -46,7 +46,7 @@ class RankEmission(Emission):
     def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's; an integer."""
         if self._rows is None:
-            raise ValueError("{}: how many rows of a batch each rank has is not known.".format(self._op.name))
+            raise ValueError(f"{self._op.name}: how many rows of a batch each rank has is not known.")
         return self._exchange.own_share(rows, self._rows())
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -37,10 +37,10 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
     if batch_dims < 0:
         batch_dims += len(indices.shape)
     at = axis[0] % len(table.shape)
-    shared: Labels = ["b{}".format(dim) for dim in range(batch_dims)]
-    before: Labels = ["t{}".format(dim) for dim in range(batch_dims, at)]
-    after: Labels = ["t{}".format(dim) for dim in range(at + 1, len(table.shape))]
-    found: Labels = ["i{}".format(dim) for dim in range(batch_dims, len(indices.shape))]
+    shared: Labels = [f"b{dim}" for dim in range(batch_dims)]
+    before: Labels = [f"t{dim}" for dim in range(batch_dims, at)]
+    after: Labels = [f"t{dim}" for dim in range(at + 1, len(table.shape))]
+    found: Labels = [f"i{dim}" for dim in range(batch_dims, len(indices.shape))]
     rows: Labels = list(shared) + list(before) + [None] + list(after)
     asked: Labels = list(shared) + list(found)
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
@@ -107,8 +107,8 @@ def _gather_nd(op: OpInfo) -> Iterator[Choice]:
     table, indices = op.inputs
     if table.shape is None or indices.shape is None or indices.shape[-1] is None:
         return
-    found: Labels = ["i{}".format(dim) for dim in range(len(indices.shape) - 1)]
-    rest: Labels = ["t{}".format(dim) for dim in range(indices.shape[-1], len(table.shape))]
+    found: Labels = [f"i{dim}" for dim in range(len(indices.shape) - 1)]
+    rest: Labels = [f"t{dim}" for dim in range(indices.shape[-1], len(table.shape))]
     rows: Labels = [None] * indices.shape[-1] + list(rest)
     for choice in labelled(op, [rows, list(found) + [None]], [list(found) + list(rest)]):
         of_variable = op.type == "ResourceGatherNd" and table.dtype != tf.resource
@@ -153,8 +153,8 @@ def _scatter_nd(op: OpInfo) -> Iterator[Choice]:
     indices, updates, _ = op.inputs
     if not known_ranks(op) or indices.shape is None or indices.shape[-1] is None:
         return
-    rows: Labels = ["i{}".format(dim) for dim in range(len(indices.shape) - 1)]
-    rest: Labels = ["t{}".format(dim) for dim in range(len(updates.shape or ()) - len(rows))]
+    rows: Labels = [f"i{dim}" for dim in range(len(indices.shape) - 1)]
+    rest: Labels = [f"t{dim}" for dim in range(len(updates.shape or ()) - len(rows))]
     result: Labels = [None] * indices.shape[-1] + list(rest)
 
     def emitter(outputs: Tuple[Layout, ...]) -> Emit:

@@ -48,14 +48,18 @@ def _emit_softmax(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> Li
     return [tf.cast(result, inputs[0].dtype)]
 
 
-_Sums = NamedTuple("_Sums", [("shifted", tf.Tensor), ("exponentials", tf.Tensor), ("total", tf.Tensor)])
-_Sums.__doc__ = """Of scores whose last dimension is cut, in float32 at least, with that dimension kept.
+class _Sums(NamedTuple):
+    """Of scores whose last dimension is cut, in float32 at least, with that dimension kept.
 
-Attributes:
-  shifted: the scores, less the largest of their row.
-  exponentials: of `shifted`.
-  total: their sum; an addend.
-"""
+    Attributes:
+      shifted: the scores, less the largest of their row.
+      exponentials: of `shifted`.
+      total: their sum; an addend.
+    """
+
+    shifted: tf.Tensor
+    exponentials: tf.Tensor
+    total: tf.Tensor
 
 
 def _sums(emission: Emission, scores: tf.Tensor) -> _Sums:
@@ -100,7 +104,7 @@ def _cross_entropy(emission: Emission, scores: tf.Tensor, loss: tf.Tensor, gradi
     return [tf.squeeze(weighted(emission, tf.cast(loss, scores.dtype), scores, gradient), 1), gradient]
 
 
-class _OwnClasses(object):
+class _OwnClasses:
     """Where in this rank's part of the classes the labels are."""
 
     def __init__(self, emission: Emission, layout: Layout, labels: tf.Tensor) -> None:

@@ -24,7 +24,7 @@ from epl.parallel.sharding.rules.common import (
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, rule
 
 
-class _Reduction(object):
+class _Reduction:
     """A reduction whose axes are known: `axes`, and the labels of its output."""
 
     def __init__(self, op: OpInfo, axes: Sequence[int]) -> None:

@@ -54,11 +54,11 @@ class OpInfo(NamedTuple):
     ratios: Tuple[int, ...] = ()
 
 
-class Emission(object):
+class Emission:
     """What a rule builds with, for one rank: the op itself on other tensors, and what moves data between ranks.
 
-    All methods are differentiable as epl/parallel/sharding/placements.py says, `all_max` and `all_min` excepted, which
-stop gradients.
+        All methods are differentiable as epl/parallel/sharding/placements.py says, `all_max` and `all_min` excepted,
+    which stop gradients.
     """
 
     rank: int

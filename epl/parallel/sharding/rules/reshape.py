@@ -17,8 +17,14 @@ from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo,
 
 _Sizes = Sequence[Optional[int]]
 
+
 # The first dimensions of a group before and after, and how many elements one step along them has.
-_Pair = NamedTuple("_Pair", [("before", int), ("after", int), ("step_before", int), ("step_after", int)])
+class _Pair(NamedTuple):
+    before: int
+    after: int
+    step_before: int
+    step_after: int
+
 
 _PRIME = 2147483647  # stands for an unknown size, so that nothing matches it by chance
 

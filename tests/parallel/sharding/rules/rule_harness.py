@@ -56,7 +56,7 @@ class Case(NamedTuple):
     tolerance: float = 2e-5
 
 
-class _Unsplit(object):
+class _Unsplit:
     """The op itself, its values and gradients."""
 
     def __init__(self, case: Case, ranks: int, seed: int) -> None:
@@ -180,7 +180,7 @@ def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.nd
     return parts_of(array, layout, ranks, None) if layout.is_shard else [array] * ranks
 
 
-class _Split(object):
+class _Split:
     """A choice on the parts of each rank."""
 
     def __init__(
@@ -193,7 +193,7 @@ class _Split(object):
         given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, choice.outputs)]
         self.fetches = []
         for rank, exchange in enumerate(exchanges):
-            with tf.device("/device:CPU:{}".format(rank)):
+            with tf.device(f"/device:CPU:{rank}"):
                 local = [
                     _local(unsplit, index, layout, parts[index][rank], ranks)
                     for index, layout in enumerate(choice.inputs)
@@ -228,7 +228,7 @@ def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, rank
 def check(cases: Sequence[Case], ranks: int) -> None:
     """Asserts for every case that its choices are those expected, and that they compute what the op computes."""
     wrong: List[str] = []
-    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * ranks, job=local_job())
+    communicator = Communicator(f"rules_{next(_NAMES)}", [0] * ranks, job=local_job())
     with tf.Graph().as_default() as graph, session(ranks, graph) as sess:
         unsplit = []
         for seed, case in enumerate(cases):
@@ -250,7 +250,7 @@ def check(cases: Sequence[Case], ranks: int) -> None:
             choices = choices_of(one.info)
             found = " ".join(sorted(set(map(short, choices))))
             if found != " ".join(sorted(one.case.expected.split())):
-                wrong.append("{}: the choices are {}".format(one.case.name, found))
+                wrong.append(f"{one.case.name}: the choices are {found}")
             with tf.name_scope("split_" + one.case.name):
                 split.append([_Split(one, choice, exchanges, values) for choice in choices])
         full = [one.with_gradients(values) for one, values in zip(unsplit, cotangents)]
@@ -278,22 +278,22 @@ def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List
     pairs = []
     for index, layout in enumerate(choice.outputs):
         if index not in unsplit.case.unspecified:
-            pairs.append(("output {}".format(index), full[0][index], [outputs[index] for outputs, _ in got], layout))
+            pairs.append((f"output {index}", full[0][index], [outputs[index] for outputs, _ in got], layout))
     for index, layout in enumerate(choice.inputs):
         parts = [grads[index] for _, grads in got]
         wanted = full[1][index]
         if isinstance(wanted, list):
             if any(np.any(part) for part in parts):
-                wrong.append("{} {}: a gradient of input {}".format(unsplit.case.name, short(choice), index))
+                wrong.append(f"{unsplit.case.name} {short(choice)}: a gradient of input {index}")
             continue
         if any(isinstance(part, list) for part in parts):
             parts = [np.zeros(unsplit.arrays[index].shape) if isinstance(part, list) else part for part in parts]
-        pairs.append(("gradient {}".format(index), wanted, parts, layout if layout.is_shard else None))
+        pairs.append((f"gradient {index}", wanted, parts, layout if layout.is_shard else None))
     for what, wanted, parts, layout in pairs:
         try:
             _compare(wanted, parts, layout, unsplit.ranks, unsplit.case.tolerance)
         except AssertionError as error:
-            wrong.append("{} {} {}: {}".format(unsplit.case.name, short(choice), what, error))
+            wrong.append(f"{unsplit.case.name} {short(choice)} {what}: {error}")
     return wrong
 
 
@@ -311,7 +311,7 @@ def _compare(
     else:
         wholes = list(parts)
     for whole in wholes:
-        assert whole.shape == wanted.shape, "shape {} instead of {}".format(whole.shape, wanted.shape)
+        assert whole.shape == wanted.shape, f"shape {whole.shape} instead of {wanted.shape}"
         if wanted.dtype.kind in "fc":
             assert not np.any(np.isnan(wanted)), "the op itself gives what is no number"
             np.testing.assert_allclose(whole, wanted, rtol=tolerance, atol=tolerance)
@@ -339,10 +339,10 @@ def on_ranks(
       What each rank got.
     """
     choice = next(choice for choice in choices_of(info) if choice.inputs == tuple(layouts))
-    communicator = Communicator("rules_{}".format(next(_NAMES)), [0] * info.ranks, job=local_job())
+    communicator = Communicator(f"rules_{next(_NAMES)}", [0] * info.ranks, job=local_job())
     fetches = []
     for rank in range(info.ranks):
-        with tf.device("/device:CPU:{}".format(rank)):
+        with tf.device(f"/device:CPU:{rank}"):
             exchange = Exchange(communicator, rank, "rules")
             local = [tf.constant(value[rank]) for value in values]
             fetches.append(build(choice.emit(RankEmission(op, exchange), info, local), local))

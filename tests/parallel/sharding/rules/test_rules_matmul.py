@@ -22,9 +22,9 @@ def matmul_cases():
     )
     for ta, tb in itertools.product((False, True), repeat=2):
         left, right = (floats(8, 7) if ta else floats(7, 8)), (floats(9, 8) if tb else floats(8, 9))
-        expected = "s{},F>s0 s{},s{}>P F,s{}>s1".format(ta + 0, 1 - ta, tb + 0, 1 - tb)
+        expected = f"s{ta + 0},F>s0 s{1 - ta},s{tb + 0}>P F,s{1 - tb}>s1"
         yield Case(
-            "transposed_{:d}{:d}".format(ta, tb),
+            f"transposed_{ta:d}{tb:d}",
             lambda a, b, ta=ta, tb=tb: tf.matmul(a, b, transpose_a=ta, transpose_b=tb),
             [left, right],
             expected,
@@ -40,9 +40,9 @@ def batch_matmul_cases():
     for adj_x, adj_y in itertools.product((False, True), repeat=2):
         left = floats(5, 8, 7) if adj_x else floats(5, 7, 8)
         right = floats(5, 9, 8) if adj_y else floats(5, 8, 9)
-        expected = "s0,s0>s0 s{},F>s1 s{},s{}>P F,s{}>s2".format(1 + adj_x, 2 - adj_x, 1 + adj_y, 2 - adj_y)
+        expected = f"s0,s0>s0 s{1 + adj_x},F>s1 s{2 - adj_x},s{1 + adj_y}>P F,s{2 - adj_y}>s2"
         yield Case(
-            "adjoint_{:d}{:d}".format(adj_x, adj_y),
+            f"adjoint_{adj_x:d}{adj_y:d}",
             lambda a, b, x=adj_x, y=adj_y: tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=x, adj_y=y),
             [left, right],
             expected,

@@ -20,7 +20,7 @@ def sum_cases():
     for keep in (False, True):
         mark = "_kept" if keep else ""
         last = "s2,F>s2" if keep else "s2,F>s1"
-        yield Case("sum" + mark, reduction("Sum", keep), [grid, constant(1)], "b0,F>b0 s1,F>P {} P,F>P".format(last))
+        yield Case("sum" + mark, reduction("Sum", keep), [grid, constant(1)], f"b0,F>b0 s1,F>P {last} P,F>P")
         yield Case("mean" + mark, reduction("Mean", keep), [grid, constant([0, 1])],
                    "b0,F>P s1,F>P {} P,F>P".format(last if keep else "s2,F>s0"))  # fmt: skip
     yield Case("sum_batch", reduction("Sum"), [grid, constant([0])], "b0,F>P s1,F>s0 s2,F>s1 P,F>P")
