@@ -36,6 +36,7 @@ lint: setup
 	@$(VENV_PYTHON) -m ruff --version >/dev/null 2>&1 || \
 	  { echo "make lint: ruff needs Python 3.7; make another environment: VENV=.venv37 PYTHON=python3.7 make lint"; exit 1; }
 	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 	$(abspath $(VENV))/bin/clang-format --dry-run -Werror $(CPP_FILES)
 
