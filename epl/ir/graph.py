@@ -225,10 +225,13 @@ class Graph:
     def _says_again(self, inherited: Any, strategy: Any) -> bool:
         """Whether a model function states what its script has stated ahead of it: it has made input and steps alone.
 
-        What the two would divide has no weights yet, and a stage without weights is hardly meant.
+        What the two would divide has no weights yet, frozen ones included, and a stage without any is hardly meant.
         """
-        has_weights = bool(self.tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES))
-        return not has_weights and (inherited.device_count or 1) == (strategy.device_count or 1)
+        steps = self.tf_graph.get_collection(tf.GraphKeys.GLOBAL_STEP)
+        weights = [
+            v for v in self.tf_graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if not any(v is s for s in steps)
+        ]
+        return not weights and (inherited.device_count or 1) == (strategy.device_count or 1)
 
     def replace_taskgraphs(self, strategies: Sequence[Any]) -> None:
         """Replaces the TaskGraphs by one for each strategy; new ops belong to the last one."""

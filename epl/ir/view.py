@@ -172,13 +172,6 @@ class GraphView:
                 return True
         return False
 
-    def add_control_input(self, node: int, producer: int) -> None:
-        """Follows an edge added to the graph itself."""
-        self.nodes[node].input.append("^" + self.nodes[producer].name)
-        self.producers[node].append(producer)
-        if self._consumers is not None:
-            self._consumers[producer].append(node)
-
     def __len__(self) -> int:
         return len(self.nodes)
 

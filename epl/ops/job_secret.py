@@ -32,12 +32,13 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
       JobSecretError: the secret is too short to be one, or the file cannot be read, or others can read it.
     """
     if SECRET in environ:
-        source, secret = SECRET, os.fsencode(environ[SECRET])
-    elif SECRET_FILE in environ:
-        source, secret = f"{SECRET_FILE}={environ[SECRET_FILE]}", _read(environ[SECRET_FILE])
-    else:
-        return None
-    secret = secret.strip()
+        return _checked(SECRET, os.fsencode(environ[SECRET]))
+    return _read(environ[SECRET_FILE]) if SECRET_FILE in environ else None
+
+
+def _checked(source: str, text: bytes) -> bytes:
+    """The secret of a text that may end with a newline; `source`: where it comes from, for messages."""
+    secret = text.strip()
     if len(secret) < _FEWEST_BYTES:
         raise JobSecretError(
             "{} holds {} bytes, expected at least {}: make one with `openssl rand -hex 32` and give it to every worker "
@@ -48,7 +49,7 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
 
 @functools.lru_cache(maxsize=None)
 def _read(path: str) -> bytes:
-    """What the file held when it was first read: a script may change its directory after epl.init()."""
+    """The secret that the file held when it first had one: a script may change its directory after epl.init()."""
     try:
         with open(path, "rb") as source:
             mode = os.fstat(source.fileno()).st_mode
@@ -61,7 +62,7 @@ def _read(path: str) -> bytes:
                 SECRET_FILE, path, mode & 0o777
             )
         )
-    return secret
+    return _checked(f"{SECRET_FILE}={path}", secret)
 
 
 def mac_function(secret: Optional[bytes]) -> Any:

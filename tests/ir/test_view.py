@@ -51,16 +51,6 @@ def test_a_loop_is_walked_once():
         assert out.op.name in names(view, view.descendants([view.index["start"]]))
 
 
-def test_an_added_control_input_is_followed_both_ways():
-    with tf.Graph().as_default():
-        view = diamond()
-        view.consumers()
-        view.add_control_input(view.index["a"], view.index["e"])
-        assert view.index["e"] in view.producers[view.index["a"]]
-        assert view.index["a"] in view.consumers()[view.index["e"]]
-        assert view.nodes[view.index["a"]].input == ["^e"]
-
-
 def test_nodes_by_type_and_variable_inputs():
     with tf.Graph().as_default():
         v = tf.get_variable("v", [2])

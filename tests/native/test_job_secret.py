@@ -103,6 +103,16 @@ def test_the_file_is_read_where_the_job_is_announced(monkeypatch, tmp_path):
         job.Job.announce(None)
 
 
+def test_a_file_that_was_refused_is_read_again(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("short")
+    key.chmod(0o600)
+    with pytest.raises(JobSecretError, match="holds 5 bytes"):
+        job_secret.job_secret({"EPL_JOB_SECRET_FILE": str(key)})
+    key.write_text(SECRET + "\n")
+    assert job_secret.job_secret({"EPL_JOB_SECRET_FILE": str(key)}) == SECRET.encode()
+
+
 def test_only_a_job_that_others_can_reach_is_warned_of_its_missing_secret():
     assert job_secret.is_open_to_strangers(["10.0.0.1:1", "10.0.0.2:1"], None)
     assert not job_secret.is_open_to_strangers(["10.0.0.1:1", "10.0.0.2:1"], b"secret")

@@ -125,13 +125,13 @@ def test_a_default_strategy_set_ahead_of_all_graphs_begins_each_of_them(init):
         assert two_stages(tf.Graph()) == [0, 0, 1]
 
 
-def stated_in_a_script_and(in_model_function, behind_weights=False):
+def stated_in_a_script_and(in_model_function, behind_weights=False, frozen=False):
     """The TaskGraphs of an Estimator's graph whose model function sets a default strategy, as the script has done."""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         data = tf.constant(1)
         if behind_weights:
-            tf.get_variable("stem", [])
+            tf.get_variable("stem", [], trainable=not frozen)
         epl.set_default_strategy(in_model_function)
         return taskgraph(step, data, tf.get_variable("w", []))
 
@@ -148,6 +148,7 @@ def test_a_model_function_may_state_the_strategy_of_its_script_again(init):
 def test_a_default_strategy_behind_weights_or_of_other_devices_begins_a_taskgraph(init):
     init()
     assert stated_in_a_script_and(epl.replicate(1), behind_weights=True) == [0, 0, 1]
+    assert stated_in_a_script_and(epl.replicate(1), behind_weights=True, frozen=True) == [0, 0, 1]
     assert stated_in_a_script_and(epl.replicate(2)) == [0, 0, 1]
 
 
