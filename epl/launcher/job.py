@@ -23,6 +23,8 @@ _SHOW_SECONDS = 0.05
 _GUARD_DEAD_SECONDS = 5.0
 # A worker that others name as the cause may take so long to end by itself; then its exit code stays unknown.
 _CAUSE_SECONDS = 5.0
+# Workers that run on so long after another one has ended well may be waiting for it.
+_LEFT_SECONDS = 30.0
 
 
 class Interrupts:
@@ -100,6 +102,7 @@ class Job:
         self._failure: Optional[int] = None
         self._interrupted: Optional[int] = None
         self._done = False
+        self._ended_well: Dict[int, float] = {}  # worker -> time.monotonic(), until it is told who runs on
         self._began = time.monotonic()
 
     def run(self, kill_after: float) -> Outcome:
@@ -128,6 +131,7 @@ class Job:
             self._show()
             self._listen()
             self._judge(guard)
+            self._tell_who_is_left(time.monotonic())
         os.waitpid(guard.pid, 0)
         os.close(guard.control)
         os.close(guard.reports)
@@ -158,8 +162,21 @@ class Job:
         self._running.discard(index)
         if code:
             self._failed.append(_Failure(index, code, time.monotonic()))
-        elif not self._running and not self._failed:
+        elif self._running:
+            self._ended_well[index] = time.monotonic()
+        elif not self._failed:
             _tell(guard, guards.END_ALL)
+
+    def _tell_who_is_left(self, now: float) -> None:
+        """A worker that ends well before it trains is waited for by the others, for up to hours."""
+        if self._running and self._ended_well and now - min(self._ended_well.values()) > _LEFT_SECONDS:
+            self._console.say(
+                "worker(s) {} ended with exit code 0, and worker(s) {} still run. If these wait for the others, see "
+                "why they ended before they trained, and end the job with Ctrl-C.".format(
+                    ", ".join(map(str, sorted(self._ended_well))), ", ".join(map(str, sorted(self._running)))
+                )
+            )
+            self._ended_well.clear()
 
     def _listen(self) -> None:
         for index, why in self._causes.read():

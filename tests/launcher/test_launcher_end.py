@@ -4,8 +4,11 @@ import os
 import re
 import signal
 import time
+from unittest import mock
 
 import pytest
+
+from epl.launcher.job import Job
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)
@@ -203,6 +206,20 @@ def test_interrupted_job_is_not_started_again(start, until):
         pass
     os.kill(launch.process.pid, signal.SIGTERM)
     assert launch.wait(8) == 143 and "starting all workers again" not in launch.output
+
+
+def test_who_runs_on_after_others_ended_well_is_told_once():
+    console = mock.Mock()
+    starts = [mock.Mock(worker_index=index) for index in range(3)]
+    job = Job(starts, {}, [], mock.Mock(), console, mock.Mock())
+    job._take_end(1, 0, mock.Mock())
+    now = time.monotonic()
+    job._tell_who_is_left(now + 1)
+    assert not console.say.called
+    for later in (40, 80):
+        job._tell_who_is_left(now + later)
+    (text,) = [call[0][0] for call in console.say.call_args_list]
+    assert text.startswith("worker(s) 1 ended with exit code 0, and worker(s) 0, 2 still run.")
 
 
 def test_each_worker_is_a_process_group_and_session_of_its_own(run, log):
