@@ -269,6 +269,11 @@ def settled(kept: Digests, turn: Callable[[Digests], Tuple[Digests, _Found]]) ->
         kept = following
 
 
+def first_turn(back_edges: Iterable[int]) -> Dict[int, Result]:
+    """What back edges bring to the first turn of their loop."""
+    return {node: Result(_BACK_EDGE, None) for node in back_edges}
+
+
 def with_back_edges(
     back_edges: Set[int], results_of: Callable[[Dict[int, Result]], Dict[int, Result]]
 ) -> Dict[int, Result]:  # fmt: skip

@@ -22,7 +22,7 @@ gradients.
 """
 
 import collections
-from typing import Counter, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Counter, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -37,6 +37,7 @@ from epl.parallel.plan.function_digest import (
     Functions,
     Kind,
     Result,
+    first_turn,
     hash_of,
     producers_first,
     sized_hash_of,
@@ -112,25 +113,36 @@ class GraphDigest:
         self.rules = Rules(graph, self.view)
         back_edges = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS))
         order = list(producers_first(self.rules.compared, self.rules.taken, back_edges))
-        results = with_back_edges(back_edges, lambda brought: self._computed(order, brought))
+        results = with_back_edges(back_edges, lambda brought: self._computed(order, brought, {}))
         self._results = {node: results[node] for node in order}
         self.top = hash_of(*sorted({result.digest for result in self._results.values()})).hex()
 
     def ops(self) -> List[OpDigest]:
-        """The compared ops; each stands after its producers, except at the back edges of loops."""
+        """The compared ops; each stands after its producers, except at the back edges of loops.
+
+        Inside a loop (control flow v1) digests are those of its first turn: in later turns a difference is everywhere.
+        """
+        ends = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS | op_types.EXITS))
+        fixed = {node: self._results[node] for node in ends}
+        results = self._computed(list(self._results), first_turn(ends), fixed)
         nodes, position = self.view.nodes, {node: i for i, node in enumerate(self._results)}
         return [
             OpDigest(
-                nodes[node].name, nodes[node].op, one.digest.hex(), tuple(position[p] for p in self.rules.taken(node))
+                nodes[node].name,
+                nodes[node].op,
+                results[node].digest.hex(),
+                tuple(position[p] for p in self.rules.taken(node)),
             )
-            for node, one in self._results.items()
+            for node in self._results
         ]  # fmt: skip
 
-    def _computed(self, order: List[int], results: Dict[int, Result]) -> Dict[int, Result]:
-        """What all compared ops compute; `results`: what back edges bring."""
+    def _computed(
+        self, order: List[int], results: Dict[int, Result], fixed: Mapping[int, Result]
+    ) -> Dict[int, Result]:  # fmt: skip
+        """What all compared ops compute; `results`: what back edges bring; `fixed`: of ops that are known."""
         drawn: Counter[bytes] = collections.Counter()
         for node in order:
-            results[node] = self._result(node, results, drawn)
+            results[node] = fixed[node] if node in fixed else self._result(node, results, drawn)
         return results
 
     def _result(self, node: int, results: Dict[int, Result], drawn: Counter[bytes]) -> Result:

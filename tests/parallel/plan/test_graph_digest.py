@@ -360,6 +360,15 @@ def test_the_first_difference_is_named(words, differing, expected):
     assert "test_graph_digest.py:" in text
 
 
+def test_a_difference_inside_a_loop_is_named(difference):
+    def loop(change):
+        return lambda h: tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, change(h)), [0, h])[1]
+
+    assert "'while/" in difference({"extra": loop(tf.tanh)}, {"extra": loop(tf.exp)})
+    of_later_turns = [{"extra": lambda h, turn=turn: of_while(h, turn)} for turn in TURNS[-2:]]
+    assert "'while/" in difference(*of_later_turns)
+
+
 def test_another_optimizer_is_named(words):
     assert "Momentum" in words(optimizer=tf.train.MomentumOptimizer(0.01, 0.9))
 
