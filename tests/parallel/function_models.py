@@ -50,6 +50,25 @@ def of_loops(hidden):
     return step(hidden)
 
 
+def of_values_alike(hidden):
+    """Sums that begin alike, and draws that are alike, whose order in loops and branches is that of sets of names."""
+    first, second = [tf.random.uniform([4]) for _ in range(2)]
+
+    @tf.function
+    def step(h):
+        i, total, other = 0, 0.0 * h, 0.0 * h
+        while i < 3:
+            total, other = total + h * first, other + total * second
+            i += 1
+        if tf.reduce_sum(other) > 0.0:
+            scale, shift = first, second + tf.random.uniform([4])
+        else:
+            scale, shift = second, first
+        return total * scale - other * shift
+
+    return step(hidden)
+
+
 def of_defun(hidden):
     return tf_compat.function.Defun(tf.float32, func_name="double")(lambda h: h * 2.0)(hidden)
 
@@ -68,7 +87,14 @@ def of_dataset(hidden):
     return hidden + tf.reduce_mean(tf.data.make_one_shot_iterator(rows).get_next())
 
 
-MODELS = {"branches": of_branches, "loops": of_loops, "defun": of_defun, "v2": of_control_flow_v2, "data": of_dataset}
+MODELS = {
+    "branches": of_branches,
+    "loops": of_loops,
+    "alike": of_values_alike,
+    "defun": of_defun,
+    "v2": of_control_flow_v2,
+    "data": of_dataset,
+}
 
 
 def digest(build):

@@ -5,10 +5,33 @@
 Names of functions, and the order of arguments and outputs, are no part of it. Names hold numbers of the process; and
 AutoGraph, which makes the branches and loops of a tf.function, has the order from sets of names, which Python orders
 otherwise in every process.
+
+Tensors with one digest have one value, so that it does not matter which of them is which argument:
+
+    draws and sources      two that are alike give two values: numbered in the order in which the script makes them
+    what a loop keeps      told apart by initial values, then by what the body makes of them, turn after turn:
+
+        s = q = 0; repeat: s, q = s + x, q + s      turn 0: {s, q}      turn 1: {s: (0, 0 + x)}, {q: (0, 0 + 0)}
 """
 
+import collections
 import hashlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Counter,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 from epl.ir import node_wire, op_types
 
@@ -18,9 +41,15 @@ CALLS = LOOPS | {"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessI
 # Attributes of such a call that say what its arguments say, in their order.
 ATTRS_OF_ARGUMENTS = frozenset(["T", "Tin", "Tout", "output_shapes"])
 
+# Those that run functions with state, such as draws: two calls with the same arguments may give two values.
+_STATEFUL_CALLS = frozenset(["If", "StatefulPartitionedCall", "While"])
+
 _SIZE = 12  # bytes of a digest
-_BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop
+_BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop, in the first turn
 _OF_ITSELF = b"calls itself".ljust(_SIZE)
+
+_Found = TypeVar("_Found")
+Digests = Tuple[bytes, ...]
 
 
 class Kind(NamedTuple):
@@ -29,10 +58,12 @@ class Kind(NamedTuple):
     Attributes:
       digest: of its type and attributes, without functions.
       called: names of the functions in its attributes, or the one that its type names.
+      draws: whether two such ops that take the same may give two values.
     """
 
     digest: bytes
     called: Tuple[str, ...]
+    draws: bool
 
 
 class Result(NamedTuple):
@@ -44,7 +75,7 @@ class Result(NamedTuple):
     """
 
     digest: bytes
-    outputs: Optional[Tuple[bytes, ...]]
+    outputs: Optional[Digests]
 
 
 class _Node(NamedTuple):
@@ -57,9 +88,10 @@ class _Node(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A function: its ops by number, behind the arguments, producers first; and what it returns."""
+    """A function: its ops by number, behind the arguments, producers first; back edges of loops; what it returns."""
 
     nodes: Dict[int, _Node]
+    back_edges: Set[int]
     returned: List[Tuple[int, str]]
 
 
@@ -76,34 +108,61 @@ class Functions:
         self._library = {function.signature.name: function for function in library}
         self._kind = kind
         self._bodies: Dict[str, _Body] = {}
-        self._known: Dict[Tuple[str, Tuple[bytes, ...]], Result] = {}
+        self._known: Dict[Tuple[str, Digests], Result] = {}
         self._open: Set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._library
 
-    def result(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
-        """What an op computes from inputs with the digests `values`, after ops with the digests `control`."""
-        control = sorted(control)
+    def draws(self, op_type: str) -> bool:
+        """Whether an op of the type calls functions whose state may let two calls give two values."""
+        return op_type in _STATEFUL_CALLS or (op_type in self and self._library[op_type].signature.is_stateful)
+
+    def result(
+        self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes], drawn: Counter[bytes]
+    ) -> Result:  # fmt: skip
+        """What an op computes from inputs with the digests `values`, after ops with the digests `control`.
+
+        `drawn` counts the ops of one graph or body that draw, by digest; the caller keeps it for the next ones.
+        """
+        result = self._unnumbered(op_type, kind, values, sorted(control))
+        if not kind.draws:
+            return result
+        drawn[result.digest] += 1
+        return _with_number(result, drawn[result.digest])
+
+    def _unnumbered(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+        if op_type in LOOPS:
+            return self._loop(kind, tuple(values), control)
         if op_type in CALLS or op_type in self._library:
-            return self._call(op_type, kind, values, control)
+            return self._call(kind, values, control)
         if op_type == "AddN":
             values = sorted(values)
         bodies = [self._numbered(name) for name in kind.called]
         return Result(hash_of(kind.digest, *bodies, *values, b"^", *control), None)
 
-    def _call(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+    def _call(self, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
         signatures = [self._library[name].signature for name in kind.called]
         ahead = len(values) - len(signatures[0].input_arg)  # the condition of If
         arguments = tuple(values[ahead:])
         functions = [self._inlined(name, arguments) for name in kind.called]
         digests = [function.digest for function in functions]
         own = hash_of(kind.digest, *digests, *values[:ahead], b"^", *sorted(arguments), b"^", *control)
-        given = [function.outputs or () for function in functions]
-        # The condition of a loop gives no output of the loop.
-        columns = zip(*[outputs for outputs in given if len(outputs) == max(map(len, given))])
-        beginnings = arguments if op_type in LOOPS else (b"",) * len(given[0])
-        return Result(own, tuple(hash_of(own, first, *column) for first, column in zip(beginnings, columns)))
+        columns = zip(*[function.outputs or () for function in functions])
+        return Result(own, tuple(hash_of(own, *column) for column in columns))
+
+    def _loop(self, kind: Kind, beginnings: Digests, control: List[bytes]) -> Result:
+        body, condition = kind.called  # in the order of the names of the attributes
+
+        def turn(kept: Digests) -> Tuple[Digests, Digests]:
+            made = self._inlined(body, kept).outputs or ()
+            return tuple(hash_of(beginning, one) for beginning, one in zip(beginnings, made)), kept
+
+        made, kept = settled(beginnings, turn)
+        asked = self._inlined(condition, kept)
+        digests = [self._inlined(body, kept).digest, asked.digest, *(asked.outputs or ())]
+        own = hash_of(kind.digest, *digests, b"^", *sorted(made), b"^", *control)
+        return Result(own, tuple(hash_of(own, one) for one in made))
 
     def _numbered(self, name: str) -> bytes:
         """What a function computes of arguments that are known by their numbers alone."""
@@ -113,22 +172,28 @@ class Functions:
         result = self._inlined(name, tuple(hash_of(b"argument %d" % i) for i in range(count)))
         return hash_of(result.digest, *(result.outputs or ()))
 
-    def _inlined(self, name: str, arguments: Tuple[bytes, ...]) -> Result:
+    def _inlined(self, name: str, arguments: Digests) -> Result:
         """What a function computes of its arguments; computed once for all calls with the same ones."""
         if name in self._open:
             return Result(_OF_ITSELF, (_OF_ITSELF,) * len(self._library[name].signature.output_arg))
         if (name, arguments) not in self._known:
             self._open.add(name)
             body = self._body(name)
-            results = {number: Result(digest, None) for number, digest in enumerate(arguments)}
-            for number, node in body.nodes.items():
-                values = [value_of(results, *taken) for taken in node.data]
-                control = [value_of(results, producer) for producer in node.control]
-                results[number] = self.result(node.op_type, node.kind, values, control)
+            given = {number: Result(digest, None) for number, digest in enumerate(arguments)}
+            results = with_back_edges(body.back_edges, lambda brought: self._results(body, {**given, **brought}))
             self._open.remove(name)
             digest = hash_of(*sorted({results[number].digest for number in body.nodes}))
             self._known[name, arguments] = Result(digest, tuple(value_of(results, *taken) for taken in body.returned))
         return self._known[name, arguments]
+
+    def _results(self, body: _Body, results: Dict[int, Result]) -> Dict[int, Result]:
+        """Of arguments and ops; `results`: of arguments, and what back edges bring."""
+        drawn: Counter[bytes] = collections.Counter()
+        for number, node in body.nodes.items():
+            values = [value_of(results, *taken) for taken in node.data]
+            control = [value_of(results, producer) for producer in node.control]
+            results[number] = self.result(node.op_type, node.kind, values, control, drawn)
+        return results
 
     def _body(self, name: str) -> _Body:
         if name not in self._bodies:
@@ -160,7 +225,7 @@ class Functions:
         back_edges = {node for node, entry in nodes.items() if entry.op_type in op_types.NEXT_ITERATIONS}
         order = producers_first(set(nodes), producers, back_edges)
         returned = [taken(function.ret[output.name]) for output in signature.output_arg]
-        return _Body({node: nodes[node] for node in order}, returned)
+        return _Body({node: nodes[node] for node in order}, back_edges, returned)
 
     def _position(self, op_type: str, output: str) -> str:
         """The name of an output in a body; of a call the position, as in a graph."""
@@ -172,12 +237,59 @@ class Functions:
 
 def value_of(results: Mapping[int, Result], node: int, output: str = "^") -> bytes:
     """The digest of an output of an op: of a call by position, "" the first one; of the op itself if it is "^"."""
-    if node not in results:
-        return _BACK_EDGE
     result = results[node]
     if output == "^" or (result.outputs is None and not output):
         return result.digest
     return hash_of(result.digest, output.encode()) if result.outputs is None else result.outputs[int(output or 0)]
+
+
+def _with_number(result: Result, number: int) -> Result:
+    """The same of the first one that is alike, so that most digests need no second hash."""
+    if number == 1:
+        return result
+    mark = b"number %d" % number
+    outputs = None if result.outputs is None else tuple(hash_of(output, mark) for output in result.outputs)
+    return Result(hash_of(result.digest, mark), outputs)
+
+
+def settled(kept: Digests, turn: Callable[[Digests], Tuple[Digests, _Found]]) -> Tuple[Digests, _Found]:
+    """Digests of what a loop keeps: taken from turn to turn until another turn tells no more of them apart.
+
+    Args:
+      kept: digests of it before the first turn.
+      turn: such digests -> those after another turn, which differ where the former do; what else the turn found.
+
+    Returns:
+      What the last turn gave.
+    """
+    while True:
+        following, found = turn(kept)
+        if len(set(following)) == len(set(kept)):
+            return following, found
+        kept = following
+
+
+def first_turn(back_edges: Iterable[int]) -> Dict[int, Result]:
+    """What back edges bring to the first turn of their loop."""
+    return {node: Result(_BACK_EDGE, None) for node in back_edges}
+
+
+def with_back_edges(
+    back_edges: Set[int], results_of: Callable[[Dict[int, Result]], Dict[int, Result]]
+) -> Dict[int, Result]:  # fmt: skip
+    """What the ops of a graph compute that may have loops with back edges (control flow v1).
+
+    Args:
+      back_edges: ops that bring values to the next turn.
+      results_of: what these bring -> what all ops compute.
+    """
+    order = sorted(back_edges)
+
+    def turn(kept: Digests) -> Tuple[Digests, Dict[int, Result]]:
+        results = results_of({node: Result(digest, None) for node, digest in zip(order, kept)})
+        return tuple(results[node].digest for node in order), results
+
+    return settled((_BACK_EDGE,) * len(order), turn)[1]
 
 
 def producers_first(

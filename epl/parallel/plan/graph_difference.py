@@ -125,6 +125,8 @@ def _attributes(digest: GraphDigest, entry: node_wire.Node) -> Dict[str, str]:
 def in_words(workers: Sequence[int], facts: Sequence[Optional[OpFacts]]) -> str:
     """The difference between two ops of two workers, of which one may lack its op."""
     here, there = facts
+    if here is None and there is None:
+        return "what differs is inside a loop, in what it does with variables that begin alike"
     if here is None or there is None:
         (worker, found) = (workers[0], here) if there is None else (workers[1], there)
         other = workers[1] if there is None else workers[0]

@@ -7,11 +7,12 @@ Names of ops are no part of it: a summary that one worker alone builds shifts th
 Compared is what the gradients and the updates of variables are computed from, as the user built it:
 
     iterators, queues, tables, placeholders     where the walk ends: data, and what prepares it, may differ
+    draws, sources that are alike               by the order in which the script makes them
     random seeds                                left out: attributes `seed`, `seed2`, the seed of stateless ops
     strings in constants                        left out: file names, vocabularies
     names in attributes                         left out: `shared_name`, frames of loops, the token of a py_func
     devices, attributes that begin with "_"     left out: placement is the plan's; it is compared there
-    functions                                   by what they do for a call (function_digest.py), not by what runs them
+    functions, loops                            by what they do for a call (function_digest.py), not by what runs them
     sums                                        in whatever order
     variables                                   by name, type and shape; initial values come from worker 0
 
@@ -20,7 +21,8 @@ built for the parts is left out, as are shapes of parts. Of a split the user's o
 gradients.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+import collections
+from typing import Counter, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -35,10 +37,12 @@ from epl.parallel.plan.function_digest import (
     Functions,
     Kind,
     Result,
+    first_turn,
     hash_of,
     producers_first,
     sized_hash_of,
     value_of,
+    with_back_edges,
 )
 
 # Attributes that may differ between workers that compute the same.
@@ -64,6 +68,8 @@ SOURCES = (
     op_types.DATA_SOURCES | op_types.SHARED_STATE | op_types.GENERATORS | op_types.OF_SCRIPT - op_types.PYTHON
     | {"Placeholder", "PlaceholderV2"}
 )  # fmt: skip
+# Two that take the same may give two values. Other ops that draw random numbers have an attribute `seed2`.
+_DRAWS = SOURCES | op_types.PYTHON | frozenset(SEED_INPUTS)
 
 _OF_PARTS = hash_of(b"EPL's own")
 
@@ -105,23 +111,41 @@ class GraphDigest:
         """Reads the graph."""
         self.view = GraphView(graph.tf_graph)
         self.rules = Rules(graph, self.view)
-        self._results: Dict[int, Result] = {}
         back_edges = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS))
-        for node in producers_first(self.rules.compared, self.rules.taken, back_edges):
-            self._results[node] = self._result(node)
+        order = list(producers_first(self.rules.compared, self.rules.taken, back_edges))
+        results = with_back_edges(back_edges, lambda brought: self._computed(order, brought, {}))
+        self._results = {node: results[node] for node in order}
         self.top = hash_of(*sorted({result.digest for result in self._results.values()})).hex()
 
     def ops(self) -> List[OpDigest]:
-        """The compared ops; each stands after its producers, except at the back edges of loops."""
+        """The compared ops; each stands after its producers, except at the back edges of loops.
+
+        Inside a loop (control flow v1) digests are those of its first turn: in later turns a difference is everywhere.
+        """
+        ends = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS | op_types.EXITS))
+        fixed = {node: self._results[node] for node in ends}
+        results = self._computed(list(self._results), first_turn(ends), fixed)
         nodes, position = self.view.nodes, {node: i for i, node in enumerate(self._results)}
         return [
             OpDigest(
-                nodes[node].name, nodes[node].op, one.digest.hex(), tuple(position[p] for p in self.rules.taken(node))
+                nodes[node].name,
+                nodes[node].op,
+                results[node].digest.hex(),
+                tuple(position[p] for p in self.rules.taken(node)),
             )
-            for node, one in self._results.items()
+            for node in self._results
         ]  # fmt: skip
 
-    def _result(self, node: int) -> Result:
+    def _computed(
+        self, order: List[int], results: Dict[int, Result], fixed: Mapping[int, Result]
+    ) -> Dict[int, Result]:  # fmt: skip
+        """What all compared ops compute; `results`: what back edges bring; `fixed`: of ops that are known."""
+        drawn: Counter[bytes] = collections.Counter()
+        for node in order:
+            results[node] = fixed[node] if node in fixed else self._result(node, results, drawn)
+        return results
+
+    def _result(self, node: int, results: Dict[int, Result], drawn: Counter[bytes]) -> Result:
         entry, rules = self.view.nodes[node], self.rules
         if node in rules.variables:
             return Result(hash_of(rules.kind(node).digest, entry.name.encode()), None)
@@ -130,10 +154,10 @@ class GraphDigest:
         values, control = [], []
         for name, producer in zip(entry.input, rules.taken(node)):
             if name[0] == "^":
-                control.append(value_of(self._results, producer))
+                control.append(value_of(results, producer))
             else:
-                values.append(value_of(self._results, producer, name.partition(":")[2]))
-        return rules.functions.result(entry.op, rules.kind(node), values, control)
+                values.append(value_of(results, producer, name.partition(":")[2]))
+        return rules.functions.result(entry.op, rules.kind(node), values, control, drawn)
 
 
 class Rules:
@@ -207,7 +231,8 @@ class Rules:
             functions = _functions_in(values[name]) if self._has_functions else []
             called += functions
             pieces += [name.encode(), b"function" if functions else values[name]]
-        return Kind(sized_hash_of(*pieces), tuple(called))
+        draws = op_type in _DRAWS or "seed2" in values or self.functions.draws(op_type)
+        return Kind(sized_hash_of(*pieces), tuple(called), draws)
 
     def _is_left_out(self, values: Dict[str, bytes], role: str) -> bool:
         """Whether the value of a constant does not count; `role`: "seed", "update" or "" for others."""
