@@ -11,6 +11,7 @@ import itertools
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE, ForwardShapes, Numbers, Shape, Shapes
+from epl.parallel.sharding.row_numbers import counts_over_all, counts_rows
 
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
@@ -26,7 +27,7 @@ _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "
 
 def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
     """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
-    candidates = candidates - _paired(forward, shapes, candidates)
+    candidates = candidates - _paired(forward, shapes, candidates, firsts)
     picked: Dict[int, List[bool]] = {number: [] for number in candidates}
     beside: Dict[int, Set[int]] = {number: set() for number in candidates}
     for name, tensors in forward.inputs.items():
@@ -85,20 +86,34 @@ def find_named_rows(
     return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
 
 
-def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int]) -> Set[int]:
+def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
     """Those of the candidates that count rows of which the model takes each with the one at the same place.
 
-    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels it makes
-    by `tf.range(tf.shape(x)[0])`. Where the classes are more than that, all candidates may be such.
+    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels
+    may count the rows of the batch. Where the classes are more than that, all candidates that fit in may be such.
     """
     found: Set[int] = set()
     for name, tensors in forward.inputs.items():
+        op_type = forward.types[name]
         entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
-        if forward.types[name] in _DIAGONALS:
-            found.update(candidates.intersection(entries))
-        elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
-            found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
+        pairs = {number for number in firsts if _holds(entries, number)}
+        if op_type in _DIAGONALS or (len(pairs) > 1 and op_type in _GATHERS and _takes_diagonal(forward, shapes, name)):
+            found |= candidates & pairs
+        elif op_type in _CROSS_ENTROPIES and not counts_over_all(forward, tensors[1]):
+            classes = entries[-1] if entries else None
+            fitting = {number for number in candidates if classes is None or number <= classes}
+            found |= candidates.intersection(entries) if classes in candidates else fitting
     return found
+
+
+def _takes_diagonal(forward: ForwardShapes, shapes: Shapes, gather: str) -> bool:
+    """Whether a gather takes entries, or of flat ones, and counts the rows for that by itself."""
+    entries, ids = forward.inputs[gather][:2]
+    if forward.types[gather] == "GatherNd":
+        takes_entries = (shapes.get(ids) or (0,))[-1] != 1
+    else:
+        takes_entries = gather in forward.in_batches or len(shapes.get(entries) or ()) == 1
+    return takes_entries and counts_rows(forward, ids)
 
 
 def _first(shape: Shape) -> Optional[int]:

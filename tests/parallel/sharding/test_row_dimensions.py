@@ -1,5 +1,6 @@
 """Which dimensions of placeholders are one, and which cannot be the rows of a batch."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -100,6 +101,129 @@ def test_classes_that_are_numbers_of_rows_may_be_rows(with_more):
     if with_more:
         logits = tf.concat([logits, tf.layers.dense(x, 2)], 1) / 0.1
     assert not found(loss_of(tf.range(tf.shape(x)[0]), logits)).no_rows
+
+
+def cumulated(x):
+    return tf.cumsum(tf.ones_like(x[:, 0], tf.int32)) - 1
+
+
+def numbered_by_numpy(x):
+    numbers = tf.py_func(np.arange, [tf.shape(x)[0]], tf.int64)
+    numbers.set_shape([None])
+    return numbers
+
+
+def where_there_are_ones(x):
+    return tf.where(tf.ones_like(x[:, 0]) > 0)[:, 0]
+
+
+def counted_to_what_is_fed(x):
+    return tf.range(tf.placeholder(tf.int32, [], "count"))
+
+
+def rows_of_a_constant(x):
+    return tf.constant(np.arange(99))[: tf.shape(x)[0]]
+
+
+def where_a_mask_is_set(x):
+    mask = tf.placeholder(tf.bool, [None], "mask")
+    return tf.where(mask, tf.range(tf.shape(x)[0]), tf.zeros([tf.shape(x)[0]], tf.int32))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        cumulated,
+        numbered_by_numpy,
+        where_there_are_ones,
+        counted_to_what_is_fed,
+        rows_of_a_constant,
+        where_a_mask_is_set,
+    ],
+)
+def test_labels_that_the_model_counts_itself_do_not_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    assert not found(loss_of(labels(x), tf.matmul(x, z, transpose_b=True))).no_rows
+
+
+def looked_up(x, count):
+    return tf.gather(tf.constant([3, 1, 2, 0]), tf.placeholder(tf.int32, [None], "labels"))
+
+
+def computed_by_numpy(x, count):
+    labels = tf.py_func(np.argmax, [tf.placeholder(F, [None, 5], "scores"), 1], tf.int64)
+    labels.set_shape([None])
+    return labels
+
+
+def zeros_like(x, count):
+    return tf.cast(tf.zeros_like(x[:, 0]), tf.int32)
+
+
+def iterated(x, count):
+    return tf.data.make_initializable_iterator(tf.data.Dataset.range(9).batch(4)).get_next()
+
+
+@pytest.mark.parametrize("labels", [looked_up, computed_by_numpy, zeros_like, iterated])
+def test_labels_of_data_and_constant_ones_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    assert "z:0" in without_rows(found(loss_of(labels(x, tf.shape(x)[0]), tf.matmul(x, z, transpose_b=True))))
+
+
+def positive_first(x, z):
+    return tf.concat([tf.ones([tf.shape(x)[0], 1]), tf.zeros([tf.shape(x)[0], tf.shape(z)[0]])], 1)
+
+
+def one_hot_of_zeros(x, z):
+    return tf.one_hot(tf.zeros([tf.shape(x)[0]], tf.int32), tf.shape(z)[0] + 1) * 0.9 + 0.1
+
+
+@pytest.mark.parametrize("labels", [positive_first, one_hot_of_zeros])
+def test_constant_distributions_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    logits = tf.concat([tf.layers.dense(x, 1), tf.matmul(x, z, transpose_b=True)], 1)
+    losses = tf.nn.softmax_cross_entropy_with_logits_v2(labels=labels(x, z), logits=logits)
+    assert without_rows(found(tf.reduce_mean(losses))) == ["z:0"]
+
+
+def gather_nd(entries, ids):
+    return tf.gather_nd(entries, tf.stack([tf.range(tf.shape(entries)[0]), ids], 1))
+
+
+def batch_gather(entries, ids):
+    return tf.batch_gather(entries, ids[:, None])
+
+
+def gather_in_batches(entries, ids):
+    return tf.gather(entries, ids[:, None], batch_dims=1)
+
+
+def gather_flat(entries, ids):
+    rows, columns = tf.unstack(tf.shape(entries))
+    return tf.gather(tf.reshape(entries, [-1]), tf.range(rows) * columns + ids)
+
+
+@pytest.mark.parametrize("take", [gather_nd, batch_gather, gather_in_batches, gather_flat])
+def test_a_gather_may_take_the_diagonal(take):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    scores = tf.matmul(x, z, transpose_b=True)
+    norm = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
+    assert not found(norm - tf.reduce_mean(take(scores, tf.range(tf.shape(x)[0])))).no_rows
+    labels = tf.placeholder(tf.int32, [None], "labels")
+    assert without_rows(found(norm - tf.reduce_mean(take(scores, labels)))) == ["z:0"]
+
+
+def test_a_gather_of_rows_takes_no_diagonal():
+    x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
+    weights = tf.gather(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), tf.range(tf.shape(x)[0]))
+    assert without_rows(found(tf.reduce_mean(tf.square(tf.matmul(weights, keys) - x)))) == ["keys:0"]
+
+
+def test_labels_that_count_over_the_classes_of_the_model_do_not_hide_a_table():
+    x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
+    read = tf.matmul(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), keys)
+    labels = tf.random.uniform([tf.shape(x)[0]], 0, 5, tf.int32)
+    assert without_rows(found(loss_of(labels, tf.layers.dense(read, 5)))) == ["keys:0"]
 
 
 def test_what_the_diagonal_is_taken_of_may_hold_rows():
