@@ -148,7 +148,7 @@ def _dimensions(
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
     no_rows = find_no_rows(forward, shapes, candidates, firsts)
-    no_rows |= find_vectors(forward, sizes, numbers, candidates, firsts - no_rows)
+    no_rows |= find_vectors(forward, shapes, sizes, numbers, candidates, firsts - no_rows)
     grouped, picked = find_named_rows(forward, shapes, candidates)
     twice = {of[0] for of in sizes.values() if of and of.count(of[0]) > 1}
     uncut = twice | (picked - no_rows)

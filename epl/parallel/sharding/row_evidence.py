@@ -22,6 +22,11 @@ _GROUPS = {
     **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
     "ScatterNd": 0,
 }
+# Ops that take each row by itself, or hide what is done with them.
+_OF_EACH = frozenset(
+    ["Enter", "If", "PartitionedCall", "Select", "SelectV2", "StatefulPartitionedCall", "StatelessIf"]
+    + ["StatelessWhile", "Switch", "Where", "While"]
+)
 _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
 
 
@@ -35,9 +40,9 @@ def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], f
         if op_type in ASKS_SHAPE or name in forward.in_batches:
             continue
         taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
-        outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
-        given = {size for shape in outputs for size in shape or ()}
-        is_known = all(shape is not None and None not in shape for shape in outputs)
+        outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+        given = {size for output in outputs for size in shapes[output] or ()}
+        is_known = not _is_open(shapes, outputs)
         for number in candidates:
             if not _holds(taken, number) or _holds(given, number):
                 continue
@@ -51,6 +56,7 @@ def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], f
 
 def find_vectors(
     forward: ForwardShapes,
+    shapes: Shapes,
     sizes: Mapping[str, Tuple[int, ...]],
     numbers: Numbers,
     candidates: Set[int],
@@ -58,9 +64,14 @@ def find_vectors(
 ) -> Set[int]:
     """The candidates that count single values of which the model takes some by constant indices, and no other has them.
 
-    The first row of a batch may be taken, too: so there are `others`, which may be the rows then.
+    The first row of a batch may be taken, too, as in `x[:, : lengths[0]]`: so the model must compute one result of the
+    others, and not take each by itself; and there are `others`, which may be the rows then.
     """
-    vectors = {of[0] for name, of in sizes.items() if len(of) == 1 and name in forward.indexed}
+    vectors = {
+        of[0]
+        for name, of in sizes.items()
+        if len(of) == 1 and name in forward.indexed and _goes_away(forward, shapes, name)
+    }
     alone = {number for number in vectors & candidates if sum(one % number == 0 for one in numbers.values()) == 1}
     return alone if others - alone else set()
 
@@ -114,6 +125,37 @@ def _takes_diagonal(forward: ForwardShapes, shapes: Shapes, gather: str) -> bool
     else:
         takes_entries = gather in forward.in_batches or len(shapes.get(entries) or ()) == 1
     return takes_entries and counts_rows(forward, ids)
+
+
+def _goes_away(forward: ForwardShapes, shapes: Shapes, vector: str) -> bool:
+    """Whether all that is computed of a vector, as far as it has its dimension, is seen to lose it at the end."""
+    number = _first(shapes[vector])
+    takers = _takers(forward)
+    found = {vector}
+    stack = [vector]
+    while stack:
+        for name in takers.get(stack.pop(), ()):
+            outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+            if number is None or forward.types[name] in _OF_EACH or _is_open(shapes, outputs):
+                return False
+            new = {output for output in outputs if _holds(shapes[output] or (), number)} - found
+            found |= new
+            stack += new
+    return True
+
+
+def _takers(forward: ForwardShapes) -> Dict[str, List[str]]:
+    """Name of a tensor -> those of the nodes that take its values."""
+    takers: Dict[str, List[str]] = {}
+    for name, tensors in forward.inputs.items():
+        for tensor in tensors if forward.types[name] not in ASKS_SHAPE else ():
+            takers.setdefault(tensor, []).append(name)
+    return takers
+
+
+def _is_open(shapes: Shapes, tensors: Iterable[str]) -> bool:
+    """Whether a dimension of any of the tensors is not known."""
+    return any(shape is None or None in shape for shape in (shapes[tensor] for tensor in tensors))
 
 
 def _first(shape: Shape) -> Optional[int]:

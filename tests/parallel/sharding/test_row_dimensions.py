@@ -53,6 +53,34 @@ def test_a_vector_that_is_picked_from_and_summed_holds_no_rows():
     assert without_rows(found(loss)) == ["keep:0"]
 
 
+def cut_to_the_longest(x, lengths):
+    _, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(4), x[:, : lengths[0]], sequence_length=lengths, dtype=F)
+    return state
+
+
+def with_the_masked_rows(x, lengths):
+    return tf.gather(x[:, 0] * tf.cast(lengths[0], F), tf.where(lengths > 0)[:, 0])
+
+
+def selected(x, lengths):
+    return tf.reduce_sum(tf.where(lengths > 1, lengths, lengths + lengths[0])) * tf.cast(tf.shape(x)[0], tf.int32)
+
+
+def computed_in_a_loop(x, lengths):
+    size = tf.shape(lengths)[0]
+    total = tf.while_loop(lambda i, _: i < size, lambda i, t: (i + 1, t + lengths[i]), [0, lengths[0]])[1]
+    return x[:, 0] * tf.cast(total / tf.reduce_max(lengths), F)
+
+
+@pytest.mark.parametrize("model", [cut_to_the_longest, with_the_masked_rows, selected, computed_in_a_loop])
+def test_a_first_row_does_not_make_single_values_of_rows_that_are_taken_one_by_one(model):
+    x, y = tf.placeholder(F, [None, None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    lengths = tf.placeholder(tf.int32, [None], "lengths")
+    out = tf.layers.dense(x[:, 0], 1) - y
+    loss = tf.reduce_mean(tf.square(out)) + tf.reduce_mean(tf.cast(model(x, lengths), F))
+    assert not without_rows(found(loss))
+
+
 def test_a_row_may_be_taken_of_a_batch():
     x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "y")
     rows = tf.squeeze(tf.layers.dense(x, 1), 1)
