@@ -193,12 +193,12 @@ class ForwardShapes:
         node = self._view.index.get(_node_name(tensor))
         return node is not None and self._view.types[node] == "Const"
 
-    def is_as_fed(self, tensor: str) -> bool:
-        """Whether a tensor has values of a placeholder as they were fed."""
+    def as_fed(self, tensor: str) -> Set[str]:
+        """The names of the placeholders of which a tensor has values as they were fed."""
         name = _node_name(tensor)
         if self.types[name] in _MOVES:
-            return any(self.is_as_fed(one) for one in self.inputs[name])
-        return name + ":0" in self.fed
+            return set().union(*[self.as_fed(one) for one in self.inputs[name]])
+        return {name + ":0"} & self.fed
 
     def is_data(self, node: str) -> bool:
         """Whether a node of this name gives data: a placeholder, an iterator, or a queue."""

@@ -77,9 +77,12 @@ def find_vectors(
 
 
 def find_named_rows(
-    forward: ForwardShapes, shapes: Shapes, candidates: Set[int]
+    forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]
 ) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
-    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers."""
+    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers.
+
+    Groups of which the graph does not say how many there are count only where they meet others of `firsts`.
+    """
     grouped: Set[Tuple[int, Optional[int]]] = set()
     picked: Set[int] = set()
     for name, tensors in forward.inputs.items():
@@ -88,11 +91,11 @@ def find_named_rows(
             continue
         ids = tensors[_GROUPS.get(op_type, 1)]
         rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
-        if rows not in candidates or not forward.is_as_fed(ids):
+        if rows not in candidates or not forward.as_fed(ids):
             continue
         if op_type in _GATHERS:
             picked |= candidates & {of_first}
-        elif groups is None or groups in candidates:
+        elif groups in candidates or (groups is None and _meets_others(forward, shapes, name, firsts - {rows})):
             grouped.add((rows, groups))
     return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
 
@@ -142,6 +145,34 @@ def _goes_away(forward: ForwardShapes, shapes: Shapes, vector: str) -> bool:
             found |= new
             stack += new
     return True
+
+
+def _meets_others(forward: ForwardShapes, shapes: Shapes, grouping: str, others: Set[int]) -> bool:
+    """Whether groups, or what is computed of them, meet a dimension of `others`, or other fed numbers pick from them.
+
+    They do not where they go back to the rows, picked by the numbers that grouped these, or are summed away.
+    """
+    takers = _takers(forward)
+    numbers = forward.as_fed(forward.inputs[grouping][_GROUPS[forward.types[grouping]]])
+    found = {grouping + ":0"}
+    stack = list(found)
+    while stack:
+        tensor = stack.pop()
+        for name in takers.get(tensor, ()):
+            tensors = forward.inputs[name]
+            pickers = forward.as_fed(tensors[1]) if forward.types[name] in _GATHERS and tensors[0] == tensor else set()
+            if pickers:
+                if pickers != numbers:
+                    return True
+                continue
+            outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+            beside = [size for one in tensors + outputs if one not in found for size in shapes.get(one) or ()]
+            if any(_holds(beside, other) for other in others):
+                return True
+            new = {output for output in outputs if _is_open(shapes, [output])} - found
+            found |= new
+            stack += new
+    return False
 
 
 def _takers(forward: ForwardShapes) -> Dict[str, List[str]]:

@@ -357,6 +357,50 @@ def test_rows_that_are_grouped_by_fed_numbers(how):
     assert not own.grouped and not own.no_rows
 
 
+def most_plus_one(labels):
+    return tf.reduce_max(labels) + 1
+
+
+def fed_number(labels):
+    return tf.placeholder(tf.int32, [], "count")
+
+
+def means_of_classes(count):
+    """Labels of rows, something that is computed of each row, and its mean for each label."""
+    x, labels = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    hidden = tf.layers.dense(x, 4)
+    return labels, hidden, tf.math.unsorted_segment_mean(hidden, labels, count(labels))
+
+
+@pytest.mark.parametrize("count", [most_plus_one, fed_number])
+def test_groups_that_go_back_to_their_rows_leave_these_alone(count):
+    labels, hidden, means = means_of_classes(count)
+    y = tf.placeholder(F, [None, 1], "y")
+    own = tf.layers.dense(hidden - tf.gather(tf.nn.l2_normalize(means, 1), labels), 1)
+    summed = tf.reduce_mean(tf.square(means))
+    dimensions = found(tf.reduce_mean(tf.square(own - y)) + summed)
+    assert not dimensions.grouped and not without_rows(dimensions)
+
+
+def beside_other_rows(means):
+    return tf.nn.relu(means) - tf.placeholder(F, [None, 4], "wanted")
+
+
+def picked_by_other_rows(means):
+    return tf.gather(means, tf.placeholder(tf.int32, [None], "others"))
+
+
+def shaped_as_other_rows(means):
+    return tf.reshape(means, tf.shape(tf.placeholder(F, [None, 4], "wanted")))
+
+
+@pytest.mark.parametrize("then", [beside_other_rows, picked_by_other_rows, shaped_as_other_rows])
+def test_groups_that_meet_other_rows_count_over_all(then):
+    labels, _, means = means_of_classes(most_plus_one)
+    dimensions = found(tf.reduce_mean(tf.square(then(means))))
+    assert dimensions.grouped == {(dimensions.sizes["labels:0"][0], None)}
+
+
 def test_sums_for_each_class_of_the_model_leave_the_rows_alone():
     x, labels = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
     dimensions = found(tf.reduce_mean(tf.square(tf.unsorted_segment_sum(tf.layers.dense(x, 1), labels, 10))))
