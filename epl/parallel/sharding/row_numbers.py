@@ -59,8 +59,9 @@ def _made_of(forward: ForwardShapes, tensor: str) -> Iterator[str]:
 
 
 def _is_constant(forward: ForwardShapes, tensor: str) -> bool:
-    """Whether all values are one, or a shape, which is the same for all rows."""
-    if forward.types[_node_name(tensor)] in _NO_VALUES:
+    """Whether all values are one, that of a fed scalar, too; or a shape, which is the same for all rows."""
+    name = _node_name(tensor)
+    if forward.types[name] in _NO_VALUES or (forward.is_data(name) and forward.shapes.get(tensor) == ()):
         return True
     value = forward.constant(tensor)
     return value is not None and (value == value.flat[:1]).all()
