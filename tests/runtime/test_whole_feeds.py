@@ -108,6 +108,16 @@ def graph_of_edges():
     return tf.reduce_mean(tf.square(out - labels)), {nodes: X, labels: Y, edges: NONZERO}
 
 
+def means_of_classes():
+    """Statistics of classes, of which each half of the batch has some, that go back to the rows."""
+    x, y = placeholders()
+    labels = tf.placeholder(tf.int32, [None], "labels")
+    hidden = tf.layers.dense(x, 4, name="first")
+    means = tf.math.unsorted_segment_mean(hidden, labels, tf.reduce_max(labels) + 1)
+    out = tf.layers.dense(hidden - tf.gather(means, labels), 1, name="second")
+    return tf.reduce_mean(tf.square(out - y)), {x: X, y: Y, labels: [1, 0, 1, 0, 2, 2, 3, 3]}
+
+
 def rows_of_known_number():
     """A placeholder of known first dimension and one of an open one, both with the rows of one batch."""
     x, y = placeholders(known=8)
@@ -144,6 +154,7 @@ MODELS = {
     "graph of edges": graph_of_edges,
     "graph of unknown ranks": graph_of_unknown_ranks,
     "sparse rows of unknown rank": sparse_rows_of_unknown_rank,
+    "means of classes": means_of_classes,
     "known rows": rows_of_known_number,
     "said": said_to_be_whole,
     "written table": a_table_that_is_written,

@@ -2,6 +2,7 @@
 
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
@@ -16,7 +17,6 @@ _DEFAULTED = "PlaceholderWithDefault"
 _MOVES = frozenset(
     ["Cast", "ExpandDims", "Identity", "Reshape", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack"]
 )
-_NUMBERS = frozenset(["Range", "MatrixDiag", "MatrixSetDiag"])
 
 Dim = Tuple[str, int]  # name of a tensor that comes into the model, dimension
 Numbers = Dict[Dim, int]
@@ -179,39 +179,31 @@ class ForwardShapes:
         """Whether a gather picks along the first dimension."""
         if len(self.inputs[gather]) < 3:  # the others have no axis
             return True
-        axis = self.inputs[gather][2]
-        if not self._is_constant(axis):
-            return False
-        node = self._view.nodes[self._view.index[_node_name(axis)]].to_proto()
-        return int(tf.make_ndarray(node.attr["value"].tensor)) == 0
+        axis = self.constant(self.inputs[gather][2])
+        return axis is not None and int(axis) == 0
+
+    def constant(self, tensor: str) -> Optional[np.ndarray]:
+        """The value of a constant; None of anything else."""
+        if not self._is_constant(tensor):
+            return None
+        node = self._view.nodes[self._view.index[_node_name(tensor)]].to_proto()
+        return tf.make_ndarray(node.attr["value"].tensor)
 
     def _is_constant(self, tensor: str) -> bool:
         node = self._view.index.get(_node_name(tensor))
         return node is not None and self._view.types[node] == "Const"
 
-    def is_as_fed(self, tensor: str) -> bool:
-        """Whether a tensor has values of a placeholder as they were fed."""
+    def as_fed(self, tensor: str) -> Set[str]:
+        """The names of the placeholders of which a tensor has values as they were fed."""
         name = _node_name(tensor)
         if self.types[name] in _MOVES:
-            return any(self.is_as_fed(one) for one in self.inputs[name])
-        return name + ":0" in self.fed
+            return set().union(*[self.as_fed(one) for one in self.inputs[name]])
+        return {name + ":0"} & self.fed
 
-    def is_numbering(self, tensor: str) -> bool:
-        """Whether a tensor is computed from shapes and constants alone, with `tf.range` or `tf.eye`."""
-        found = self._reached_from(tensor)
-        sources = {self.types[name] for name in found if not self.inputs[name]}
-        return sources <= {"Const"} and any(self.types[name] in _NUMBERS for name in found)
-
-    def _reached_from(self, tensor: str) -> Set[str]:
-        """The nodes that compute a tensor, not beyond those that ask for shapes, which are left out."""
-        found: Set[str] = set()
-        stack = [tensor]
-        while stack:
-            name = _node_name(stack.pop())
-            if name not in found and self.types[name] not in ASKS_SHAPE:
-                found.add(name)
-                stack += self.inputs[name]
-        return found
+    def is_data(self, node: str) -> bool:
+        """Whether a node of this name gives data: a placeholder, an iterator, or a queue."""
+        is_given = node not in self._view.index
+        return not is_given and (self.types[node] == "Placeholder" or self.types[node] in op_types.DATA_SOURCES)
 
     def _key(self, name: str) -> str:
         """The name under which the shape of what is fed is kept."""

@@ -34,7 +34,8 @@ class Dimensions(NamedTuple):
       uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a
         graph has, or other values that are fed name its rows by their numbers, as edges name nodes.
       grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how
-        many groups there are. Neither rows nor groups can be cut, as the numbers count over all of them.
+        many groups there are, and they do not only go back to these rows. Neither rows nor groups can be cut, as the
+        numbers count over all of them.
       open: names of the placeholders that do not say their first dimension.
     """
 
@@ -148,8 +149,8 @@ def _dimensions(
     firsts = {number for (_, dim), number in numbers.items() if dim == 0 and number in primes}
     candidates = {of_dims[0] for of_dims in sizes.values() if of_dims and of_dims[0] in firsts} - known.keys()
     no_rows = find_no_rows(forward, shapes, candidates, firsts)
-    no_rows |= find_vectors(forward, sizes, numbers, candidates, firsts - no_rows)
-    grouped, picked = find_named_rows(forward, shapes, candidates)
+    no_rows |= find_vectors(forward, shapes, sizes, numbers, candidates, firsts - no_rows)
+    grouped, picked = find_named_rows(forward, shapes, candidates, firsts)
     twice = {of[0] for of in sizes.values() if of and of.count(of[0]) > 1}
     uncut = twice | (picked - no_rows)
     for rows, groups in grouped:

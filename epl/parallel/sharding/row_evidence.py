@@ -11,6 +11,7 @@ import itertools
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE, ForwardShapes, Numbers, Shape, Shapes
+from epl.parallel.sharding.row_numbers import counts_over_all, counts_rows
 
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
@@ -21,12 +22,17 @@ _GROUPS = {
     **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
     "ScatterNd": 0,
 }
+# Ops that take each row by itself, or hide what is done with them.
+_OF_EACH = frozenset(
+    ["Enter", "If", "PartitionedCall", "Select", "SelectV2", "StatefulPartitionedCall", "StatelessIf"]
+    + ["StatelessWhile", "Switch", "Where", "While"]
+)
 _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "ResourceGather"])
 
 
 def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
     """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
-    candidates = candidates - _paired(forward, shapes, candidates)
+    candidates = candidates - _paired(forward, shapes, candidates, firsts)
     picked: Dict[int, List[bool]] = {number: [] for number in candidates}
     beside: Dict[int, Set[int]] = {number: set() for number in candidates}
     for name, tensors in forward.inputs.items():
@@ -34,9 +40,9 @@ def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], f
         if op_type in ASKS_SHAPE or name in forward.in_batches:
             continue
         taken = {size for tensor in tensors for size in shapes.get(tensor) or ()}
-        outputs = [shapes[output] for output in _outputs(name, shapes) if output in forward.taken]
-        given = {size for shape in outputs for size in shape or ()}
-        is_known = all(shape is not None and None not in shape for shape in outputs)
+        outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+        given = {size for output in outputs for size in shapes[output] or ()}
+        is_known = not _is_open(shapes, outputs)
         for number in candidates:
             if not _holds(taken, number) or _holds(given, number):
                 continue
@@ -50,6 +56,7 @@ def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], f
 
 def find_vectors(
     forward: ForwardShapes,
+    shapes: Shapes,
     sizes: Mapping[str, Tuple[int, ...]],
     numbers: Numbers,
     candidates: Set[int],
@@ -57,17 +64,25 @@ def find_vectors(
 ) -> Set[int]:
     """The candidates that count single values of which the model takes some by constant indices, and no other has them.
 
-    The first row of a batch may be taken, too: so there are `others`, which may be the rows then.
+    The first row of a batch may be taken, too, as in `x[:, : lengths[0]]`: so the model must compute one result of the
+    others, and not take each by itself; and there are `others`, which may be the rows then.
     """
-    vectors = {of[0] for name, of in sizes.items() if len(of) == 1 and name in forward.indexed}
+    vectors = {
+        of[0]
+        for name, of in sizes.items()
+        if len(of) == 1 and name in forward.indexed and _goes_away(forward, shapes, name)
+    }
     alone = {number for number in vectors & candidates if sum(one % number == 0 for one in numbers.values()) == 1}
     return alone if others - alone else set()
 
 
 def find_named_rows(
-    forward: ForwardShapes, shapes: Shapes, candidates: Set[int]
+    forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]
 ) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
-    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers."""
+    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers.
+
+    Groups of which the graph does not say how many there are count only where they meet others of `firsts`.
+    """
     grouped: Set[Tuple[int, Optional[int]]] = set()
     picked: Set[int] = set()
     for name, tensors in forward.inputs.items():
@@ -76,29 +91,102 @@ def find_named_rows(
             continue
         ids = tensors[_GROUPS.get(op_type, 1)]
         rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
-        if rows not in candidates or not forward.is_as_fed(ids):
+        if rows not in candidates or not forward.as_fed(ids):
             continue
         if op_type in _GATHERS:
             picked |= candidates & {of_first}
-        elif groups is None or groups in candidates:
+        elif groups in candidates or (groups is None and _meets_others(forward, shapes, name, firsts - {rows})):
             grouped.add((rows, groups))
     return grouped, picked.union(rows for rows, groups in grouped if rows == groups)
 
 
-def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int]) -> Set[int]:
+def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
     """Those of the candidates that count rows of which the model takes each with the one at the same place.
 
-    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels it makes
-    by `tf.range(tf.shape(x)[0])`. Where the classes are more than that, all candidates may be such.
+    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels
+    may count the rows of the batch. Where the classes are more than that, all candidates that fit in may be such.
     """
     found: Set[int] = set()
     for name, tensors in forward.inputs.items():
+        op_type = forward.types[name]
         entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
-        if forward.types[name] in _DIAGONALS:
-            found.update(candidates.intersection(entries))
-        elif forward.types[name] in _CROSS_ENTROPIES and forward.is_numbering(tensors[1]):
-            found.update(candidates.intersection(entries) if candidates.intersection(entries[-1:]) else candidates)
+        pairs = {number for number in firsts if _holds(entries, number)}
+        if op_type in _DIAGONALS or (len(pairs) > 1 and op_type in _GATHERS and _takes_diagonal(forward, shapes, name)):
+            found |= candidates & pairs
+        elif op_type in _CROSS_ENTROPIES and not counts_over_all(forward, tensors[1]):
+            classes = entries[-1] if entries else None
+            fitting = {number for number in candidates if classes is None or number <= classes}
+            found |= candidates.intersection(entries) if classes in candidates else fitting
     return found
+
+
+def _takes_diagonal(forward: ForwardShapes, shapes: Shapes, gather: str) -> bool:
+    """Whether a gather takes entries, or of flat ones, and counts the rows for that by itself."""
+    entries, ids = forward.inputs[gather][:2]
+    if forward.types[gather] == "GatherNd":
+        takes_entries = (shapes.get(ids) or (0,))[-1] != 1
+    else:
+        takes_entries = gather in forward.in_batches or len(shapes.get(entries) or ()) == 1
+    return takes_entries and counts_rows(forward, ids)
+
+
+def _goes_away(forward: ForwardShapes, shapes: Shapes, vector: str) -> bool:
+    """Whether all that is computed of a vector, as far as it has its dimension, is seen to lose it at the end."""
+    number = _first(shapes[vector])
+    takers = _takers(forward)
+    found = {vector}
+    stack = [vector]
+    while stack:
+        for name in takers.get(stack.pop(), ()):
+            outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+            if number is None or forward.types[name] in _OF_EACH or _is_open(shapes, outputs):
+                return False
+            new = {output for output in outputs if _holds(shapes[output] or (), number)} - found
+            found |= new
+            stack += new
+    return True
+
+
+def _meets_others(forward: ForwardShapes, shapes: Shapes, grouping: str, others: Set[int]) -> bool:
+    """Whether groups, or what is computed of them, meet a dimension of `others`, or other fed numbers pick from them.
+
+    They do not where they go back to the rows, picked by the numbers that grouped these, or are summed away.
+    """
+    takers = _takers(forward)
+    numbers = forward.as_fed(forward.inputs[grouping][_GROUPS[forward.types[grouping]]])
+    found = {grouping + ":0"}
+    stack = list(found)
+    while stack:
+        tensor = stack.pop()
+        for name in takers.get(tensor, ()):
+            tensors = forward.inputs[name]
+            pickers = forward.as_fed(tensors[1]) if forward.types[name] in _GATHERS and tensors[0] == tensor else set()
+            if pickers:
+                if pickers != numbers:
+                    return True
+                continue
+            outputs = [output for output in _outputs(name, shapes) if output in forward.taken]
+            beside = [size for one in tensors + outputs if one not in found for size in shapes.get(one) or ()]
+            if any(_holds(beside, other) for other in others):
+                return True
+            new = {output for output in outputs if _is_open(shapes, [output])} - found
+            found |= new
+            stack += new
+    return False
+
+
+def _takers(forward: ForwardShapes) -> Dict[str, List[str]]:
+    """Name of a tensor -> those of the nodes that take its values."""
+    takers: Dict[str, List[str]] = {}
+    for name, tensors in forward.inputs.items():
+        for tensor in tensors if forward.types[name] not in ASKS_SHAPE else ():
+            takers.setdefault(tensor, []).append(name)
+    return takers
+
+
+def _is_open(shapes: Shapes, tensors: Iterable[str]) -> bool:
+    """Whether a dimension of any of the tensors is not known."""
+    return any(shape is None or None in shape for shape in (shapes[tensor] for tensor in tensors))
 
 
 def _first(shape: Shape) -> Optional[int]:

@@ -1,5 +1,6 @@
 """Which dimensions of placeholders are one, and which cannot be the rows of a batch."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -52,6 +53,34 @@ def test_a_vector_that_is_picked_from_and_summed_holds_no_rows():
     assert without_rows(found(loss)) == ["keep:0"]
 
 
+def cut_to_the_longest(x, lengths):
+    _, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(4), x[:, : lengths[0]], sequence_length=lengths, dtype=F)
+    return state
+
+
+def with_the_masked_rows(x, lengths):
+    return tf.gather(x[:, 0] * tf.cast(lengths[0], F), tf.where(lengths > 0)[:, 0])
+
+
+def selected(x, lengths):
+    return tf.reduce_sum(tf.where(lengths > 1, lengths, lengths + lengths[0])) * tf.cast(tf.shape(x)[0], tf.int32)
+
+
+def computed_in_a_loop(x, lengths):
+    size = tf.shape(lengths)[0]
+    total = tf.while_loop(lambda i, _: i < size, lambda i, t: (i + 1, t + lengths[i]), [0, lengths[0]])[1]
+    return x[:, 0] * tf.cast(total / tf.reduce_max(lengths), F)
+
+
+@pytest.mark.parametrize("model", [cut_to_the_longest, with_the_masked_rows, selected, computed_in_a_loop])
+def test_a_first_row_does_not_make_single_values_of_rows_that_are_taken_one_by_one(model):
+    x, y = tf.placeholder(F, [None, None, 3], "x"), tf.placeholder(F, [None, 1], "y")
+    lengths = tf.placeholder(tf.int32, [None], "lengths")
+    out = tf.layers.dense(x[:, 0], 1) - y
+    loss = tf.reduce_mean(tf.square(out)) + tf.reduce_mean(tf.cast(model(x, lengths), F))
+    assert not without_rows(found(loss))
+
+
 def test_a_row_may_be_taken_of_a_batch():
     x, y = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None], "y")
     rows = tf.squeeze(tf.layers.dense(x, 1), 1)
@@ -100,6 +129,133 @@ def test_classes_that_are_numbers_of_rows_may_be_rows(with_more):
     if with_more:
         logits = tf.concat([logits, tf.layers.dense(x, 2)], 1) / 0.1
     assert not found(loss_of(tf.range(tf.shape(x)[0]), logits)).no_rows
+
+
+def cumulated(x):
+    return tf.cumsum(tf.ones_like(x[:, 0], tf.int32)) - 1
+
+
+def numbered_by_numpy(x):
+    numbers = tf.py_func(np.arange, [tf.shape(x)[0]], tf.int64)
+    numbers.set_shape([None])
+    return numbers
+
+
+def where_there_are_ones(x):
+    return tf.where(tf.ones_like(x[:, 0]) > 0)[:, 0]
+
+
+def counted_to_what_is_fed(x):
+    return tf.range(tf.placeholder(tf.int32, [], "count"))
+
+
+def rows_of_a_constant(x):
+    return tf.constant(np.arange(99))[: tf.shape(x)[0]]
+
+
+def where_a_mask_is_set(x):
+    mask = tf.placeholder(tf.bool, [None], "mask")
+    return tf.where(mask, tf.range(tf.shape(x)[0]), tf.zeros([tf.shape(x)[0]], tf.int32))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        cumulated,
+        numbered_by_numpy,
+        where_there_are_ones,
+        counted_to_what_is_fed,
+        rows_of_a_constant,
+        where_a_mask_is_set,
+    ],
+)
+def test_labels_that_the_model_counts_itself_do_not_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    assert not found(loss_of(labels(x), tf.matmul(x, z, transpose_b=True))).no_rows
+
+
+def looked_up(x):
+    return tf.gather(tf.constant([3, 1, 2, 0]), tf.placeholder(tf.int32, [None], "labels"))
+
+
+def computed_by_numpy(x):
+    labels = tf.py_func(np.argmax, [tf.placeholder(F, [None, 5], "scores"), 1], tf.int64)
+    labels.set_shape([None])
+    return labels
+
+
+def less_a_fed_number(x):
+    return tf.placeholder(tf.int32, [None], "labels") - tf.placeholder(tf.int32, [], "first")
+
+
+def zeros_like(x):
+    return tf.cast(tf.zeros_like(x[:, 0]), tf.int32)
+
+
+def iterated(x):
+    return tf.data.make_initializable_iterator(tf.data.Dataset.range(9).batch(4)).get_next()
+
+
+@pytest.mark.parametrize("labels", [looked_up, computed_by_numpy, less_a_fed_number, zeros_like, iterated])
+def test_labels_of_data_and_constant_ones_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    assert "z:0" in without_rows(found(loss_of(labels(x), tf.matmul(x, z, transpose_b=True))))
+
+
+def positive_first(x, z):
+    return tf.concat([tf.ones([tf.shape(x)[0], 1]), tf.zeros([tf.shape(x)[0], tf.shape(z)[0]])], 1)
+
+
+def one_hot_of_zeros(x, z):
+    return tf.one_hot(tf.zeros([tf.shape(x)[0]], tf.int32), tf.shape(z)[0] + 1) * 0.9 + 0.1
+
+
+@pytest.mark.parametrize("labels", [positive_first, one_hot_of_zeros])
+def test_constant_distributions_make_a_table_of_the_classes(labels):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    logits = tf.concat([tf.layers.dense(x, 1), tf.matmul(x, z, transpose_b=True)], 1)
+    losses = tf.nn.softmax_cross_entropy_with_logits_v2(labels=labels(x, z), logits=logits)
+    assert without_rows(found(tf.reduce_mean(losses))) == ["z:0"]
+
+
+def gather_nd(entries, ids):
+    return tf.gather_nd(entries, tf.stack([tf.range(tf.shape(entries)[0]), ids], 1))
+
+
+def batch_gather(entries, ids):
+    return tf.batch_gather(entries, ids[:, None])
+
+
+def gather_in_batches(entries, ids):
+    return tf.gather(entries, ids[:, None], batch_dims=1)
+
+
+def gather_flat(entries, ids):
+    rows, columns = tf.unstack(tf.shape(entries))
+    return tf.gather(tf.reshape(entries, [-1]), tf.range(rows) * columns + ids)
+
+
+@pytest.mark.parametrize("take", [gather_nd, batch_gather, gather_in_batches, gather_flat])
+def test_a_gather_may_take_the_diagonal(take):
+    x, z = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "z")
+    scores = tf.matmul(x, z, transpose_b=True)
+    norm = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
+    assert not found(norm - tf.reduce_mean(take(scores, tf.range(tf.shape(x)[0])))).no_rows
+    labels = tf.placeholder(tf.int32, [None], "labels")
+    assert without_rows(found(norm - tf.reduce_mean(take(scores, labels)))) == ["z:0"]
+
+
+def test_a_gather_of_rows_takes_no_diagonal():
+    x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
+    weights = tf.gather(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), tf.range(tf.shape(x)[0]))
+    assert without_rows(found(tf.reduce_mean(tf.square(tf.matmul(weights, keys) - x)))) == ["keys:0"]
+
+
+def test_labels_that_count_over_the_classes_of_the_model_do_not_hide_a_table():
+    x, keys = tf.placeholder(F, [None, 3], "x"), tf.placeholder(F, [None, 3], "keys")
+    read = tf.matmul(tf.nn.softmax(tf.matmul(x, keys, transpose_b=True)), keys)
+    labels = tf.random.uniform([tf.shape(x)[0]], 0, 5, tf.int32)
+    assert without_rows(found(loss_of(labels, tf.layers.dense(read, 5)))) == ["keys:0"]
 
 
 def test_what_the_diagonal_is_taken_of_may_hold_rows():
@@ -203,6 +359,50 @@ def test_rows_that_are_grouped_by_fed_numbers(how):
     assert not dimensions.no_rows and not dimensions.uncut
     own = found(tf.reduce_mean(tf.square(how(tf.layers.dense(x, 1), tf.range(tf.shape(x)[0]) // 2, y) - y)))
     assert not own.grouped and not own.no_rows
+
+
+def most_plus_one(labels):
+    return tf.reduce_max(labels) + 1
+
+
+def fed_number(labels):
+    return tf.placeholder(tf.int32, [], "count")
+
+
+def means_of_classes(count):
+    """Labels of rows, something that is computed of each row, and its mean for each label."""
+    x, labels = tf.placeholder(F, [None, 3], "x"), tf.placeholder(tf.int32, [None], "labels")
+    hidden = tf.layers.dense(x, 4)
+    return labels, hidden, tf.math.unsorted_segment_mean(hidden, labels, count(labels))
+
+
+@pytest.mark.parametrize("count", [most_plus_one, fed_number])
+def test_groups_that_go_back_to_their_rows_leave_these_alone(count):
+    labels, hidden, means = means_of_classes(count)
+    y = tf.placeholder(F, [None, 1], "y")
+    own = tf.layers.dense(hidden - tf.gather(tf.nn.l2_normalize(means, 1), labels), 1)
+    summed = tf.reduce_mean(tf.square(means))
+    dimensions = found(tf.reduce_mean(tf.square(own - y)) + summed)
+    assert not dimensions.grouped and not without_rows(dimensions)
+
+
+def beside_other_rows(means):
+    return tf.nn.relu(means) - tf.placeholder(F, [None, 4], "wanted")
+
+
+def picked_by_other_rows(means):
+    return tf.gather(means, tf.placeholder(tf.int32, [None], "others"))
+
+
+def shaped_as_other_rows(means):
+    return tf.reshape(means, tf.shape(tf.placeholder(F, [None, 4], "wanted")))
+
+
+@pytest.mark.parametrize("then", [beside_other_rows, picked_by_other_rows, shaped_as_other_rows])
+def test_groups_that_meet_other_rows_count_over_all(then):
+    labels, _, means = means_of_classes(most_plus_one)
+    dimensions = found(tf.reduce_mean(tf.square(then(means))))
+    assert dimensions.grouped == {(dimensions.sizes["labels:0"][0], None)}
 
 
 def test_sums_for_each_class_of_the_model_leave_the_rows_alone():
