@@ -29,22 +29,13 @@ def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
     return found
 
 
-def batch_nodes(tf_graph: tf.Graph, view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
+def batch_nodes(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
     """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
     roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
     variables = set(view.of_types(op_types.VARIABLES))
     others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
     roots.update(node for node in others if not variables.intersection(view.producers[node]))
-    consumers = view.consumers()
-    seen = set(roots)
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            if consumer not in seen and view.types[consumer] not in SHAPE_OPS and view.takes_data(consumer, node):
-                seen.add(consumer)
-                stack.append(consumer)
-    return seen
+    return data_descendants(view, roots, set(view.of_types(SHAPE_OPS)))
 
 
 def shown_variables(view: GraphView) -> Dict[int, int]:

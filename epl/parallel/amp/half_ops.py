@@ -259,7 +259,7 @@ def _cast(
     same_taskgraph = taskgraph is None or taskgraph == taskgraph_index(like)
     tf_compat.set_device(op, like.device if same_taskgraph else "")
     if controls:
-        tf_compat.add_control_inputs(op, list(controls))
+        tf_compat.add_control_inputs(op, controls)
     return op.outputs[0]
 
 

@@ -8,6 +8,7 @@ that variable alone read (its slots), or that needs the gradient of that variabl
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_descendants
 from epl.ir.view import GraphView, variable_bytes
 from epl.utils.linear_partition import cut_chain
 
@@ -55,7 +56,7 @@ def find_updates(
     roots = set(gradients)
     reached = view.descendants(roots)  # an optimizer may order its writes by control edges
     if others:
-        reached -= _data_descendants(view, others, roots) - _data_descendants(view, roots, others)
+        reached -= data_descendants(view, others, roots) - data_descendants(view, roots, others)
     writes = [node for node in view.writes() if node in reached and is_own(node)]
     trained = set(gradients.values())
     taken = {write: trained.intersection(view.variable_inputs(write)) for write in writes}
@@ -77,20 +78,6 @@ def find_updates(
         ops = frozenset(_region(view, written[variable], is_own))
         updates.append(Update(variable, tuple(sorted(written[variable])), ops, variable_bytes(view, variable)))
     return Updates(tuple(updates), tuple(variable for variable in order if variable not in found))
-
-
-def _data_descendants(view: GraphView, roots: Set[int], stop: Set[int]) -> Set[int]:
-    """The roots and what takes tensors from them, not looking beyond `stop`."""
-    consumers = view.consumers()
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        node = stack.pop()
-        for consumer in consumers[node]:
-            if consumer not in seen and consumer not in stop and view.takes_data(consumer, node):
-                seen.add(consumer)
-                stack.append(consumer)
-    return seen
 
 
 def _readers(view: GraphView, written: Dict[int, List[int]], is_own: Callable[[int], bool]) -> Dict[int, Set[int]]:

@@ -49,7 +49,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     }
     if len(plan.split_groups) > 1:
         of_parts[plan.name + PARTS] = 0
-    return specs + [spec for name, stage in of_parts.items() for spec in _part_holders(plan, name, stage).specs()]
+    return specs + [spec for name, stage in of_parts.items() for spec in part_holders(plan, name, stage).specs()]
 
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:
@@ -57,7 +57,7 @@ def gate_communicator(plan: Plan, group: GradientGroup) -> str:
     return group.transfers[0].communicator if group.transfers else f"{plan.name}/{group.name}"
 
 
-def _part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
+def part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
     """Of the ranks of a stage that hold the same part, one in each group of a split."""
     holders = list(zip(*plan.split_groups))
     across = span_processes(plan.stages, plan.owners)

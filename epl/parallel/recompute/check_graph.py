@@ -73,7 +73,7 @@ def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefi
     shown = shown_variables(view)
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(rewrite.tf_graph, op_type)}
     # What needs the data of the step could not be fed before it.
-    viewed = viewed_variables(view).keys() - view.descendants(batch_nodes(rewrite.tf_graph, view, stateful))
+    viewed = viewed_variables(view).keys() - view.descendants(batch_nodes(view, stateful))
     copies: Dict[str, tf.Tensor] = {}
     for node in sorted(clonable):
         for position, (producer, output) in enumerate(data_inputs(view, node)):

@@ -242,7 +242,7 @@ def _gradients(
 
 def _moving(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-    return batch_nodes(tf_graph, view, stateful)
+    return batch_nodes(view, stateful)
 
 
 def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence[int], prefix: str) -> None:

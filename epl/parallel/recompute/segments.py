@@ -106,7 +106,7 @@ def find_recomputable(
     collectives = set(COLLECTIVE_OP_TYPES)
     never |= collectives
     depths = depths_of(view)
-    batch = batch_nodes(tf_graph, view, stateful - collectives)  # which give the same for the same: whole weights
+    batch = batch_nodes(view, stateful - collectives)  # which give the same for the same: whole weights
     unsteady = _readers_of_written(view, writes, view.descendants(sweep.seeds))
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {

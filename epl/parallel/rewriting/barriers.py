@@ -20,7 +20,7 @@ from epl.utils import tf_compat
 def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]:
     """The name of the tensor to feed, True, and the op to wait for; built where the caller is building."""
     done = tf.placeholder_with_default(tf.constant(True), [], name="barrier")
-    tf_compat.add_control_inputs(done.op, list(waits_for))
+    tf_compat.add_control_inputs(done.op, waits_for)
     passed = tf.raw_ops.Merge(inputs=[done]).output
     return done.name, tf.raw_ops.Assert(condition=passed, data=[passed], name="passed")
 

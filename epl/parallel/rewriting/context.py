@@ -16,7 +16,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
-from epl.parallel.plan.communicators import PROCESSES, _part_holders, ranks_of_stage, transport_of
+from epl.parallel.plan.communicators import PROCESSES, part_holders, ranks_of_stage, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.stages import span_processes
@@ -304,7 +304,7 @@ class Rewrite:
     def holders_of_parts(self, name: str, stage: int = 0) -> SubCommunicators:
         """Those of the `holders` with that name, which a stage runs; blocks until every process has asked for them."""
         if name not in self.holders:
-            holders = _part_holders(self.plan, name, stage)
+            holders = part_holders(self.plan, name, stage)
             if not holders.opened:
                 holders.open(self.cluster.worker_index)
             self.holders[name] = holders

@@ -54,7 +54,7 @@ class WeightRegion:
         self.order = run_order(view)
         stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
         stateful -= COLLECTIVE_OP_TYPES.keys()  # they give the same for the same
-        self.moving = batch_nodes(tf_graph, view, stateful)
+        self.moving = batch_nodes(view, stateful)
         self.of_step = view.descendants(self.moving)
         self.weights: Dict[int, FrozenSet[int]] = {}
         self.nodes: Set[int] = set()

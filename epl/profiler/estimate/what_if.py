@@ -112,7 +112,7 @@ def _recomputed(
     if not segments:
         return None
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(graph.tf_graph, op_type)}
-    moving = batch_nodes(graph.tf_graph, view, stateful)
+    moving = batch_nodes(view, stateful)
     waits = find_waits(view, sweep, segments, moving, depths_of(view), stages)
     ops = list(program.ops)
     originals: Dict[int, int] = {}
