@@ -14,7 +14,8 @@ TWO = ("--machine_list", "10.0.0.1:2222,10.0.0.2:2222", "--machine_rank", "0")
 
 
 def test_all_workers_of_a_start_get_the_same_secret_and_the_next_start_another_one(run, log):
-    run(SHOW + "; sleep 1; exit $((1 - EPL_RESTART_COUNT))", "--max_restarts", "1", EPL_JOB_SECRET_FILE="/of/another/job")
+    shown = SHOW + "; sleep 1; exit $((1 - EPL_RESTART_COUNT))"
+    run(shown, "--max_restarts", "1", EPL_JOB_SECRET_FILE="/of/another/job")
     first, second = [log(index).strip() for index in range(2)]
     assert first == second and len(first) == 64
     again = log(0, ".restart1").strip()
