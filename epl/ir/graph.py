@@ -7,7 +7,7 @@ import bisect
 import contextlib
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 import tensorflow.compat.v1 as tf
 
@@ -15,6 +15,8 @@ from epl.ir.accumulation import Accumulation, Gradient
 from epl.ir.half_copies import Twin
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
+
+_State = TypeVar("_State")
 
 
 def first_tensor(gradient: Gradient) -> tf.Tensor:
@@ -125,6 +127,7 @@ class Graph:
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}
+        self._states: Dict[type, object] = {}
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
         self.whole_inputs: List[tf.Tensor] = []
         self._ids_at_creation: Dict[int, int] = {}
@@ -170,6 +173,17 @@ class Graph:
             if graph.has_ops_of_plan:
                 cls._changed.add(tf_graph)
         cls._registry.clear()
+
+    def state_of(self, kind: Type[_State]) -> Optional[_State]:
+        """What a feature keeps of this graph, by its class; None if the feature has kept nothing."""
+        found = self._states.get(kind)
+        assert found is None or isinstance(found, kind)
+        return found
+
+    def keep(self, state: _State) -> _State:
+        """Keeps the state of a feature for `state_of`, in place of an earlier one of its class; returns it."""
+        self._states[type(state)] = state
+        return state
 
     @property
     def has_ops_of_plan(self) -> bool:
