@@ -22,10 +22,12 @@ LAYERS = (
     ("epl.cluster",),
     ("epl.strategies",),
     ("epl.parallel.costs", "epl.parallel.io_slicing", "epl.parallel.sharding", "epl.parallel.weights"),
-    ("epl.parallel.auto_partition", "epl.parallel.plan"),
+    ("epl.parallel.plan",),
     ("epl.parallel.rewriting",),
+    ("epl.parallel.feature",),
     (
         "epl.parallel.accumulation",
+        "epl.parallel.auto_partition",
         "epl.parallel.grouped_apply",
         "epl.parallel.offload",
         "epl.parallel.recompute",

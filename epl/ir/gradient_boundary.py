@@ -5,8 +5,8 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.accumulation import Boundary, Gradient
 from epl.ir.colocation import in_taskgraph, taskgraph_index
+from epl.ir.gradient import Boundary, Gradient
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
@@ -78,6 +78,16 @@ def times(gradient: Gradient, factor: Union[float, tf.Tensor]) -> Gradient:
     return product
 
 
+def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    """The product of a floating gradient and a number, where the gradient is; another gradient stays as it is."""
+    values = first_tensor(gradient)
+    if not values.dtype.is_floating:
+        return gradient
+    with in_taskgraph(values.graph, taskgraph_index(values.op)):
+        with values.graph.colocate_with(values.op, ignore_existing=True):
+            return times(gradient, tf.cast(factor, values.dtype))
+
+
 def readiness(gradient: Gradient) -> int:
     """Creation number of the op that computes a gradient: backward ops are created in the order in which they run."""
     op = first_tensor(gradient).op
@@ -142,16 +152,13 @@ def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall
 
 def returned_gradients(graph: Graph) -> Dict[str, Boundary]:
     """(Variable, gradient) that tf.gradients has returned to the user, by the name of the gradient's op."""
-    own = {name for accumulation in graph.accumulations for name in accumulation.boundaries}
     found = {first_tensor(bound[1]).op.name: bound for call in graph.gradient_calls for bound in call.boundaries}
-    found = {name: bound for name, bound in found.items() if name not in own}
-    for accumulation in graph.accumulations:
-        found.update(accumulation.replaced)
-    return found
+    found = {name: bound for name, bound in found.items() if name not in graph.inner_boundaries}
+    return {**found, **graph.moved_boundaries}
 
 
 def variables_by_gradient(graph: Graph) -> Dict[str, str]:
     """The variable of each gradient, by the name of the tensor that tf.gradients computed."""
     bounds = [bound for call in graph.gradient_calls for bound in call.boundaries]
-    bounds += [bound for accumulation in graph.accumulations for bound in accumulation.replaced.values()]
+    bounds += graph.moved_boundaries.values()
     return {tensor.op.inputs[0].name: variable for variable, bound in bounds for tensor in tensors_of(bound)}

@@ -7,14 +7,15 @@ import bisect
 import contextlib
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.accumulation import Accumulation, Gradient
-from epl.ir.half_copies import Twin
+from epl.ir.gradient import Boundary, Gradient
+from epl.ir.replacements import Replacement
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
+from epl.utils.errors import PlanError
 
 _State = TypeVar("_State")
 
@@ -78,13 +79,6 @@ class ApplyCall(NamedTuple):
     changed: bool
 
 
-class ScaleUpdate(NamedTuple):
-    """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
-
-    reads: Tuple[str, ...]
-    writes: Tuple[str, ...]
-
-
 class Beginning(NamedTuple):
     """The first default strategy of a graph.
 
@@ -112,22 +106,26 @@ class Graph:
         self.beginning: Optional[Beginning] = None
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
-        self.accumulations: List[Accumulation] = []
-        self.twins: Dict[str, Twin] = {}  # by the name of the user's tensor
+        self.moved_boundaries: Dict[str, Boundary] = {}  # of tf.gradients, whose place in the calls `inner` ones took
+        self.inner_boundaries: Set[str] = set()  # ops by name: in a branch that not every run takes
+        self.run_gradients: List[Gradient] = []  # boundaries that gradients pass in every run, ahead of those
+        self.local_variables: Set[str] = set()  # by name: every replica has values of its own
+        self.replacements: Dict[str, Replacement] = {}  # by the name of the user's tensor
         self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.parallel.split.model
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
         self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.parallel.zero.model
         self.shards_together: Any = None  # of both, set with the ZeroModel
         self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
+        self.own_ops: Set[tf.Operation] = set()  # what `building_own_ops` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self.showing_lock = threading.Lock()  # and one opens communicators for what it fetches first
-        self.scale_updates: List[ScaleUpdate] = []
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
         self.parallel_information: Dict[str, Any] = {}
         self._states: Dict[type, object] = {}
+        self._said: Set[str] = set()
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
         self.whole_inputs: List[tf.Tensor] = []
         self._ids_at_creation: Dict[int, int] = {}
@@ -180,10 +178,16 @@ class Graph:
         assert found is None or isinstance(found, kind)
         return found
 
-    def keep(self, state: _State) -> _State:
-        """Keeps the state of a feature for `state_of`, in place of an earlier one of its class; returns it."""
-        self._states[type(state)] = state
+    def keep(self, kind: Type[_State], state: _State) -> _State:
+        """Keeps the state of a feature for `state_of`, in place of an earlier one of that class; returns it."""
+        self._states[kind] = state
         return state
+
+    def says_first(self, what: str) -> bool:
+        """Whether nobody has asked this of the graph before: for what is said once."""
+        first = what not in self._said
+        self._said.add(what)
+        return first
 
     @property
     def has_ops_of_plan(self) -> bool:
@@ -196,6 +200,19 @@ class Graph:
         """Whether the tf.Graph has ops of a plan that the last `epl.init` has forgotten."""
         return self._tf_graph() in self._changed
 
+    def refuse_earlier_model(self) -> None:
+        """Raises PlanError for a model beside one that was rewritten before `epl.init` was called again.
+
+        Its replicas and collectives would be taken for ops of the user.
+        """
+        if self.was_trained_before_init:
+            raise PlanError(
+                "The tf.Graph has a model that was trained before epl.init was called again, with its replicas or "
+                "parts of variables; a second model cannot be trained next to it. Build the second one in a tf.Graph "
+                "of its own: `with tf.Graph().as_default():` around it, or no `with graph.as_default()` and no `with "
+                "tf.Session()` around epl.init, which then begins a new default graph."
+            )
+
     @property
     def shards(self) -> Any:
         """The variables of which each rank has a part; None if there are none."""
@@ -203,10 +220,10 @@ class Graph:
             return self.shards_together
         return self.zero if self.split is None else self.split
 
-    def shown(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What has the value of a tensor: that of its twin, if it has one that a run can ask for."""
-        twin = self.twins.get(tensor.name)
-        return tensor if twin is None or twin.shown is None else twin.shown
+    def restored(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What has the value of a tensor, in its type: its replacement, if it has one that a run can ask for."""
+        found = self.replacements.get(tensor.name)
+        return tensor if found is None or found.restored is None else found.restored
 
     # ---- TaskGraphs
 
@@ -309,6 +326,13 @@ class Graph:
         before = tf_compat.last_op_id(self.tf_graph)
         yield
         self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
+
+    @contextlib.contextmanager
+    def building_own_ops(self) -> Iterator[None]:
+        """Ops created inside are EPL's, though they compute what the user's ops did."""
+        before = tf_compat.last_op_id(self.tf_graph)
+        yield
+        self.own_ops.update(tf_compat.ops_since(self.tf_graph, before))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

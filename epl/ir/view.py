@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, 
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir import half_copies, node_wire, op_types
+from epl.ir import node_wire, op_types, replacements
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat
@@ -30,8 +30,8 @@ class GraphView:
     def __init__(self, tf_graph: tf.Graph) -> None:
         nodes, self.graph_def = node_wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
         graph = Graph.of(tf_graph)
-        if graph is not None and graph.twins:
-            nodes = half_copies.in_order(nodes)
+        if graph is not None and graph.replacements:
+            nodes = replacements.in_order(nodes)
         self.nodes: List[node_wire.Node] = []
         self.types: List[str] = []
         self.index: Dict[str, int] = {}

@@ -125,6 +125,5 @@ def _warn(graph: Graph, reason: str) -> None:
 
 
 def _warn_once(graph: Graph, key: str, text: str) -> None:
-    if key not in graph.parallel_information:
-        graph.parallel_information[key] = True
+    if graph.says_first(key):
         logger.warning("%s", text)

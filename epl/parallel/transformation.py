@@ -14,7 +14,8 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.amp import half_ops, order_scale_updates
+from epl.parallel.amp import order_scale_updates
+from epl.parallel.features import FEATURES
 from epl.parallel.grouped_apply import order_groups
 from epl.parallel.io_slicing import rewrite as io_slicing
 from epl.parallel.offload import move_weights
@@ -74,9 +75,17 @@ PLAIN_PASSES = (
     order_step_writes.PASS,
 )
 
-# In `Graph.parallel_information`: a text that each worker has for the others, and that of worker 0.
-WORKER_0_TELLS = "worker 0 tells"
-TOLD_BY_WORKER_0 = "told by worker 0"
+
+class ToldByWorkers(NamedTuple):
+    """What is told when the processes agree on the plan of a graph: `Graph.state_of`.
+
+    Attributes:
+      own: the text that this worker has for the others; that of worker 0 is told to all.
+      of_worker_0: that one, once the graph is rewritten.
+    """
+
+    own: str = ""
+    of_worker_0: str = ""
 
 
 class TransformReport(NamedTuple):
@@ -131,7 +140,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     cluster = env.cluster
     assert cluster is not None
     refusals.refuse_contradictions(env.config)
-    refusals.refuse_taskgraphs(graph, cluster)
+    for feature in FEATURES:
+        feature.refuse(graph, env.config)
     refusals.refuse_foreign_synchronisation(graph.tf_graph)
     if cluster.worker_num > 1:
         agreement.meet()
@@ -143,13 +153,13 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         if graph.shards is not None:
             changes.enter_context(graph.changing())
             graph.shards.finish()
-        half_ops.use_twins(graph)
-        refusals.warn_of_precision(graph, env.config)
-        refusals.refuse_unskipped(graph, env.config)
+        for feature in FEATURES:
+            feature.complete(graph)
         stages, owners = plan_stages(graph, cluster)
         tell_of_shared_devices(graph.taskgraphs, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
-        refusals.refuse_accumulation(graph, stages, groups, env.config)
+        for feature in FEATURES:
+            feature.refuse_plan(graph, env.config, stages, groups)
         trainings = find_trainings(graph) if len(stages) > 1 else []
         batch_parts = plan_batch_parts(graph, cluster)
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
@@ -166,9 +176,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 agreement.compare_plans(plan)
                 if digest is not None:
                     agreement.compare_graphs(plan.name, graph, digest)
-            facts = graph.parallel_information
-            own = facts.get(WORKER_0_TELLS, "")
-            facts[TOLD_BY_WORKER_0] = agreement.of_worker_0(plan, "checkpoints", own)
+            told = graph.state_of(ToldByWorkers) or ToldByWorkers()
+            of_worker_0 = agreement.of_worker_0(plan, "checkpoints", told.own)
+            graph.keep(ToldByWorkers, told._replace(of_worker_0=of_worker_0))
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):

@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel import transformation
-from epl.parallel.amp import gradients as amp
 from epl.profiler.estimate import what_if
 from epl.profiler.estimate.estimate import MemoryEstimate, StepGraph, estimate, prepare
 from epl.profiler.estimate.report import describe
@@ -88,7 +87,8 @@ def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]
     rewrite = None if graph is None else graph.plan
     targets = [item for item in elements if isinstance(item, tf.Operation)]
     fetches = [item for item in elements if not isinstance(item, tf.Operation)]
-    fetches = amp.fetched(tf_graph, fetches, _by_tensor(tf_graph, feed_dict))
+    if graph is not None:
+        fetches = [graph.restored(tensor) for tensor in fetches]
     if rewrite is not None and not rewrite.runs_as_it_is:
         sharing = FeedSharing(rewrite)
         feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))

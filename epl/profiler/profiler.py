@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.parallel.amp.half_ops import is_of_twins
+from epl.parallel.amp.half_ops import is_of_half_copies
 from epl.parallel.costs.costs import Costs, node_costs
 from epl.parallel.costs.shapes import num_bytes
 from epl.profiler.batch_sizes import batch_shapes
@@ -54,5 +54,5 @@ def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:
     return (
         node
         for node in range(len(view))
-        if view.nodes[node].name not in added and not is_of_twins(view.nodes[node].name)
+        if view.nodes[node].name not in added and not is_of_half_copies(view.nodes[node].name)
     )

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
+from epl.parallel.auto_partition.annotate import Partitioned
 from epl.utils import tf_compat
 
 _MOST = 4  # ops that others wait for themselves
@@ -48,4 +49,4 @@ def behind_one_op(phase: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 def _waits_for_partition(graph: Graph) -> bool:
     """Whether `auto.auto_parallel` is to divide the graph first: it knows no stage for an op that only waits."""
-    return Env.get().config.auto.auto_parallel and "partitioned" not in graph.parallel_information
+    return Env.get().config.auto.auto_parallel and graph.state_of(Partitioned) is None

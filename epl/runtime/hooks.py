@@ -39,12 +39,12 @@ from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel import inference, transformation
-from epl.parallel.amp import gradients as amp
 from epl.parallel.amp import half_ops
+from epl.parallel.feature import RunRequest
+from epl.parallel.features import rewrite_run
 from epl.parallel.plan import agreement
 from epl.parallel.recompute import check_run
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.sharded_variables import state as shards
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
 from epl.runtime import monitored, recorder, saver, server
@@ -290,8 +290,8 @@ def _do_run(
     run_metadata: Any,
 ) -> Any:
     runner = _rewritten(session)
-    fetch_list = amp.fetched(session.graph, fetch_list, feed_dict)
-    fetch_list, target_list = shards.fetched(session.graph, fetch_list, target_list, feed_dict)
+    request = rewrite_run(Graph.of(session.graph), RunRequest(list(fetch_list), list(target_list), feed_dict))
+    fetch_list, target_list = request.fetches, request.targets
 
     def run(fetches: Any, feeds: Any) -> Any:
         if runner is not None:

@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.transformation import TOLD_BY_WORKER_0, WORKER_0_TELLS
+from epl.parallel.transformation import ToldByWorkers
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -76,7 +76,7 @@ def training_session(
     given["is_chief"] = True
     trains_first = graph.plan is None and bool(graph.gradient_calls or graph.apply_calls)
     if trains_first:
-        graph.parallel_information[WORKER_0_TELLS] = json.dumps(own)
+        graph.keep(ToldByWorkers, ToldByWorkers(own=json.dumps(own)))
     if cluster.worker_index == 0:
         _say_who_evaluates(given)
     else:
@@ -175,8 +175,8 @@ def _is_being_written(checkpoint: str) -> bool:
 
 def told_by_worker_0(graph: Graph) -> Optional[Checkpoints]:
     """What worker 0 told when the graph was rewritten; None if its session is no monitored one."""
-    text = graph.parallel_information.get(TOLD_BY_WORKER_0)
-    return Checkpoints(*json.loads(text)) if text else None
+    told = graph.state_of(ToldByWorkers)
+    return Checkpoints(*json.loads(told.of_worker_0)) if told is not None and told.of_worker_0 else None
 
 
 def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: tf.Session) -> None:
@@ -187,8 +187,11 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
     Raises:
       PlanError: this worker does not see that checkpoint, or has begun with another one.
     """
-    own_text = graph.parallel_information.pop(WORKER_0_TELLS, "")
-    told, cluster = told_by_worker_0(graph), Env.get().cluster
+    facts, cluster = graph.state_of(ToldByWorkers), Env.get().cluster
+    told = told_by_worker_0(graph)
+    own_text = "" if facts is None else facts.own
+    if facts is not None:
+        graph.keep(ToldByWorkers, facts._replace(own=""))
     if not own_text or told is None or graph.shards is None or cluster is None or cluster.worker_index == 0:
         return
     own = Checkpoints(*json.loads(own_text))

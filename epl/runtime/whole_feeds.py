@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.graph import first_tensor
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.sharding.row_dimensions import Dimensions, find_dimensions
 from epl.utils.errors import FeedError
@@ -99,7 +100,7 @@ class WholeFeeds:
         if fed.rows == dimensions.known.get(first):
             return True
         # A split is built for those that it has said to be whole.
-        return first in dimensions.no_rows and self._rewrite.graph.split is None
+        return first in dimensions.no_rows and replica_groups(self._rewrite.graph) is None
 
     def takes_all(self, name: str) -> bool:
         """Whether all copies of a tensor get the same, whatever the shapes tell."""
@@ -135,8 +136,9 @@ class WholeFeeds:
         if key not in self._dimensions:
             graph = self._rewrite.graph
             objective = [first_tensor(y).name for call in graph.gradient_calls for y in call.ys]
-            stand_ins = {} if graph.split is None else graph.split.stand_ins()
-            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, stand_ins, ranks)
+            groups = replica_groups(graph)
+            users = {} if groups is None else groups.users_tensors()
+            found = find_dimensions(self._rewrite.tf_graph, self._view, objective, sparse, users, ranks)
             self._dimensions[key] = found
             if found is not None and found.no_rows:
                 names = [name for name, of in found.sizes.items() if of and of[0] in found.no_rows]

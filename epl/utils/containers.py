@@ -2,7 +2,14 @@
 
 import copy
 from collections import abc
-from typing import Any, Callable
+from typing import Any, Callable, List
+
+
+def as_list(values: Any) -> List[Any]:
+    """A list of what a function takes one or several of; of nothing for None."""
+    if values is None:
+        return []
+    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def map_items(function: Callable[[Any], Any], value: Any) -> Any:

@@ -206,12 +206,12 @@ def test_the_flops_of_a_run_are_a_number(init):
         assert profile_flops(sess, metadata, ["op"]) == 48 == total(of_model(profile_step(sess, metadata)))
 
 
-def test_the_static_tables_count_twins_of_half_precision_for_nobody(init):
+def test_the_static_tables_count_half_copies_for_nobody(init):
     init(1, amp__level="O1")
     model = Linear()
     forward = profiler.profile_flops()
     model.minimize()
-    assert Graph.get().twins
+    assert Graph.get().replacements
     found = profiler.profile_flops()
     assert {name for name in found if "EPL_AMP" in name.rpartition("/")[2]} == set()
     assert {name: found.get(name) for name in forward} == forward

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.parallel.transformation import TOLD_BY_WORKER_0
+from epl.parallel.transformation import ToldByWorkers
 from epl.runtime import monitored
 from tests.parallel.in_process import Linear, error_text
 
@@ -111,7 +111,7 @@ def test_a_worker_that_does_not_see_the_last_checkpoint_says_so(init, tmp_path, 
         tf.train.update_checkpoint_state(str(tmp_path), str(tmp_path / "model.ckpt-0"))
     told = monitored.Checkpoints(str(tmp_path), str(tmp_path / "model.ckpt"), "")
     graph = Graph.get(may_create=True)
-    graph.parallel_information[TOLD_BY_WORKER_0] = json.dumps(told)
+    graph.keep(ToldByWorkers, ToldByWorkers("", json.dumps(told)))
     own = told._replace(saves_as=str(tmp_path / "own" / "model.ckpt"))
     with tf.train.SingularMonitoredSession([monitored._NamesLastCheckpoint(graph, own, 1)]):
         pass

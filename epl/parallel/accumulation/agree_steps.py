@@ -19,18 +19,19 @@ from typing import Dict, Optional
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.accumulation import Accumulation
 from epl.ir.dataflow import has_open_rows
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
+from epl.parallel.accumulation.record import Accumulation, accumulations_of
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.context import Rewrite
 from epl.utils import tf_compat
 
 
 def by_boundary(graph: Graph) -> Dict[str, Accumulation]:
-    """The accumulations of a graph, by the names of the boundaries behind their sums."""
-    return {name: one for one in graph.accumulations for name in (*one.boundaries, *one.held)}
+    """The accumulations of a graph, by the names of the boundaries after their sums."""
+    return {name: one for one in accumulations_of(graph) for name in (*one.boundaries, *one.held)}
 
 
 def agree(
@@ -60,7 +61,7 @@ def agree(
     )
     _give_source(rewrite, accumulation.position, tf.cast(tf.round(agreed), tf.int64))
     if _rows_may_differ(rewrite):
-        is_sum = rewrite.plan.reduce_method == "sum" and rewrite.graph.split is None
+        is_sum = rewrite.plan.reduce_method == "sum" and replica_groups(rewrite.graph) is None
         scale = tf.sign(weight) if is_sum else weight * replicas / rows
         for source in accumulation.sources:
             values = source.values if isinstance(source, tf.IndexedSlices) else source
@@ -82,8 +83,8 @@ def share(rewrite: Rewrite, ranks: int) -> float:
 
 def _rows_may_differ(rewrite: Rewrite) -> bool:
     """Whether anything is fed, or read in batches whose size is not built into the graph."""
-    split = rewrite.graph.split
-    if split is not None and split.exchange.row_weights is None:
+    ranks = replica_groups(rewrite.graph)
+    if ranks is not None and ranks.exchange.row_weights is None:
         return False
     return any(
         op.type in op_types.PLACEHOLDERS
@@ -94,16 +95,18 @@ def _rows_may_differ(rewrite: Rewrite) -> bool:
 
 def _is_complete(rewrite: Rewrite, gradient: tf.Tensor) -> bool:
     """Whether the ranks of a split group have a gradient together."""
-    return rewrite.graph.split is not None and gradient.op.name in rewrite.graph.split.complete
+    ranks = replica_groups(rewrite.graph)
+    return ranks is not None and gradient.op.name in ranks.complete
 
 
 def _group_scale(rewrite: Rewrite, gradient: tf.Tensor, rows: tf.Tensor) -> Optional[tf.Tensor]:
     """What such a gradient is multiplied by, given the rows of all; None for the only group."""
-    split = rewrite.graph.split
-    if len(split.groups) == 1:
+    ranks = replica_groups(rewrite.graph)
+    assert ranks is not None and ranks.exchange.row_weights is not None  # else the gradient were not complete
+    if len(ranks.groups) == 1:
         return None
     stage = stage_of_op(gradient.op, rewrite.plan.stages)
-    return split.exchange.row_weights.of_group_in(stage) * float(len(split.groups)) / rows
+    return ranks.exchange.row_weights.of_group_in(stage) * float(len(ranks.groups)) / rows
 
 
 def _give_source(rewrite: Rewrite, identity: tf.Tensor, source: tf.Tensor) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Accumulation, Boundary, Held
+from epl.ir.gradient import Boundary
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
 from epl.parallel.accumulation.gradients import (
@@ -36,6 +36,7 @@ from epl.parallel.accumulation.gradients import (
     note_late,
     with_means,
 )
+from epl.parallel.accumulation.record import Accumulation, Held, accumulations_of
 from epl.parallel.plan.stages import plan_stages
 from epl.utils import tf_compat
 from epl.utils.errors import EplError, PlanError
@@ -177,7 +178,9 @@ def _check_runs(position: tf.Tensor, own: tf.Tensor) -> tf.Operation:
 
 def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Accumulation:
     """The record of those that share gradients in `early`, else a new one."""
-    sharing = [accumulation for accumulation in graph.accumulations if not early.keys().isdisjoint(accumulation.held)]
+    sharing = [
+        accumulation for accumulation in accumulations_of(graph) if not early.keys().isdisjoint(accumulation.held)
+    ]
     if len(sharing) > 1:
         raise PlanError(
             "apply_gradients was given gradients that are changed together ({}, for example), and two earlier calls "
@@ -187,9 +190,9 @@ def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Acc
     if sharing:
         return sharing[0]
     counter, position = _counter()
-    storage = frozenset([counter.op.name])
-    accumulation = Accumulation(steps.count, counter, position, (), frozenset(), storage, {}, {})
-    graph.accumulations.append(accumulation)
+    graph.local_variables.add(counter.op.name)
+    accumulation = Accumulation(steps.count, counter, position, (), frozenset(), {})
+    accumulations_of(graph).append(accumulation)
     return accumulation
 
 

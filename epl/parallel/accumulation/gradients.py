@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Accumulation, Boundary, Gradient, Held
+from epl.ir.gradient import Boundary, Gradient
 from epl.ir.gradient_boundary import (
     boundary,
     inputs_for,
@@ -25,7 +25,9 @@ from epl.ir.gradient_boundary import (
 )
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
+from epl.parallel.accumulation.record import Accumulation, Held, accumulations_of
 from epl.parallel.accumulation.sums import Storage
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -67,7 +69,7 @@ def early_boundaries(graph: Graph, pairs: Sequence[Pair], changed: bool) -> Dict
     """The boundaries of tf.gradients that must be added up, not the gradients that are applied."""
     returned = returned_gradients(graph)
     found = upstream(returned, [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None])
-    held = {name for accumulation in graph.accumulations for name in accumulation.held}
+    held = {name for accumulation in accumulations_of(graph) for name in accumulation.held}
     return found if changed or held & set(found) else {}
 
 
@@ -212,8 +214,9 @@ def first_and_last(position: tf.Tensor, steps: Steps) -> Tuple[tf.Tensor, tf.Ten
 def _of_run(graph: Graph, variable: Optional[str], gradient: Gradient) -> Gradient:
     """The gradient of this run, as a boundary that may be given another source."""
     source = boundary(gradient)
-    if graph.split is not None and variable is not None:
-        graph.split.note_gradient(variable, source)
+    ranks = replica_groups(graph)
+    if ranks is not None and variable is not None:
+        ranks.note_gradient(variable, source)
     return source
 
 
@@ -252,19 +255,18 @@ def _update(
     boundaries: Sequence[str] = (),
 ) -> Accumulation:
     """Adds to a record of `graph`; where gradients were replaced, the recorded calls of tf.gradients follow."""
-    (index,) = [i for i, one in enumerate(graph.accumulations) if one.counter is accumulation.counter]
-    known = graph.accumulations[index]
-    inner = [first_tensor(gradient).op.name for _, gradient in replaced.values()]
-    graph.accumulations[index] = known._replace(
-        sources=known.sources + sources,
-        held=dict(known.held, **held),
-        storage=known.storage.union(storage),
-        boundaries=known.boundaries.union(boundaries, inner),
-        replaced=dict(known.replaced, **{name: bound for name, (bound, _) in replaced.items()}),
-    )
+    records = accumulations_of(graph)
+    (index,) = [i for i, one in enumerate(records) if one.counter is accumulation.counter]
+    known = records[index]
+    inner = known.boundaries.union(boundaries, [first_tensor(gradient).op.name for _, gradient in replaced.values()])
+    records[index] = known._replace(sources=known.sources + sources, held=dict(known.held, **held), boundaries=inner)
+    graph.run_gradients += sources
+    graph.local_variables.update(storage)
+    graph.inner_boundaries |= inner
     for name, (bound, gradient) in replaced.items():
+        graph.moved_boundaries[name] = bound
         _replace_in_calls(graph, name, (bound[0], gradient))
-    return graph.accumulations[index]
+    return records[index]
 
 
 def _replace_in_calls(graph: Graph, name: str, new: Boundary) -> None:

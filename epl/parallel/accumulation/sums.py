@@ -9,7 +9,7 @@ from typing import Any, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.accumulation import Gradient
+from epl.ir.gradient import Gradient
 
 Parts = Tuple[tf.Tensor, ...]  # a dense gradient, or values and indices of a sparse one
 Storage = Tuple[tf.Tensor, ...]  # a handle for each part

@@ -1,4 +1,4 @@
-"""Makes the twins of ops that compute in half precision, and the conversions between them and the rest of the graph.
+"""Makes the half copies of ops that compute in half precision, and the conversions between them and the rest.
 
     w --> read --> Cast (late) --.
     x --> Cast ------------------+--> MatMul' --> half --> Relu' --> half --> Cast --> loss
@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.colocation import taskgraph_index
 from epl.ir.dataflow import data_inputs
 from epl.ir.graph import Graph
-from epl.ir.half_copies import Twin
+from epl.ir.replacements import Replacement
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.amp.op_selection import Choice, type_attr
@@ -28,13 +28,13 @@ _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
 _NAMED = "_EPL_AMP_"  # in the names of what is made here
 
 
-def make_twins(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> List[tf.Operation]:
-    """Adds twins to the graph, and lets everything else take them; notes them in `graph.twins`.
+def make_half_copies(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> List[tf.Operation]:
+    """Adds half copies to the graph, and lets everything else take them; notes them in `graph.replacements`.
 
     Args:
       graph: the annotated model, before it is differentiated.
       view: of it.
-      choice: what gets twins.
+      choice: what gets half copies.
       half: the type in which they compute.
 
     Returns:
@@ -48,23 +48,23 @@ def make_twins(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) ->
     return maker.weight_casts
 
 
-def is_of_twins(name: str) -> bool:
-    """Whether an op of that name is a twin, or a conversion between twins and the rest."""
+def is_of_half_copies(name: str) -> bool:
+    """Whether an op of that name is a half copy, or a conversion between half copies and the rest."""
     return _NAMED in name.rpartition("/")[2]
 
 
-def use_twins(graph: Graph) -> None:
-    """Lets ops that were made later, or by the differentiation, take the twins of what they take."""
-    if not graph.twins:
+def use_half_copies(graph: Graph) -> None:
+    """Lets ops that were made later, or by the differentiation, take the half copies of what they take."""
+    if not graph.replacements:
         return
-    replaced = {twin.original.op for twin in graph.twins.values()}
+    replaced = {copy.original.op for copy in graph.replacements.values()}
     with _plain(graph.tf_graph):
-        for name in list(graph.twins):
-            original = graph.twins[name].original
+        for name in list(graph.replacements):
+            original = graph.replacements[name].original
             for consumer in set(original.consumers()) - replaced:
                 for position, tensor in enumerate(consumer.inputs):
                     if tensor is original:
-                        tf_compat.set_input(consumer, position, _shown(graph, name))
+                        tf_compat.set_input(consumer, position, _restored(graph, name))
         for op in replaced:
             for consumer in set(tf_compat.control_outputs(op)) - replaced:
                 _replace_controls(graph, consumer)
@@ -105,7 +105,7 @@ def _is_weight_cast(op: tf.Operation) -> bool:
 
 
 class _Maker:
-    """Makes the twins of one differentiation."""
+    """Makes the half copies of one differentiation."""
 
     def __init__(self, graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> None:
         self.weight_casts: List[tf.Operation] = []
@@ -114,10 +114,10 @@ class _Maker:
         self._choice = choice
         self._half = half
         self._casts: Dict[str, tf.Tensor] = {}  # by the name of what is converted to half precision
-        self._back: Dict[Tuple[str, Optional[int]], tf.Tensor] = {}  # (original, TaskGraph) -> what is shown there
+        self._back: Dict[Tuple[str, Optional[int]], tf.Tensor] = {}  # (original, TaskGraph) -> what is restored there
 
     def make(self, node: int) -> None:
-        """Makes the twin of a node whose producers have theirs."""
+        """Makes the half copy of a node whose producers have theirs."""
         op = self._operation(node)
         places = self._choice.places[node]
         inputs = [None if self._is_weight(tensor) else self._input(i, tensor, op) for i, tensor in enumerate(op.inputs)]
@@ -129,17 +129,17 @@ class _Maker:
         attrs = dict(proto.attr)
         attrs[type_attr(proto.op)] = tf.AttrValue(type=self._half.as_datatype_enum)
         with tf_compat.listed_in_context(op.graph, tf_compat.control_flow_context_of(op)):
-            twin = op.graph.create_op(op.type, inputs, None, name=f"{op.name}{_NAMED}{self._half.name}", attrs=attrs)
-        tf_compat.set_device(twin, op.device)
-        for original, output in zip(op.outputs, twin.outputs):
+            copy = op.graph.create_op(op.type, inputs, None, name=f"{op.name}{_NAMED}{self._half.name}", attrs=attrs)
+        tf_compat.set_device(copy, op.device)
+        for original, output in zip(op.outputs, copy.outputs):
             output.set_shape(original.shape)
-            self._graph.twins[original.name] = Twin(original, output, None)
+            self._graph.replacements[original.name] = Replacement(original, output, None)
         controls = self._controls(op)
         if controls:
-            tf_compat.add_control_inputs(twin, controls)
+            tf_compat.add_control_inputs(copy, controls)
 
     def connect(self) -> None:
-        """Lets what has no twin take what the twins compute."""
+        """Lets what has no half copy take what the half copies compute."""
         halves = set(self._choice.half)
         consumers = self._view.consumers()
         for node in self._choice.half:
@@ -148,21 +148,23 @@ class _Maker:
             op = self._operation(node)
             if tf_compat.output_context_of(op) is None:
                 for original in op.outputs:
-                    twin = self._graph.twins[original.name]
-                    self._graph.twins[original.name] = twin._replace(shown=self._show(original, taskgraph_index(op)))
+                    copy = self._graph.replacements[original.name]
+                    self._graph.replacements[original.name] = copy._replace(
+                        restored=self._restore(original, taskgraph_index(op))
+                    )
 
     def _rewire(self, node: int, halves: Any) -> None:
         op = self._operation(node)
         for position, (producer, output) in enumerate(data_inputs(self._view, node)):
             if producer in halves:
                 original = self._operation(producer).outputs[output]
-                tf_compat.set_input(op, position, self._show(original, taskgraph_index(op)))
+                tf_compat.set_input(op, position, self._restore(original, taskgraph_index(op)))
         if any(name[0] == "^" and self._view.index[name[1:]] in halves for name in self._view.nodes[node].input):
             _replace_controls(self._graph, op)
 
-    def _show(self, original: tf.Tensor, taskgraph: Optional[int]) -> tf.Tensor:
-        """What the twin computes, in the type of the original: converted behind the way to another TaskGraph."""
-        half = self._graph.twins[original.name].half
+    def _restore(self, original: tf.Tensor, taskgraph: Optional[int]) -> tf.Tensor:
+        """What the half copy computes, in the type of the original: converted after the way to another TaskGraph."""
+        half = self._graph.replacements[original.name].computed
         if half.dtype == original.dtype:
             return half
         key = (original.name, taskgraph)
@@ -172,15 +174,15 @@ class _Maker:
         return self._back[key]
 
     def _input(self, position: int, tensor: tf.Tensor, op: tf.Operation) -> tf.Tensor:
-        """An input of the twin of `op` that is no weight."""
+        """An input of the half copy of `op` that is no weight."""
         node = self._view.index[op.name]
-        twin = self._graph.twins.get(tensor.name)
+        copy = self._graph.replacements.get(tensor.name)
         if position not in self._choice.places[node].inputs:
-            return tensor if twin is None else self._show(tensor, taskgraph_index(op))
-        if twin is not None and twin.half.dtype == self._half:
-            return twin.half
+            return tensor if copy is None else self._restore(tensor, taskgraph_index(op))
+        if copy is not None and copy.computed.dtype == self._half:
+            return copy.computed
         source = tensor.op
-        if source.type == "Cast" and source.inputs[0].dtype == self._half:  # shown by an earlier twin
+        if source.type == "Cast" and source.inputs[0].dtype == self._half:  # restored by an earlier half copy
             return source.inputs[0]
         if tensor.name not in self._casts:
             context = tf_compat.output_context_of(source)
@@ -188,7 +190,7 @@ class _Maker:
         return self._casts[tensor.name]
 
     def _weight(self, tensor: tf.Tensor, op: tf.Operation, late: Sequence[tf.Operation]) -> tf.Tensor:
-        """A weight in half precision, for the twin of `op` alone, made behind `late`."""
+        """A weight in half precision, for the half copy of `op` alone, made after `late`."""
         context = tf_compat.control_flow_context_of(op)
         late = [other for other in late if tf_compat.output_context_of(other) is context]
         cast = _cast(tensor, self._half, op, context, late, is_weight=True)
@@ -200,33 +202,33 @@ class _Maker:
         return node in self._choice.weights and node not in self._choice.constants
 
     def _controls(self, op: tf.Operation) -> List[tf.Operation]:
-        return [_stand_in(self._graph, other) for other in op.control_inputs]
+        return [_half_copy(self._graph, other) for other in op.control_inputs]
 
     def _operation(self, node: int) -> tf.Operation:
         return self._graph.tf_graph.get_operation_by_name(self._view.nodes[node].name)
 
 
-def _shown(graph: Graph, name: str) -> tf.Tensor:
-    twin = graph.twins[name]
-    if twin.shown is not None:
-        return twin.shown
-    shown = twin.half
-    if shown.dtype != twin.original.dtype:
-        context = tf_compat.output_context_of(shown.op)
-        shown = _cast(shown, twin.original.dtype, twin.original.op, context, ())
-    graph.twins[name] = twin._replace(shown=shown)
-    return shown
+def _restored(graph: Graph, name: str) -> tf.Tensor:
+    copy = graph.replacements[name]
+    if copy.restored is not None:
+        return copy.restored
+    restored = copy.computed
+    if restored.dtype != copy.original.dtype:
+        context = tf_compat.output_context_of(restored.op)
+        restored = _cast(restored, copy.original.dtype, copy.original.op, context, ())
+    graph.replacements[name] = copy._replace(restored=restored)
+    return restored
 
 
-def _stand_in(graph: Graph, op: tf.Operation) -> tf.Operation:
-    """The twin of an op, or the op itself."""
-    twin = graph.twins.get(op.outputs[0].name) if op.outputs else None
-    return op if twin is None else twin.half.op
+def _half_copy(graph: Graph, op: tf.Operation) -> tf.Operation:
+    """The half copy of an op, or the op itself."""
+    copy = graph.replacements.get(op.outputs[0].name) if op.outputs else None
+    return op if copy is None else copy.computed.op
 
 
 def _replace_controls(graph: Graph, op: tf.Operation) -> None:
-    """Lets an op wait for twins in place of what they stand for."""
-    controls = [_stand_in(graph, other) for other in op.control_inputs]
+    """Lets an op wait for half copies in place of the ops that these replace."""
+    controls = [_half_copy(graph, other) for other in op.control_inputs]
     tf_compat.remove_control_inputs(op)
     tf_compat.add_control_inputs(op, controls)
 

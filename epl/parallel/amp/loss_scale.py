@@ -14,15 +14,15 @@ With `amp.debug_log`, replica 0 of each process says of a skipped step which gra
 """
 
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph, taskgraph_index
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import readiness, returned_gradients, upstream, variable_name
-from epl.ir.graph import Graph, ScaleUpdate, first_tensor
+from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import REPLICA_0_ATTR
 from epl.parallel.accumulation.apply import control_flow_v1
 from epl.utils import tf_compat
@@ -30,10 +30,16 @@ from epl.utils import tf_compat
 FIRST_SCALE = 2.0**15
 GOOD_STEPS = 2000  # of which no gradient overflowed, before the scale grows
 _FACTOR = 2.0
-_KEY = "amp_loss_scale"  # in Graph.parallel_information
 
 Pair = Tuple[Optional[Gradient], Any]
 _HOST = "/device:CPU:0"
+
+
+class ScaleUpdate(NamedTuple):
+    """Names of the ops by which a call of apply_gradients reads and writes the loss scale."""
+
+    reads: Tuple[str, ...]
+    writes: Tuple[str, ...]
 
 
 class LossScale:
@@ -42,12 +48,14 @@ class LossScale:
     Attributes:
       is_dynamic: whether it adapts.
       scale, good_steps: its variables, if it does.
+      updates: by the calls of apply_gradients, in the order in which they were built.
     """
 
     def __init__(self, graph: Graph, value: Union[str, float]) -> None:
         self.is_dynamic = value == "dynamic"
         self.taskgraph = graph.taskgraphs[0].index
         self._value = value
+        self.updates: List[ScaleUpdate] = []
         if self.is_dynamic:
             with tf.control_dependencies(None), tf.name_scope(None), in_taskgraph(graph.tf_graph, self.taskgraph):
                 self.scale = _variable("current_loss_scale", FIRST_SCALE)
@@ -59,8 +67,8 @@ class LossScale:
             return self.scale.read_value()
         return None if self._value == 1.0 else tf.constant(self._value, tf.float32, name="loss_scale")
 
-    def update(self, graph: Graph, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
-        """What adapts it to what became of a step, and its value before; noted in `graph.scale_updates`."""
+    def update(self, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
+        """What adapts it to what became of a step, and its value before; noted in `updates`."""
         scale, good = (
             tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
             for variable in (self.scale, self.good_steps)
@@ -78,16 +86,14 @@ class LossScale:
             tf.raw_ops.AssignVariableOp(resource=self.scale.handle, value=new_scale),
             tf.raw_ops.AssignVariableOp(resource=self.good_steps.handle, value=new_good),
         ]
-        graph.scale_updates.append(ScaleUpdate((scale.op.name, good.op.name), tuple(op.name for op in writes)))
+        self.updates.append(ScaleUpdate((scale.op.name, good.op.name), tuple(op.name for op in writes)))
         return tf.group(*writes), scale
 
 
 def loss_scale_of(graph: Graph) -> LossScale:
     """The loss scale of a graph, made when it is first asked for."""
-    found = graph.parallel_information.get(_KEY)
-    if found is None:
-        found = graph.parallel_information[_KEY] = LossScale(graph, Env.get().config.amp.loss_scale)
-    return found
+    found = graph.state_of(LossScale)
+    return found or graph.keep(LossScale, LossScale(graph, Env.get().config.amp.loss_scale))
 
 
 def mark_overflow(graph: Graph, pairs: List[Pair], changed: bool) -> List[Pair]:
@@ -144,7 +150,7 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
             finite = _all_finite(gradients)
         done = tf.cond(finite, apply_as_user, lambda: tf.no_op("skip"), name="step")
         with in_taskgraph(graph.tf_graph, loss_scale.taskgraph):
-            updated, scale = loss_scale.update(graph, finite)
+            updated, scale = loss_scale.update(finite)
         told = [_tell(graph, pairs, finite, scale)] if Env.get().config.amp.debug_log else []
         train_op = tf.group(done, updated, *told, name="train_op")
     train_ops[before:] = [train_op] if len(train_ops) > before else []
@@ -153,7 +159,7 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
 
 def _skips(graph: Graph) -> bool:
     """Whether a step of this graph may be skipped."""
-    found = graph.parallel_information.get(_KEY)
+    found = graph.state_of(LossScale)
     return found is not None and found.is_dynamic
 
 

@@ -7,6 +7,7 @@ Without an order replicas could come to different scales. The barrier is fed in 
 
 from epl.ir.control_flow import depths_of, ends_of
 from epl.ir.view import GraphView
+from epl.parallel.amp.loss_scale import LossScale
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
@@ -14,8 +15,9 @@ from epl.utils import tf_compat
 
 
 def run(rewrite: Rewrite) -> None:
-    """Puts each update of the loss scale behind all earlier ones."""
-    updates = rewrite.graph.scale_updates
+    """Puts each update of the loss scale after all earlier ones."""
+    scale = rewrite.graph.state_of(LossScale)
+    updates = [] if scale is None else scale.updates
     if len(updates) < 2:
         return
     view = GraphView(rewrite.tf_graph)

@@ -5,7 +5,7 @@ Where the model is cut is `partition.py`'s.
 """
 
 import logging
-from typing import Any, Collection, Dict, List, Optional, Sequence
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -19,6 +19,10 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
+
+
+class Partitioned(NamedTuple):
+    """Says of a graph that it has been divided, or that one stage was asked for: `Graph.state_of`."""
 
 
 def partition_model(graph: Graph, ys: Any, num_stages: int, device_type: str = "cpu") -> Optional[Partition]:

@@ -104,7 +104,7 @@ def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
     behind = view.descendants(bounds)
     changing = {variable for write in writes - behind for variable in view.variable_inputs(write)}
-    replaced = {view.index[twin.original.op.name] for twin in rewrite.graph.twins.values()}  # they run no more
+    replaced = {view.index[one.original.op.name] for one in rewrite.graph.replacements.values()}  # they run no more
     return find_uses(rewrite.tf_graph, view, region, view.descendants(writes) | replaced, changing)
 
 

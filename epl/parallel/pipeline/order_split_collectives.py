@@ -13,21 +13,22 @@ from typing import Dict, List, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.plan_nodes import Waits
-from epl.parallel.sharding.stage_streams import StagePass
+from epl.parallel.sharding.stage_streams import StageExchange, StagePass
 
 Lanes = Dict[StagePass, List[int]]
 
 
 def lanes_of(rewrite: Rewrite, view: GraphView) -> Lanes:
     """The nodes of the collectives of each lane, in their order; no lanes without a split."""
-    split = rewrite.graph.split
-    if split is None:
+    ranks = replica_groups(rewrite.graph)
+    if ranks is None or not isinstance(ranks.exchange, StageExchange):
         return {}
     return {
         of_pass: [view.index[op.name] for op in lane.collectives]
-        for of_pass, lane in split.exchange.of_passes.items()
+        for of_pass, lane in ranks.exchange.of_passes.items()
         if lane.collectives
     }
 

@@ -7,11 +7,12 @@ import tensorflow.compat.v1 as tf
 
 from epl.config.config import Config
 from epl.ir import op_types
-from epl.ir.accumulation import Boundary
+from epl.ir.gradient import Boundary
 from epl.ir.gradient_boundary import Training, walk_up
 from epl.ir.graph import ApplyCall, Graph, first_tensor
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.replica_groups import ReplicaGroups, replica_groups
 from epl.parallel.plan.stages import stage_of_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -43,6 +44,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
     receives but that the user writes into variables by other means.
     """
     by_identity = _boundaries_of_gradients(graph)
+    ranks = replica_groups(graph)
     groups: List[Tuple[str, Sequence[Boundary]]] = []
     taken: Set[str] = set()
     for number, applied in enumerate(graph.apply_calls):
@@ -50,7 +52,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         upstream = earliest.keys() & by_identity.keys()
         taken.update(upstream)
         boundaries = list(applied.boundaries)
-        if config.communication.clip_after_allreduce or graph.split is not None:  # one norm for parts and replicas
+        if config.communication.clip_after_allreduce or ranks is not None:  # one norm for parts and replicas
             boundaries = list(earliest.values())
         elif applied.changed and upstream and len(stages[0].devices) > 1:
             logger.warning(
@@ -61,30 +63,21 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         groups.append((f"apply{number}", boundaries))
     groups.append(("writes", _written_without_optimizer(graph, by_identity, taken)))
     result = _by_stage(_without_repetition(groups), graph.tf_graph, stages)
-    if graph.split is not None:
-        result = [one for group in result for one in _by_ranks(graph.split, group)]
+    if ranks is not None:
+        result = [one for group in result for one in _by_ranks(ranks, group)]
     for group in result:
         control_flow_context(group)
     return result
 
 
-def _by_ranks(split: Any, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
+def _by_ranks(ranks: ReplicaGroups, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
     """The gradients that are aggregated over all ranks, and those that are over the same rank of each split group."""
-    of_all = tuple(one for one in group.boundaries if not is_complete(split, one))
-    of_parts = tuple(one for one in group.boundaries if is_complete(split, one))
+    of_all = tuple(one for one in group.boundaries if not ranks.is_complete(*one))
+    of_parts = tuple(one for one in group.boundaries if ranks.is_complete(*one))
     if of_all:
         yield group._replace(boundaries=of_all)
     if of_parts:
         yield group._replace(name=group.name + "/parts", of_parts=True, boundaries=of_parts)
-
-
-def is_complete(split: Any, boundary: Boundary) -> bool:
-    """Whether each rank of a split group has the gradient that it needs: that of its own part, or all of a sparse one.
-
-    The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
-    """
-    variable, gradient = boundary
-    return variable in split.held or (variable in split.whole and isinstance(gradient, tf.IndexedSlices))
 
 
 def find_trainings(graph: Graph) -> List[Training]:

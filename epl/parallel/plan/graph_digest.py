@@ -44,6 +44,7 @@ from epl.parallel.plan.function_digest import (
     value_of,
     with_back_edges,
 )
+from epl.parallel.plan.replica_groups import replica_groups
 
 # Attributes that may differ between workers that compute the same.
 OMITTED_ATTRS = frozenset(
@@ -184,10 +185,10 @@ class Rules:
         shards = graph.shards
         if shards is not None:
             # Sums of gradients that are kept between runs are as large as the parts.
-            self._held = frozenset(shards.held).union(*[one.storage for one in graph.accumulations])
+            self._held = frozenset(shards.held).union(graph.local_variables)
             self.parts = {view.index[op.name] for op in graph.parts_ops}
             self.parts.update(view.of_types(COLLECTIVE_OP_TYPES))
-        if graph.split is not None:
+        if replica_groups(graph) is not None:
             self.parts.update(_backward_nodes(view))
         self.variables = frozenset(view.of_types(op_types.VARIABLES))
         self._ends = self.parts.union(view.of_types(SOURCES))
@@ -246,8 +247,9 @@ def _gradients(graph: Graph, view: GraphView) -> Tuple[Set[int], Set[int]]:
     boundaries += [one for applied in graph.apply_calls for one in applied.boundaries]
     gradients = {view.index[first_tensor(gradient).op.name] for _, gradient in boundaries}
     objectives = {view.index[y.op.name] for call in graph.gradient_calls for y in call.ys}
-    if graph.split is not None:
-        objectives.update(view.index[op.name] for op in graph.split.lowered_ops)
+    ranks = replica_groups(graph)
+    if ranks is not None:
+        objectives.update(view.index[op.name] for op in ranks.lowered_ops)
     return gradients, objectives
 
 

@@ -9,12 +9,14 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
-from epl.ir.accumulation import Gradient
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import readiness
 from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ops import bucketing
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import BatchPart, GradientGroup, Output, Plan, Reduction, Stage, Transfer
+from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.schedule import to_text
 from epl.parallel.plan.schedule_generators import generate
 from epl.parallel.plan.stages import device_of_stage, stage_of_op
@@ -84,14 +86,14 @@ def make_plan(
 def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
     if group.of_parts:
-        reductions = tuple(
-            _of_any_rank(graph.split.held.get(reduction.variable), reduction) for reduction in reductions
-        )
-    if group.of_parts and len(graph.split.groups) == 1:
+        reductions = tuple(_of_any_rank(graph.shards.held.get(one.variable), one) for one in reductions)
+    ranks = replica_groups(graph)
+    if group.of_parts and ranks is not None and len(ranks.groups) == 1:
         return GradientGroup(group.name, group.stage, group.of_parts, reductions, ())
     ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
-    scattered = {i for i in dense if graph.zero is not None and graph.zero.scatters(group.boundaries[i][1])}
+    shards = graph.state_of(ScatteredGradients)
+    scattered = {i for i in dense if shards is not None and shards.scatters(group.boundaries[i][1])}
     plan = bucketing.plan_buckets(
         [_bytes(reductions[i]) for i in dense],
         [reductions[i].dtype + (" in parts" if i in scattered else "") for i in dense],
@@ -112,9 +114,10 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
 
 def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List[Output]:
     outputs: List[Output] = []
+    ranks = replica_groups(graph)
     for key, scope, merge in _OUTPUT_KEYS:
         for tensor in graph.get_collection(key):
-            tensor = graph.shown(tensor if graph.split is None else graph.split.output(tensor))
+            tensor = graph.restored(tensor if ranks is None else ranks.output(tensor))
             communicator = f"{plan_name}/outputs{len(outputs)}" if scope == "global" else ""
             outputs.append(Output(tensor.name, stage_of_op(tensor.op, stages), scope, merge, communicator))
     collected = {output.tensor for output in outputs}

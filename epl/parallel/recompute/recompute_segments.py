@@ -29,6 +29,7 @@ from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import output_types
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.plan.plan import Recomputed
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.recompute import check_graph
 from epl.parallel.recompute import segments as recompute
@@ -164,12 +165,7 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
 
 def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
     """The nodes that pass the gradients of a call on. With accumulation they are those that every micro step has."""
-    sources = {
-        view.index[tensor.op.name]
-        for accumulation in rewrite.graph.accumulations
-        for source in accumulation.sources
-        for tensor in tensors_of(source)
-    }
+    sources = {view.index[tensor.op.name] for source in rewrite.graph.run_gradients for tensor in tensors_of(source)}
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
@@ -202,11 +198,11 @@ def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
     found = set()
     forward = set(sweep.forward)
     depths = depths_of(view)
-    split = rewrite.graph.split
+    ranks = replica_groups(rewrite.graph)
     for item in rewrite.tf_graph.get_collection(COLLECTION):
-        item = item if split is None else split.local(item)
-        twin = None if isinstance(item, tf.Operation) else rewrite.graph.twins.get(item.name)
-        op = item if isinstance(item, tf.Operation) else (item if twin is None else twin.half).op
+        item = item if ranks is None else ranks.local(item)
+        replaced = None if isinstance(item, tf.Operation) else rewrite.graph.replacements.get(item.name)
+        op = item if isinstance(item, tf.Operation) else (item if replaced is None else replaced.computed).op
         node = view.index[op.name]
         if node not in forward or depths[node] != (0, 0):
             logger.warning(

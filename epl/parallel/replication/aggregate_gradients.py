@@ -13,19 +13,23 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.accumulation import Gradient
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import inputs_for, source_of
 from epl.ir.graph import first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.accumulation import agree_steps
+from epl.parallel.accumulation.record import accumulations_of
 from epl.parallel.plan.communicators import gate_communicator
 from epl.parallel.plan.gradient_groups import BoundaryGroup, control_flow_context
 from epl.parallel.plan.plan import GradientGroup
+from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.rewriting.context import Gate, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.sharding.packed import reduce_scatter
+from epl.parallel.sharding.row_weights import RowWeights
 from epl.utils import tf_compat
 
 
@@ -33,9 +37,9 @@ def run(rewrite: Rewrite) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
-    split = rewrite.graph.split
-    if split is not None and split.exchange.row_weights is not None:
-        weight = split.exchange.row_weights.own
+    row_weights = _row_weights(rewrite)
+    if row_weights is not None:
+        weight = row_weights.own
     else:
         with rewrite.building("rows"):
             weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
@@ -65,7 +69,7 @@ def run(rewrite: Rewrite) -> None:
             else:
                 gradients = {first_tensor(gradient).op.name for _, gradient in boundaries.boundaries}
         _add_gate(rewrite, gate, gradients)
-    for number, accumulation in enumerate(rewrite.graph.accumulations):
+    for number, accumulation in enumerate(accumulations_of(rewrite.graph)):
         if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
             name = f"micro_steps{number}"
             with rewrite.building(name):
@@ -97,17 +101,23 @@ def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: O
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
         return tf.constant(agree_steps.share(rewrite, ranks), tf.float64)
-    split = rewrite.graph.split
-    if split is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
+    ranks_together, row_weights = replica_groups(rewrite.graph), _row_weights(rewrite)
+    if ranks_together is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
         with tf.control_dependencies([gate]):
             return tf.sign(weight)
-    if split is not None and split.exchange.row_weights is None:  # all have as many
+    if ranks_together is not None and row_weights is None:  # all have as many
         with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
-        own = split.exchange.row_weights.of_group_in(group.stage) if group.of_parts else weight
+        own = row_weights.of_group_in(group.stage) if row_weights is not None and group.of_parts else weight
         share = own / gate.outputs[0]
     return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
+
+
+def _row_weights(rewrite: Rewrite) -> Optional[RowWeights]:
+    """The rows of the ranks that compute a replica together, if they differ."""
+    ranks = replica_groups(rewrite.graph)
+    return None if ranks is None else ranks.exchange.row_weights
 
 
 def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
@@ -171,14 +181,16 @@ def _scatter(
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
     scale = rewrite.plan.fp16_scale
-    cuts = [rewrite.graph.zero.cut_of(gradient) for gradient in gradients]
+    scattered = rewrite.graph.state_of(ScatteredGradients)
+    assert scattered is not None  # the plan has transfers that are scattered
+    cuts = [cut for cut in map(scattered.cut_of, gradients) if cut is not None]
 
     def scatter(lines: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies(after):
             return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
 
     sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
-    parts = reduce_scatter(sent, [cut.member for cut in cuts], rewrite.graph.zero.exchange, scatter)
+    parts = reduce_scatter(sent, [cut.member for cut in cuts], scattered.exchange, scatter)
     for cut, gradient, part in zip(cuts, gradients, parts):
         exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)
         tf_compat.set_input(rewrite.remember(cut.part.op), 0, exact)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.replication.batch_division import Division
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Rewrite
@@ -92,7 +93,7 @@ class _Cut:
                 "devices get whole: epl.keep_whole(tensor)".format(self._source.name)
             )
             checks.append(tf.debugging.assert_equal(tf.stack(rows), rows[0], message=message))
-        if self._rewrite.graph.split is not None:
+        if replica_groups(self._rewrite.graph) is not None:
             checks.append(self._assert_rows_for_all(rows[0]))
         if not checks:
             return []

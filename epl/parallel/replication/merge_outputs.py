@@ -16,6 +16,7 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.dataflow import data_descendants
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.plan import Output
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.utils import tf_compat
@@ -55,7 +56,8 @@ def run_local(rewrite: Rewrite) -> None:
 
 def _is_of_group(rewrite: Rewrite, output: Output) -> bool:
     """Whether the ranks of a group have one value together."""
-    return rewrite.graph.split is not None and rewrite.graph.split.is_of_group(output.tensor)
+    ranks = replica_groups(rewrite.graph)
+    return ranks is not None and ranks.is_of_group(output.tensor)
 
 
 def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
@@ -70,7 +72,9 @@ def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
 
 def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
     """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
-    exchange = rewrite.graph.split.exchange
+    ranks = replica_groups(rewrite.graph)
+    assert ranks is not None  # `_is_of_group`
+    exchange = ranks.exchange
     count = exchange.own([1] + [0] * (exchange.ranks - 1), tf.int32)
     if merge == "sum":
         return tf.reduce_sum(tensor[tf.newaxis][:count], axis=0)

@@ -16,6 +16,7 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.parallel.plan.communicators import PARTS
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, VariableSync
 from epl.parallel.rewriting.pass_manager import Pass
 
@@ -31,8 +32,8 @@ def run_broadcast(rewrite: Rewrite) -> None:
     if not rewrite.plan.groups:
         return
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
-    split = rewrite.graph.split
-    parts = [node for node in variables if split is not None and view.nodes[node].name in split.held]
+    ranks = replica_groups(rewrite.graph)
+    parts = [node for node in variables if ranks is not None and ranks.has_shard(view.nodes[node].name)]
     if len(set(rewrite.plan.owners)) > 1:
         whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
         device = rewrite.host_of(0) if rewrite.plan.offloaded else rewrite.device(0)
@@ -120,7 +121,7 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
 
 def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
     """The variables that replicas have copies of, and those that a checkpoint holds; sums of gradients differ."""
-    own = frozenset().union(*[accumulation.storage for accumulation in rewrite.graph.accumulations])
+    own = rewrite.graph.local_variables
     return [
         node
         for node in view.of_types(op_types.VARIABLES)

@@ -19,6 +19,7 @@ from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.communicators import PROCESSES, part_holders, ranks_of_stage, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import span_processes
 from epl.utils import tf_compat
 
@@ -232,7 +233,7 @@ class Rewrite:
     @property
     def runs_as_it_is(self) -> bool:
         """Whether a Session.run of the user needs nothing else to mean what the user means."""
-        return self.is_plain and not self.orders and not self.graph.twins
+        return self.is_plain and not self.orders and not self.graph.replacements
 
     @property
     def held(self) -> Container[str]:
@@ -313,8 +314,9 @@ class Rewrite:
 
     def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
         """Those of a split, or of the holders of its parts, of which replica 0 takes part in the one of this name."""
-        split = [] if self.graph.split is None else self.graph.split.sub_communicators
-        of_base_rank = (one for one in [*split, *self.holders.values()] if one.name_at(self.base_rank) == name)
+        ranks = replica_groups(self.graph)
+        groups = [] if ranks is None else ranks.sub_communicators
+        of_base_rank = (one for one in [*groups, *self.holders.values()] if one.name_at(self.base_rank) == name)
         return next(of_base_rank, None)
 
     def place_in(self, communicator: str, rank: int) -> Tuple[str, int]:

@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ir.view import GraphView
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
@@ -72,10 +73,10 @@ def skip_unneeded(rewrite: Rewrite) -> None:
 
 def _lanes(rewrite: Rewrite) -> Sequence[Lane]:
     """Those of the split; not those in a branch of control flow, out of which no control edge leads."""
-    split = rewrite.graph.split
+    ranks = replica_groups(rewrite.graph)
     return [
         lane
-        for lane in (() if split is None else split.exchange.lanes)
+        for lane in (() if ranks is None else ranks.exchange.lanes)
         if not any(tf_compat.control_flow_context_of(op) for op in lane.collectives)
     ]
 

@@ -108,7 +108,7 @@ class Shards:
         self._graph = graph
         self._stages = tuple(stages)
         rank = communicators.owners.index(process) if process in communicators.owners else 0
-        self.groups = communicators.groups
+        self.groups: Tuple[Tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in communicators.groups)
         self.unopened: List[CommunicatorSpec] = []
         self._transport = communicators.transport
         self._name, self._rank, self._communicators = communicators.name, rank, communicators
@@ -483,7 +483,7 @@ class Shards:
             variables,
             self.ranks,
             self._traced_after,
-            self._own,
+            self._own | self._graph.own_ops,
             self._graph.common_branches,
             OwnRows(self._row_shapes, self._slots_of_rows),
         )

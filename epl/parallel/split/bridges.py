@@ -12,7 +12,7 @@ from typing import Callable
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.accumulation import Gradient
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import times
 from epl.ir.graph import first_tensor
 from epl.parallel.sharding.resharding import Exchange, Factor, with_gradient

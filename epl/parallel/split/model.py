@@ -11,16 +11,15 @@ Here: when it is done, and what the user's program sees of it. The program itsel
 variables, slots and checkpoints are the `shard_*` modules'.
 """
 
-import contextlib
 import logging
-from typing import Any, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
-from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import times
 from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
@@ -29,7 +28,8 @@ from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import transport_between
-from epl.parallel.plan.gradient_groups import is_complete
+from epl.parallel.plan.replica_groups import ReplicaGroups
+from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.sharded_variables.state import Shards, Shown, variable_of
 from epl.parallel.sharded_variables.variables import SCOPE, objects_of, shard_variable
@@ -86,34 +86,33 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
       PlanError: the model cannot be split as annotated.
     """
     with graph.tf_graph.as_default(), tf.control_dependencies(None):  # the call may wait for results of the split
-        if graph.split is None:
+        split = split_of(graph)
+        if split is None:
             with graph.changing():
                 plan = plan_split(graph)
                 if plan is None:
                     return ys, xs
-                if graph.zero is not None:
+                if graph.state_of(ScatteredGradients) is not None:
                     raise NotAvailableError(
                         "epl.split that is differentiated behind apply_gradients with zero.level",
                         "Call tf.gradients or compute_gradients for the losses of the split before the first "
                         "apply_gradients.",
                     )
-                graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
-        refuse_gradients_of_parts(graph, ys, graph.split.held, graph.split.ranks)
-        graph.split.redirect()
-        return tf.nest.map_structure(graph.split.objective, ys), tf.nest.map_structure(graph.split.source, xs)
+                split = graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
+                graph.keep(ReplicaGroups, split)
+        refuse_gradients_of_parts(graph, ys, split.held, split.ranks)
+        split.redirect()
+        return tf.nest.map_structure(split.objective, ys), tf.nest.map_structure(split.source, xs)
 
 
-@contextlib.contextmanager
-def building(graph: Graph) -> Iterator[None]:
-    """Ops that are made inside are not the user's: they stand for his, or for those of a split."""
-    if graph.split is None:
-        yield
-    else:
-        with graph.split.building():
-            yield
+def split_of(graph: Graph) -> Optional["SplitModel"]:
+    """The lowered split of a graph; None before it is lowered, or without one."""
+    found = graph.state_of(ReplicaGroups)
+    assert found is None or isinstance(found, SplitModel)
+    return found
 
 
-class SplitModel(Shards):
+class SplitModel(Shards, ReplicaGroups):
     """The lowered split of one graph.
 
     Attributes:
@@ -348,7 +347,7 @@ class SplitModel(Shards):
         number = self._program.number
         numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
         for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits.standing):
-            numbers.update((self._graph.shown(one), number[tensor]) for tensor, one in standing.items())
+            numbers.update((self._graph.restored(one), number[tensor]) for tensor, one in standing.items())
         results = [tensor for tensor in self._shown if self._program.result(tensor) is not None]
         numbers.update((self._shown[tensor].tensor, number[tensor]) for tensor in results)
         objective = self._objective if differentiates else []
@@ -365,12 +364,12 @@ class SplitModel(Shards):
 
     def _found(self, tensor: tf.Tensor) -> Shown:
         if tensor in self._outputs:
-            return Shown(self._graph.shown(self._outputs[tensor]), ())
+            return Shown(self._graph.restored(self._outputs[tensor]), ())
         value = self._program.result(tensor)
         if value is None or tensor.op in self._region.kept:
             return super()._found(tensor)
         local, layout = self._lowering.tensors[tensor]
-        local = self._graph.shown(local)
+        local = self._graph.restored(local)
         if layout == batch_layout(value.info):
             return Shown(local, ())
         graph = self._graph.tf_graph
@@ -414,19 +413,19 @@ class SplitModel(Shards):
         self._exits.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
 
-    def stand_ins(self) -> Dict[str, str]:
+    def users_tensors(self) -> Dict[str, str]:
         """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
         made = {tensor: local for tensor, (local, _) in self._lowering.tensors.items()}
         found: Dict[str, str] = {}
         for standing in (made, self._exits.standing, self._rows, self._new):
             results = [tensor for tensor in standing if self._program.result(tensor) is not None]
-            found.update((self._graph.shown(standing[tensor]).name, tensor.name) for tensor in results)
+            found.update((self._graph.restored(standing[tensor]).name, tensor.name) for tensor in results)
         return found
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
-        found = {self._graph.shown(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
+        found = {self._graph.restored(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
         return found | super().results()
 
     # ---- Gradients.
@@ -434,15 +433,23 @@ class SplitModel(Shards):
     def reduced(self, variable: str, gradient: Gradient) -> Gradient:
         """The gradient that tf.gradients has computed, as the reduction method wants it where no all-reduce does it."""
         is_sum = Env.get().config.communication.gradients_reduce_method == "sum"
-        if not is_sum or not is_complete(self, (variable, gradient)):
+        if not is_sum or not self.is_complete(variable, gradient):
             return gradient
         computed = first_tensor(gradient).op
         with in_taskgraph(computed.graph, taskgraph_index(computed)):
             return times(gradient, float(self.ranks))
 
+    def has_shard(self, variable: str) -> bool:
+        """As that of ReplicaGroups."""
+        return variable in self.held
+
+    def is_complete(self, variable: str, gradient: Gradient) -> bool:
+        """As that of ReplicaGroups."""
+        return variable in self.held or (variable in self.whole and isinstance(gradient, tf.IndexedSlices))
+
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
-        if is_complete(self, (variable, gradient)):
+        if self.is_complete(variable, gradient):
             self.complete.add(first_tensor(gradient).op.name)
         held = self.held.get(variable)
         if held is None:
@@ -501,7 +508,7 @@ class SplitModel(Shards):
 
     def is_of_group(self, output: str) -> bool:
         """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
-        return any(self._graph.shown(tensor).name == output for tensor in self._of_groups)
+        return any(self._graph.restored(tensor).name == output for tensor in self._of_groups)
 
 
 def _whole_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:

@@ -53,7 +53,7 @@ class _Regathering:
         graph, view = self._rewrite.graph, self._view
         variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._stand_ins.items()}
         gradients = boundary_nodes(view, graph.gradient_calls)
-        replaced = {view.index[twin.original.op.name] for twin in graph.twins.values()}
+        replaced = {view.index[one.original.op.name] for one in graph.replacements.values()}
         merged = {view.index[output.tensor.partition(":")[0]] for output in self._rewrite.plan.outputs}
         return plan_gathers(graph.tf_graph, view, variables, gradients, replaced, merged)
 

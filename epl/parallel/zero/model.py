@@ -14,15 +14,15 @@ follows when the whole graph is built (`variables.py`); slots, checkpoints and n
 """
 
 import logging
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.env import Env
 from epl.ir import op_types
-from epl.ir.accumulation import Gradient
 from epl.ir.colocation import in_taskgraph
+from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
@@ -31,6 +31,8 @@ from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import transport_between
 from epl.parallel.plan.dedicated_devices import has_own_devices
 from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.scattered_gradients import Cut, ScatteredGradients
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.sharded_variables.initial_values import local_shapes
 from epl.parallel.sharded_variables.state import Shards
@@ -86,31 +88,33 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
     if not level or graph.plan is not None:
         return
     assert env.cluster is not None
-    if graph.zero is not None:
-        graph.zero.refuse_other_stages(env.cluster)
+    zero = zero_of(graph)
+    if zero is not None:
+        zero.refuse_other_stages(env.cluster)
     stages, owners = plan_stages(graph, env.cluster)
     if len(owners) == 1:
-        if "zero" not in graph.parallel_information:
-            graph.parallel_information["zero"] = True
+        if graph.says_first("zero"):
             logger.info("zero.level is %r and has no effect: there is one replica of the model.", level)
         return
     _refuse_combinations(graph, level, len(stages))
     with graph.changing():
-        if graph.zero is None:
+        if zero is None:
             meet()
             name = env.new_parts_name() + "/zero"
             refuse_missing_workers(name, owners)
-            graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
-            if graph.split is not None:
-                graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
-        graph.zero.hold(pairs, optimizer)
+            zero = graph.keep(ZeroModel, ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index))
+            graph.keep(ScatteredGradients, zero)
+            graph.zero = zero
+            if replica_groups(graph) is not None:
+                graph.shards_together = ShardsTogether(graph, [graph.split, zero])
+        zero.hold(pairs, optimizer)
 
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     """Raises NotAvailableError for what ZeRO does not go together with."""
     cluster = Env.get().cluster
     assert cluster is not None
-    if stages > 1 and graph.split is not None:
+    if stages > 1 and replica_groups(graph) is not None:
         on_own_devices = has_own_devices(graph.taskgraphs, cluster)
         raise NotAvailableError(
             "zero.level",
@@ -127,7 +131,7 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
             "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
             "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
         )
-    if level == "v2" and graph.split is not None:
+    if level == "v2" and replica_groups(graph) is not None:
         raise NotAvailableError("zero.level", "It is 'v2', which does not go together with epl.split: set it to 'v1'.")
     if level == "v2" and stages > 1:
         raise NotAvailableError(
@@ -135,31 +139,20 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
         )
 
 
-def as_parts(graph: Graph, pairs: Sequence[Pair]) -> List[Pair]:
-    """The pairs that the optimizer gets."""
-    return list(pairs) if graph.zero is None else [graph.zero.part(pair) for pair in pairs]
+def zero_of(graph: Graph) -> Optional["ZeroModel"]:
+    """What ZeRO has cut of a graph; None if it has cut nothing."""
+    return graph.state_of(ZeroModel)
 
 
 def known_to_optimizers(value: Any) -> Any:
     """What an optimizer calls what the user calls `value`: the part, if that is a variable of which there are parts."""
     tf_graph = getattr(value, "graph", None)
     graph = Graph.of(tf_graph) if isinstance(tf_graph, tf.Graph) else None
-    return value if graph is None or graph.zero is None else graph.zero.known_to_optimizers(value)
+    zero = None if graph is None else zero_of(graph)
+    return value if zero is None else zero.known_to_optimizers(value)
 
 
-class Cut(NamedTuple):
-    """Where a gradient is cut.
-
-    Attributes:
-      part: what the optimizer gets: an identity.
-      member: shape and layout.
-    """
-
-    part: tf.Tensor
-    member: Member
-
-
-class ZeroModel(Shards):
+class ZeroModel(Shards, ScatteredGradients):
     """The variables of one graph that ZeRO cuts.
 
     Attributes:

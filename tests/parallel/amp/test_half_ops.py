@@ -16,8 +16,8 @@ from tests.parallel.mixed import batch, run, weights
 
 
 def converted() -> Set[str]:
-    """Names of the user's ops that have a twin."""
-    return {twin.original.op.name for twin in Graph.get().twins.values()}
+    """Names of the user's ops that have a half copy."""
+    return {copy.original.op.name for copy in Graph.get().replacements.values()}
 
 
 def halves(ys: tf.Tensor, dtype: tf.DType = tf.float16, **arguments: Any) -> Set[str]:
@@ -140,7 +140,7 @@ def test_gradients_of_weights_are_float_and_activations_are_not(mixed: Any) -> N
     gradients = tf.gradients(loss, tf.trainable_variables())
     assert [gradient.dtype for gradient in gradients] == [tf.float32, tf.float32]
     types = [op.outputs[0].dtype for op in tf.get_default_graph().get_operations() if op.type == "MatMul"]
-    assert types.count(tf.float16) == 2 + 4 and types.count(tf.float32) == 2  # what the twins stand for
+    assert types.count(tf.float16) == 2 + 4 and types.count(tf.float32) == 2  # what the half copies replace
 
 
 def test_no_copy_of_a_weight_is_kept_for_the_backward_pass(mixed: Any) -> None:
@@ -176,7 +176,7 @@ def test_recomputed_segments_convert_weights_anew(mixed: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_what_the_script_holds_has_the_value_of_the_twin(mixed: Any, devices: int) -> None:
+def test_what_the_script_holds_has_the_value_of_the_half_copy(mixed: Any, devices: int) -> None:
     mixed(devices)
     product = tf.matmul(batch(4), weights("w", 4, 4))
     loss = tf.reduce_mean(product)
@@ -208,7 +208,7 @@ def test_a_collected_output_is_merged(mixed: Any) -> None:
     np.testing.assert_allclose(seen, np.matmul(rows, kernel), rtol=1e-2, atol=5e-3)
 
 
-def test_statistics_of_batch_norm_are_those_of_the_twin(mixed: Any) -> None:
+def test_statistics_of_batch_norm_are_those_of_the_half_copy(mixed: Any) -> None:
     mixed()
     images = tf.placeholder(tf.float32, [None, 4, 4, 2], "x")
     hidden = tf.nn.conv2d(images, weights("k", 1, 1, 2, 2), 1, "SAME")
@@ -242,10 +242,10 @@ def test_a_second_loss_takes_the_twins_of_the_first(mixed: Any) -> None:
     first = optimizer.minimize(tf.reduce_mean(hidden))
     second = optimizer.minimize(tf.reduce_mean(tf.matmul(hidden, weights("v", 4, 2), name="own")))
     assert converted() == {"shared", "own"}
-    (twin,) = [
+    (copy,) = [
         op for op in tf.get_default_graph().get_operations() if op.name.startswith("own_EPL") and op.type == "MatMul"
     ]
-    assert twin.inputs[0] is Graph.get().twins["shared:0"].half
+    assert copy.inputs[0] is Graph.get().replacements["shared:0"].computed
     run(tf.group(first, second), {"x:0": np.ones([2, 4], "f")})
 
 
@@ -359,6 +359,6 @@ def test_bfloat16(mixed: Any) -> None:
     x, kernel = batch(4), weights("w", 4, 4)
     loss = tf.reduce_mean(tf.matmul(tf.nn.relu(tf.matmul(x, kernel)), weights("v", 4, 2)))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    assert {twin.half.dtype for twin in Graph.get().twins.values()} == {tf.bfloat16}
+    assert {copy.computed.dtype for copy in Graph.get().replacements.values()} == {tf.bfloat16}
     losses = run([loss, train_op], {"x:0": np.ones([2, 4], "f")}, steps=4)
     assert losses[-1][0] < losses[0][0]

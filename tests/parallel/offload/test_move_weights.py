@@ -261,7 +261,7 @@ def test_saving_and_summaries_take_weights_without_a_copy(offload, caplog):
     assert "at the start of a step" not in caplog.text
 
 
-def test_what_twins_stand_for_has_no_copies(offload):
+def test_what_half_copies_replace_has_no_copies(offload):
     offload(1, amp__level="O1", amp__dtype="bfloat16", amp__loss_scale=1.0)
     model = Layers()
     rewritten()

@@ -224,8 +224,8 @@ def test_a_shape_may_stand_for_an_array(init):
 def test_a_fetched_activation_of_half_precision_is_computed_once(init):
     begin(init, amp__level="O1")
     model = Mlp(layers=4)
-    (twin,) = [twin for twin in Graph.get().twins.values() if twin.original.op.name.endswith("3/MatMul")]
-    users, computed = (memory_estimate([model.train_op, one], model.feed) for one in (twin.original, twin.shown))
+    (copy,) = [copy for copy in Graph.get().replacements.values() if copy.original.op.name.endswith("3/MatMul")]
+    users, computed = (memory_estimate([model.train_op, one], model.feed) for one in (copy.original, copy.restored))
     assert users == computed
 
 

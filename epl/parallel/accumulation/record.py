@@ -4,22 +4,21 @@ A training step takes several runs, the micro steps. Gradients are added up in a
 `epl.parallel.accumulation.apply` builds that; passes find here where replicas must agree.
 """
 
-from typing import Dict, FrozenSet, NamedTuple, Optional, Tuple, Union
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
-Gradient = Union[tf.Tensor, tf.IndexedSlices]
-
-Boundary = Tuple[str, Gradient]
+from epl.ir.gradient import Boundary, Gradient
+from epl.ir.graph import Graph
 
 
 class Held(NamedTuple):
-    """A gradient that everything behind its boundary sees added up.
+    """A gradient that everything after its boundary sees added up.
 
     Attributes:
       storage: handles of the variables that keep it between runs.
       total: what they are to keep: the sum up to this run.
-      reduced: boundary behind which, in the last micro step, the mean is one over all replicas; None if that is done
+      reduced: boundary after which, in the last micro step, the mean is one over all replicas; None if that is done
         later.
     """
 
@@ -37,11 +36,8 @@ class Accumulation(NamedTuple):
       position: the number of this run in its training step, from 0; an identity that may be given another source.
       sources: the gradients of this run, as boundaries that may be given another source.
       boundaries: names of the recorded boundaries that lie in the branch of the last micro step.
-      storage: names of the variables that each replica has for itself: counters and sums.
       held: for gradients that are changed between tf.gradients and apply_gradients, by the name of their
         boundary.
-      replaced: (variable, boundary of tf.gradients) by name, for those whose place in the record one of `boundaries`
-        took.
     """
 
     steps: int
@@ -49,6 +45,17 @@ class Accumulation(NamedTuple):
     position: tf.Tensor
     sources: Tuple[Gradient, ...]
     boundaries: FrozenSet[str]
-    storage: FrozenSet[str]
     held: Dict[str, Held]
-    replaced: Dict[str, Boundary]
+
+
+class Accumulations:
+    """The records of one graph, in the order in which they were begun."""
+
+    def __init__(self) -> None:
+        self.records: List[Accumulation] = []
+
+
+def accumulations_of(graph: Graph) -> List[Accumulation]:
+    """The records of a graph, which may be added to."""
+    found = graph.state_of(Accumulations) or graph.keep(Accumulations, Accumulations())
+    return found.records

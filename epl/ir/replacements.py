@@ -1,11 +1,11 @@
-"""Twins: ops that compute in half precision in place of ops of the user (automatic mixed precision).
+"""Replacements: ops that compute in place of ops of the user, as those of mixed precision do in half precision.
 
-    x --> MatMul --> y --> loss            x --> Cast --> MatMul' --> half --> Cast --> shown --> loss
+    x --> MatMul --> y --> loss            x --> Cast --> MatMul' --> computed --> Cast --> restored --> loss
                                    =>      x --> MatMul --> y
                                                             runs no more
 
 TensorFlow cannot change the type of an op that exists. So the op of the user stays, and nothing takes it any more; who
-asks for its output gets what its twin computes, in float32.
+asks for its output gets what its replacement computes, in the type of the output.
 """
 
 from typing import List, NamedTuple, Optional, Sequence
@@ -16,22 +16,22 @@ from epl.ir import node_wire, op_types
 from epl.ir.walks import topological_order
 
 
-class Twin(NamedTuple):
-    """What stands for an output of an op of the user.
+class Replacement(NamedTuple):
+    """What is computed in place of an output of an op of the user.
 
     Attributes:
       original: the output, which is computed no more.
-      half: that of the twin; in half precision, unless it is an output of a type of its own.
-      shown: the same in the type of the original; None in a loop or branch, where no run can ask for it.
+      computed: what replaces it, possibly in another type.
+      restored: the same in the type of the original; None in a loop or branch, where no run can ask for it.
     """
 
     original: tf.Tensor
-    half: tf.Tensor
-    shown: Optional[tf.Tensor]
+    computed: tf.Tensor
+    restored: Optional[tf.Tensor]
 
 
 def in_order(nodes: Sequence[node_wire.Node]) -> List[node_wire.Node]:
-    """Nodes in the order of their creation, but each after its producers: a twin is younger than what takes it.
+    """Nodes in the order of their creation, but each after its producers: a replacement is younger than what takes it.
 
     The back edge of a loop is not followed.
     """

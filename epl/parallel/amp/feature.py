@@ -1,0 +1,54 @@
+"""Automatic mixed precision (`amp.level`) as a feature."""
+
+from typing import Any, List, Optional
+
+from epl.config.config import Config
+from epl.ir.gradient import Gradient
+from epl.ir.graph import Graph
+from epl.parallel.amp import gradients as mixed
+from epl.parallel.amp import half_ops, loss_scale, order_scale_updates
+from epl.parallel.amp.refusals import refuse_unskipped, warn_of_precision
+from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest, RunRequest
+
+
+class Amp(Feature):
+    """Ops compute in half precision; gradients are scaled on their way, and steps that overflow are skipped."""
+
+    name = "amp.level"
+    passes = (order_scale_updates.PASS,)
+
+    def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
+        """Converts what is differentiated."""
+        with graph.building_own_ops():
+            return mixed.begin(graph, request)
+
+    def after_gradients(
+        self, graph: Graph, request: GradientsRequest, gradients: List[Optional[Gradient]]
+    ) -> List[Optional[Gradient]]:
+        """True gradients, of the types of what they are the gradients of."""
+        return mixed.finish(graph, request, gradients)
+
+    def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
+        """Lets what is applied show whether what tf.gradients returned is finite."""
+        return apply(request._replace(pairs=loss_scale.mark_overflow(graph, request.pairs, request.changed)))
+
+    def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
+        """Skips steps whose gradients are not finite."""
+        return loss_scale.apply_if_finite(graph, request.pairs, lambda: apply(request))
+
+    def missing_after_plan(self, graph: Graph, config: Config) -> str:
+        """Nothing is converted any more."""
+        return "in float32" if config.amp.level else ""
+
+    def refuse(self, graph: Graph, config: Config) -> None:
+        """Refuses updates that a dynamic loss scale cannot skip; warns where `amp.level` means nothing."""
+        warn_of_precision(graph, config)
+        refuse_unskipped(graph, config)
+
+    def complete(self, graph: Graph) -> None:
+        """Ops that were built since the last differentiation take half copies, too."""
+        half_ops.use_half_copies(graph)
+
+    def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
+        """Fetches what half copies compute, in the types of the user's tensors."""
+        return request._replace(fetches=mixed.fetched(graph, request.fetches, request.feeds))

@@ -1,0 +1,39 @@
+"""Gradients of which each rank needs a shard alone, as with ZeRO: what planner and aggregation ask of them."""
+
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.gradient import Gradient
+from epl.parallel.sharding.packed import Member
+from epl.parallel.sharding.resharding import Exchange
+
+
+class Cut(NamedTuple):
+    """Where a gradient is cut.
+
+    Attributes:
+      part: what the optimizer gets: an identity.
+      member: shape and layout.
+    """
+
+    part: tf.Tensor
+    member: Member
+
+
+class ScatteredGradients:
+    """Those of one graph. The feature that cuts gradients implements it.
+
+    Attributes:
+      exchange: moves data between the ranks.
+    """
+
+    exchange: Exchange
+
+    def scatters(self, gradient: Gradient) -> bool:
+        """Whether nothing but this rank's shard is needed of a gradient that is to be reduced."""
+        raise NotImplementedError
+
+    def cut_of(self, gradient: tf.Tensor) -> Optional[Cut]:
+        """Where a gradient is cut, if nothing else becomes of it."""
+        raise NotImplementedError

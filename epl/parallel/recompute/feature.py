@@ -1,0 +1,17 @@
+"""Recomputation (`gradient_checkpoint.type`) as a feature."""
+
+from epl.config.config import Config
+from epl.ir.graph import Graph
+from epl.parallel.feature import Feature
+from epl.parallel.recompute import recompute_segments
+
+
+class Recompute(Feature):
+    """Ops of the forward pass are computed a second time, so that their outputs need not be kept."""
+
+    name = "gradient_checkpoint.type"
+    passes = (recompute_segments.PASS,)
+
+    def missing_after_plan(self, graph: Graph, config: Config) -> str:
+        """Segments are found by the pass."""
+        return "without recomputation" if config.gradient_checkpoint.type else ""

@@ -1,0 +1,70 @@
+"""`epl.split` as a feature: what of it happens while the user differentiates the model."""
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from epl.config.config import Config
+from epl.env import Env
+from epl.ir.gradient import Gradient
+from epl.ir.gradient_boundary import variable_name
+from epl.ir.graph import Graph
+from epl.parallel.feature import Feature, GradientsRequest
+from epl.parallel.split.model import lower, split_of
+from epl.utils.containers import as_list
+from epl.utils.errors import NotAvailableError, PlanError
+
+
+class Split(Feature):
+    """Tensor parallelism."""
+
+    name = "epl.split"
+
+    def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
+        """Lowers the splits of the model, and differentiates what stands for them."""
+        arguments = request.arguments
+        with graph.building_parts():
+            ys, xs = lower(graph, arguments["ys"], arguments["xs"])
+        _refuse_stops(graph, arguments.get("stop_gradients"))
+        return request._replace(xs=as_list(xs), arguments=dict(arguments, ys=ys, xs=xs))
+
+    def returned_gradient(self, graph: Graph, request: GradientsRequest, x: Any, gradient: Gradient) -> Gradient:
+        """The gradient of one model, given that of the objective of all ranks."""
+        split = split_of(graph)
+        if split is None:
+            return gradient
+        name = variable_name(x)
+        if name is not None:
+            return split.reduced(name, gradient)
+        return split.by_tensor(request.asked_for, x, gradient) if request.is_outermost else gradient
+
+    def note_gradient(self, graph: Graph, variable: str, gradient: Gradient) -> None:
+        """A gradient of a shard is a shard."""
+        split = split_of(graph)
+        if split is not None:
+            split.note_gradient(variable, gradient)
+
+    def refuse(self, graph: Graph, config: Config) -> None:
+        """Raises NotAvailableError for a split that nothing has lowered."""
+        cluster = Env.get().cluster
+        assert cluster is not None
+        total_devices = cluster.total_gpu_num
+        for taskgraph in graph.taskgraphs:
+            strategy = taskgraph.strategy
+            if strategy.name_of_kind == "split":
+                if split_of(graph) is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
+                    raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
+
+
+def _refuse_stops(graph: Graph, tensors: Any) -> None:
+    """Tensors of a split are not what is differentiated: TensorFlow would not stop at them, without a word."""
+    split = split_of(graph)
+    if split is None:
+        return
+    for tensor in as_list(tensors):
+        if isinstance(tensor, tf.Tensor) and (split.local(tensor) is not tensor or split.source(tensor) is not tensor):
+            raise PlanError(
+                "tf.gradients was given {!r} in stop_gradients, which is computed inside of epl.split, or is the value "
+                "of a variable of it, and lies on {} devices. Build tf.stop_gradient into the model, inside of "
+                "epl.split, where it is taken.".format(tensor.name, split.ranks)
+            )

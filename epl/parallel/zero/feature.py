@@ -1,0 +1,32 @@
+"""ZeRO (`zero.level`) as a feature: what of it happens while the user applies gradients."""
+
+from typing import Any
+
+from epl.ir.graph import Graph
+from epl.parallel.feature import Apply, ApplyRequest, Feature
+from epl.parallel.zero import gather_per_use, order_gathers
+from epl.parallel.zero.model import hold_parts, known_to_optimizers, zero_of
+from epl.utils.containers import map_items
+
+
+class Zero(Feature):
+    """Data parallelism in which each rank holds a shard of the weights and of what the optimizer keeps."""
+
+    name = "zero.level"
+    passes = (gather_per_use.PASS, order_gathers.PASS)
+
+    def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
+        """Cuts the variables that are about to be trained."""
+        with graph.building_parts():
+            hold_parts(graph, request.pairs, request.optimizer)
+        return apply(request)
+
+    def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
+        """Gives the optimizer shards of gradients and variables."""
+        zero = zero_of(graph)
+        if zero is None:
+            return apply(request)
+        with graph.building_parts():
+            pairs = [zero.part(pair) for pair in request.pairs]
+        args, kwargs = map_items(known_to_optimizers, (request.args, request.kwargs))
+        return apply(request._replace(pairs=pairs, args=args, kwargs=kwargs))
