@@ -8,6 +8,7 @@ from epl.parallel.amp.feature import Amp
 from epl.parallel.auto_partition.feature import AutoPartition
 from epl.parallel.feature import Feature, RunRequest
 from epl.parallel.grouped_apply.feature import GroupedApply
+from epl.parallel.io_slicing.feature import IoSlicing
 from epl.parallel.offload.feature import Offload
 from epl.parallel.recompute.feature import Recompute
 from epl.parallel.sharded_variables.feature import ShardedSlots
@@ -15,6 +16,7 @@ from epl.parallel.split.feature import Split
 from epl.parallel.zero.feature import Zero
 
 FEATURES: Tuple[Feature, ...] = (
+    IoSlicing(),
     AutoPartition(),
     Split(),
     Zero(),

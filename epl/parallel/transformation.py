@@ -4,7 +4,7 @@ import contextlib
 import gc
 import logging
 import time
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -14,10 +14,8 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.amp import order_scale_updates
-from epl.parallel.features import FEATURES
-from epl.parallel.grouped_apply import order_groups
-from epl.parallel.io_slicing import rewrite as io_slicing
+from epl.parallel import features
+from epl.parallel.feature import Feature
 from epl.parallel.offload import move_weights
 from epl.parallel.pipeline import clone_micro_batches
 from epl.parallel.plan import agreement, explain, planner, refusals
@@ -41,23 +39,17 @@ from epl.parallel.replication import (
 )
 from epl.parallel.rewriting import order_exchange
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.rewriting.pass_manager import PassReport, run_passes
-from epl.parallel.zero import gather_per_use, order_gathers
+from epl.parallel.rewriting.pass_manager import Pass, PassReport, in_order, run_passes
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
-PASSES = (
-    recompute_segments.PASS,
-    move_weights.PASS,
-    gather_per_use.PASS,
+# Those of every plan; their order, and that of the features' passes between them, is in their contracts.
+_CORE_PASSES = (
     order_exchange.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
-    order_gathers.PASS,
-    order_groups.PASS,
-    order_scale_updates.PASS,
     order_step_writes.PASS,
     merge_outputs.GLOBAL_PASS,
     batch_weights.PASS,
@@ -66,14 +58,12 @@ PASSES = (
     sync_variables.PASS,
     merge_outputs.LOCAL_PASS,
 )
-# Of one replica on one device.
-PLAIN_PASSES = (
-    recompute_segments.PASS,
-    move_weights.PASS,
-    order_groups.PASS,
-    order_scale_updates.PASS,
-    order_step_writes.PASS,
-)
+
+
+def passes_of(asked: Sequence[Feature], is_plain: bool = False) -> List[Pass]:
+    """The passes of features, and those of every plan, in order; `is_plain`: for one replica on one device."""
+    passes = [one for feature in asked for one in feature.passes] + list(_CORE_PASSES)
+    return in_order([one for one in passes if one.plain or not is_plain])
 
 
 class ToldByWorkers(NamedTuple):
@@ -140,7 +130,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     cluster = env.cluster
     assert cluster is not None
     refusals.refuse_contradictions(env.config)
-    for feature in FEATURES:
+    for feature in features.FEATURES:
         feature.refuse(graph, env.config)
     refusals.refuse_foreign_synchronisation(graph.tf_graph)
     if cluster.worker_num > 1:
@@ -153,12 +143,12 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         if graph.shards is not None:
             changes.enter_context(graph.changing())
             graph.shards.finish()
-        for feature in FEATURES:
+        for feature in features.FEATURES:
             feature.complete(graph)
         stages, owners = plan_stages(graph, cluster)
         tell_of_shared_devices(graph.taskgraphs, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
-        for feature in FEATURES:
+        for feature in features.FEATURES:
             feature.refuse_plan(graph, env.config, stages, groups)
         trainings = find_trainings(graph) if len(stages) > 1 else []
         batch_parts = plan_batch_parts(graph, cluster)
@@ -182,15 +172,14 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):
-                _slice_inputs(rewrite)
-                passes = run_passes(PASSES, rewrite)
+                passes = run_passes(passes_of(features.FEATURES), rewrite)
                 if graph.shards is not None:
                     graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
                     agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
         else:
             with _changing(graph, rewrite):
-                passes = run_passes(PLAIN_PASSES, rewrite)
+                passes = run_passes(passes_of(features.FEATURES, is_plain=True), rewrite)
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.plan = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
@@ -257,17 +246,3 @@ def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
             place, proto.op, ", ".join(f"{t.dtype.name}{shape}" for t, shape in zip(tensors, shapes))
         )
     return facts
-
-
-def _slice_inputs(rewrite: Rewrite) -> None:
-    config = rewrite.config.io
-    if not config.slicing or rewrite.plan.workers == 1:
-        return
-    for line in io_slicing.slice_inputs(
-        rewrite.tf_graph,
-        [len(plans.ranks_of(rewrite.plan, worker)) for worker in range(rewrite.plan.workers)],
-        rewrite.cluster.worker_index,
-        config.unbalanced_io_slicing,
-        config.drop_last_files,
-    ):
-        logger.info("%s", line)

@@ -19,8 +19,8 @@ from epl.ir.gradient import Boundary, Gradient
 from epl.ir.gradient_boundary import boundary, returned_gradients, scaled, variable_name
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel import features
 from epl.parallel.feature import Apply, ApplyRequest, GradientsRequest
-from epl.parallel.features import FEATURES
 from epl.parallel.plan.stages import stage_devices
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
@@ -44,15 +44,15 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     _note_virtual_devices(graph)
     arguments = dict(inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
     request = GradientsRequest(ys, as_list(xs), arguments, getattr(_inside, "seeds", None) is None)
-    features = FEATURES if request.is_outermost else ()
+    asked = features.FEATURES if request.is_outermost else ()
     if request.is_outermost:
         say_who_divides(graph, ys)
-    for feature in features:
+    for feature in asked:
         request = feature.before_gradients(graph, request)
     request = request._replace(last_op=tf_compat.last_op_id(graph.tf_graph))
     with graph.phase(Phase.BACKWARD), _seeds_of_call(request) as seeds:
         gradients = original(**request.arguments)
-        for feature in features:
+        for feature in asked:
             gradients = feature.after_gradients(graph, request, gradients)
         if len(graph.taskgraphs) > 1:
             separate_taskgraphs(tf_compat.ops_since(graph.tf_graph, request.last_op))
@@ -74,12 +74,12 @@ def _through_boundaries(
         if gradient is not None:
             if name is not None and config.sparse_as_dense and config.clip_after_allreduce:
                 gradient = tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-            for feature in FEATURES:
+            for feature in features.FEATURES:
                 gradient = feature.returned_gradient(graph, request, x, gradient)
             if name is not None:
                 gradient = boundary(gradient)
                 boundaries.append((name, gradient))
-                for feature in FEATURES:
+                for feature in features.FEATURES:
                     feature.note_gradient(graph, name, gradient)
         returned.append(gradient)
     return returned, boundaries
@@ -136,9 +136,9 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     def optimize(request: ApplyRequest) -> Any:
         return original(request.pairs, *request.args, **request.kwargs)
 
-    around_optimizer = _chain([feature.around_optimizer for feature in FEATURES], graph, optimize)
+    around_optimizer = _chain([feature.around_optimizer for feature in features.FEATURES], graph, optimize)
     record = functools.partial(_recorded, graph, around_optimizer)
-    around_apply = _chain([feature.around_apply for feature in FEATURES], graph, record)
+    around_apply = _chain([feature.around_apply for feature in features.FEATURES], graph, record)
     _inside.apply = True
     try:
         with graph.phase(Phase.APPLY):
@@ -199,7 +199,7 @@ def _refuse_planned(graph: Graph) -> None:
         return
     config = Env.get().config
     missing = ["" if graph.plan.is_plain else "replica 0 alone"]
-    missing += [feature.missing_after_plan(graph, config) for feature in FEATURES]
+    missing += [feature.missing_after_plan(graph, config) for feature in features.FEATURES]
     without = [words for words in missing if words]
     if without:
         devices = len({device for stage in graph.plan.plan.stages for device in stage.devices})
@@ -261,7 +261,7 @@ def _annotated_graph() -> Optional[Graph]:
 def _annotate(ys: Any, xs: Any) -> None:
     """Lets features annotate the model that is about to be differentiated."""
     if Env.get().is_ready and not tf_compat.is_function_graph(tf.get_default_graph()):
-        for feature in FEATURES:
+        for feature in features.FEATURES:
             feature.annotate(ys, as_list(xs))
 
 

@@ -32,4 +32,6 @@ def run(rewrite: Rewrite) -> None:
             rewrite.orders.append(Order((name,), frozenset(updates[before].writes + update.writes)))
 
 
-PASS = Pass("order_scale_updates", run, frozenset(), frozenset(["scale order"]), bitwise=True)
+PASS = Pass(
+    "order_scale_updates", run, provides=frozenset(["scale order"]), after=frozenset(["apply order"]), plain=True
+)

@@ -197,4 +197,11 @@ class _Ordering:
         return ", ".join(names[:_LONGEST_LIST]) + (", ..." if len(names) > _LONGEST_LIST else "")
 
 
-PASS = Pass("group_apply", run, frozenset(), frozenset(["apply order"]), bitwise=True)
+PASS = Pass(
+    "group_apply",
+    run,
+    provides=frozenset(["apply order"]),
+    after=frozenset(["aggregated", "gather order"]),
+    plain=True,
+    optional=True,
+)

@@ -178,4 +178,6 @@ def _report(
         )  # fmt: skip
 
 
-PASS = Pass("offload", run, frozenset(), frozenset(["offloaded"]), bitwise=True)
+PASS = Pass(
+    "offload", run, provides=frozenset(["offloaded"]), after=frozenset(["recomputed"]), plain=True, optional=True
+)

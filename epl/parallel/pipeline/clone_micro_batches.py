@@ -215,4 +215,10 @@ def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
             )
 
 
-PASS = Pass("clone_micro_batches", run, frozenset(["exchange order"]), frozenset(["micro batches"]), bitwise=False)
+PASS = Pass(
+    "clone_micro_batches",
+    run,
+    requires=frozenset(["exchange order"]),
+    provides=frozenset(["micro batches"]),
+    after=frozenset(["recomputed", "offloaded", "regathered"]),
+)

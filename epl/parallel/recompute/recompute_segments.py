@@ -268,4 +268,4 @@ def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) ->
         tf_compat.set_input(consumer, use.position, copy.outputs[use.output])
 
 
-PASS = Pass("recompute", run, frozenset(), frozenset(["recomputed"]), bitwise=True)
+PASS = Pass("recompute", run, provides=frozenset(["recomputed"]), plain=True, optional=True)

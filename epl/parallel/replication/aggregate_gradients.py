@@ -202,4 +202,4 @@ def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
         tf_compat.set_input(rewrite.remember(op), 0, tensor)
 
 
-PASS = Pass("aggregate_gradients", run, frozenset(), frozenset(["aggregated"]), bitwise=False)
+PASS = Pass("aggregate_gradients", run, requires=frozenset(["divided batches"]), provides=frozenset(["aggregated"]))

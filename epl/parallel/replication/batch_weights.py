@@ -75,4 +75,10 @@ def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
     return tf.cast(tf.concat([tf.shape(carrier), [1]], axis=0)[0], tf.float64)
 
 
-PASS = Pass("count_rows", run, frozenset(["aggregated"]), frozenset(["weights"]), bitwise=False)
+PASS = Pass(
+    "count_rows",
+    run,
+    requires=frozenset(["aggregated"]),
+    provides=frozenset(["weights"]),
+    after=frozenset(["global outputs"]),
+)

@@ -211,4 +211,4 @@ def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device:
     return seeds.edit(view.nodes[node], device, rank)
 
 
-PASS = Pass("clone_replicas", run, frozenset(["selection"]), frozenset(["replicas"]), bitwise=True)
+PASS = Pass("clone_replicas", run, requires=frozenset(["selection"]), provides=frozenset(["replicas"]))

@@ -152,4 +152,4 @@ def own_index(rewrite: Rewrite, rank: int) -> Dict[str, Sequence[Tuple[str, tf.A
     }
 
 
-PASS = Pass("divide_batches", run, frozenset(["micro batches"]), frozenset(["divided batches"]), bitwise=False)
+PASS = Pass("divide_batches", run, requires=frozenset(["micro batches"]), provides=frozenset(["divided batches"]))

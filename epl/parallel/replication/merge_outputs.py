@@ -167,5 +167,17 @@ def _update_summaries(rewrite: Rewrite) -> None:
             tf_compat.set_input(op, position, rewrite.merged[tensor].tensor)
 
 
-GLOBAL_PASS = Pass("merge_global_outputs", run_global, frozenset(["aggregated"]), frozenset(["global outputs"]), True)
-LOCAL_PASS = Pass("merge_local_outputs", run_local, frozenset(["replicas"]), frozenset(["local outputs"]), True)
+GLOBAL_PASS = Pass(
+    "merge_global_outputs",
+    run_global,
+    requires=frozenset(["aggregated"]),
+    provides=frozenset(["global outputs"]),
+    after=frozenset(["step writes"]),
+)
+LOCAL_PASS = Pass(
+    "merge_local_outputs",
+    run_local,
+    requires=frozenset(["replicas"]),
+    provides=frozenset(["local outputs"]),
+    after=frozenset(["broadcast"]),
+)

@@ -160,4 +160,10 @@ def _ends(view: GraphView, nodes: Iterable[int], depths: Sequence[Tuple[int, int
     return {end for node in nodes for end in ends_of(view, node, depths)}
 
 
-PASS = Pass("order_step_writes", run, frozenset(), frozenset(["step writes"]), bitwise=True)
+PASS = Pass(
+    "order_step_writes",
+    run,
+    provides=frozenset(["step writes"]),
+    after=frozenset(["aggregated", "scale order"]),
+    plain=True,
+)

@@ -153,5 +153,9 @@ def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
 
 
 PASS = Pass(
-    "select_ops", run, frozenset(["aggregated", "global outputs", "weights"]), frozenset(["selection"]), bitwise=True
+    "select_ops",
+    run,
+    requires=frozenset(["aggregated", "global outputs", "weights"]),
+    provides=frozenset(["selection"]),
+    after=frozenset(["step writes"]),
 )

@@ -149,4 +149,9 @@ def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.AssignVariableOp(resource=tensor, value=value)
 
 
-PASS = Pass("broadcast_variables", run_broadcast, frozenset(["selection"]), frozenset(["broadcast"]), bitwise=True)
+PASS = Pass(
+    "broadcast_variables",
+    run_broadcast,
+    requires=frozenset(["selection", "replicas"]),
+    provides=frozenset(["broadcast"]),
+)

@@ -107,4 +107,9 @@ def _trained(rewrite: Rewrite) -> Set[str]:
     return {view.nodes[node].name for node in needed}
 
 
-PASS = Pass("order_exchange", run, frozenset(), frozenset(["exchange order"]), bitwise=True)
+PASS = Pass(
+    "order_exchange",
+    run,
+    provides=frozenset(["exchange order"]),
+    after=frozenset(["recomputed", "offloaded", "regathered"]),
+)

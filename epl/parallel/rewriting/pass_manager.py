@@ -1,4 +1,9 @@
-"""Runs graph passes in order: checks their contracts first, then times them and counts ops."""
+"""Puts graph passes in the order that their contracts ask for; runs them, times them and counts ops.
+
+EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
+EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
+EPL_VERIFY=1               checks the graph after each pass
+"""
 
 import logging
 import os
@@ -7,11 +12,14 @@ from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequenc
 
 from epl.parallel.rewriting import verifier
 from epl.utils import tf_compat
+from epl.utils.errors import PlanError
 
 if TYPE_CHECKING:
     from epl.parallel.rewriting.context import Rewrite
 
 logger = logging.getLogger("epl")
+
+_NOTHING: FrozenSet[str] = frozenset()
 
 
 class Pass(NamedTuple):
@@ -22,14 +30,18 @@ class Pass(NamedTuple):
       run: does it.
       requires: what passes before it must have provided.
       provides: what holds afterwards.
-      bitwise: whether replica 0 computes the same bits as before, given the same inputs and variables.
+      after: what passes before it have provided, where there are such passes.
+      plain: whether it has something to do in a graph of one replica on one device.
+      optional: whether the model computes the same bits without it: it saves memory or waiting.
     """
 
     name: str
     run: Callable[["Rewrite"], None]
-    requires: FrozenSet[str]
-    provides: FrozenSet[str]
-    bitwise: bool
+    requires: FrozenSet[str] = _NOTHING
+    provides: FrozenSet[str] = _NOTHING
+    after: FrozenSet[str] = _NOTHING
+    plain: bool = False
+    optional: bool = False
 
 
 class PassReport(NamedTuple):
@@ -40,30 +52,60 @@ class PassReport(NamedTuple):
     ops_added: int
 
 
-def check_contracts(passes: Sequence[Pass]) -> None:
-    """Raises ValueError for a pass that stands before what it requires."""
-    provided: Set[str] = set()
+def in_order(passes: Sequence[Pass]) -> List[Pass]:
+    """The passes, each after those that provide what it requires or comes after; else in the order given.
+
+    Raises:
+      ValueError: nobody provides what a pass requires, or passes wait for each other.
+    """
+    provided = _NOTHING.union(*[p.provides for p in passes])
     for p in passes:
-        missing = p.requires - provided
-        if missing:
-            raise ValueError(f"Pass {p.name!r} requires {sorted(missing)}, which no pass before it provides.")
-        provided |= p.provides
+        if p.requires - provided:
+            raise ValueError(f"Pass {p.name!r} requires {sorted(p.requires - provided)}, which no pass provides.")
+    waiting, result = list(passes), []
+    while waiting:
+        missing = _NOTHING.union(*[p.provides for p in waiting])
+        ready = next((p for p in waiting if not (p.requires | p.after) & (missing - p.provides)), None)
+        if ready is None:
+            raise ValueError("Passes wait for each other: {}.".format(", ".join(repr(p.name) for p in waiting)))
+        waiting.remove(ready)
+        result.append(ready)
+    return result
+
+
+def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
+    """The passes but for those that EPL_SKIP_PASS names.
+
+    Raises:
+      PlanError: a name that is no pass, or a pass that the numbers depend on.
+    """
+    skipped = {name.strip() for name in os.environ.get("EPL_SKIP_PASS", "").split(",")} - {""}
+    known = {p.name: p for p in passes}
+    for name in sorted(skipped):
+        if name not in known or not known[name].optional:
+            raise PlanError(
+                "EPL_SKIP_PASS names {!r}, {}. Passes that can be skipped here: {}.".format(
+                    name,
+                    "without which the model would compute other numbers" if name in known else "which is no pass",
+                    ", ".join(p.name for p in passes if p.optional),
+                )
+            )
+    return [p for p in passes if p.name not in skipped]
 
 
 def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
-    """Runs the passes. EPL_DUMP_GRAPH=folder writes the GraphDef there after each one; EPL_VERIFY=1 checks it."""
-    check_contracts(passes)
+    """Runs the passes, in the order that their contracts ask for."""
     reports: List[PassReport] = []
-    provided: FrozenSet[str] = frozenset()
-    dump = os.environ.get("EPL_DUMP_GRAPH")
-    for number, p in enumerate(passes):
+    provided: Set[str] = set()
+    dump, verify = os.environ.get("EPL_DUMP_GRAPH"), bool(os.environ.get("EPL_VERIFY"))
+    for number, p in enumerate(_without_skipped(in_order(passes))):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
         p.run(rewrite)
         report = PassReport(p.name, time.process_time() - start, tf_compat.num_nodes(rewrite.tf_graph) - ops)
         reports.append(report)
         provided |= p.provides
-        if os.environ.get("EPL_VERIFY"):
-            verifier.check_rewrite(rewrite, p.name, provided)
+        if verify:
+            verifier.check_rewrite(rewrite, p.name, frozenset(provided))
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)
         if dump:
             _dump(rewrite, dump, f"{rewrite.plan.name}_{number:02d}_{p.name}.pbtxt")

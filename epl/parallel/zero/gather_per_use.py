@@ -23,6 +23,7 @@ from epl.parallel.rewriting.context import Regathered, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
+from epl.parallel.zero.model import zero_of
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -32,7 +33,7 @@ SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
 
 def run(rewrite: Rewrite) -> None:
     """Gathers what stand-ins stand for."""
-    zero = rewrite.graph.zero
+    zero = zero_of(rewrite.graph)
     if zero is None or not zero.stand_ins:
         return
     with rewrite.tf_graph.as_default():
@@ -133,4 +134,4 @@ class _Regathering:
         return weight_bytes(self._rewrite.tf_graph, self._view, whole, 0)
 
 
-PASS = Pass("regather", run, frozenset(), frozenset(["regathered"]), bitwise=True)
+PASS = Pass("regather", run, provides=frozenset(["regathered"]), after=frozenset(["recomputed", "offloaded"]))

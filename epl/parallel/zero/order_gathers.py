@@ -21,6 +21,7 @@ from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Regathered, Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 from epl.parallel.weights.prefetch import Needed
+from epl.parallel.zero.model import zero_of
 from epl.utils import tf_compat
 
 # Blocks. The gradients of one are there when the next begins; they are reduced while that and the one behind it are
@@ -39,7 +40,9 @@ def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
     """Orders one lane. Another is ordered in the graph that has the edges of this one."""
     view = GraphView(rewrite.tf_graph)
     blocks = {view.index[gather.op]: gather.block for gather in lane}
-    updates = {view.index[op.name] for one in rewrite.graph.zero.stand_ins for op in one.variable.updates()}
+    zero = zero_of(rewrite.graph)
+    stand_ins = [] if zero is None else zero.stand_ins
+    updates = {view.index[op.name] for one in stand_ins for op in one.variable.updates()}
     waiting: Dict[int, Dict[int, Set[int]]] = {}  # gather -> what it waits for -> the updates behind that
     for reductions, own in _trainings(rewrite, view, blocks):
         for reduction, block in _last_blocks(view, blocks, reductions).items():
@@ -79,4 +82,10 @@ def _last_blocks(view: GraphView, blocks: Dict[int, int], nodes: Sequence[int]) 
     return {node: max(of_node) for node, of_node in found.items() if of_node}
 
 
-PASS = Pass("order_gathers", run, frozenset(["regathered", "aggregated"]), frozenset(["gather order"]), bitwise=True)
+PASS = Pass(
+    "order_gathers",
+    run,
+    requires=frozenset(["regathered", "aggregated"]),
+    provides=frozenset(["gather order"]),
+    optional=True,
+)

@@ -2,23 +2,43 @@
 
 import os
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.parallel import transformation
-from epl.parallel.rewriting.pass_manager import Pass, check_contracts, run_passes
+from epl.parallel.features import FEATURES
+from epl.parallel.rewriting.pass_manager import Pass, in_order, run_passes
+from epl.parallel.transformation import passes_of
+from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear
 
 
-def a_pass(name, requires=(), provides=(), run=lambda rewrite: None):
-    return Pass(name, run, frozenset(requires), frozenset(provides), True)
+def a_pass(name, requires=(), provides=(), after=(), run=lambda rewrite: None, optional=False):
+    return Pass(name, run, frozenset(requires), frozenset(provides), frozenset(after), optional=optional)
 
 
-def test_a_pass_before_what_it_requires_is_refused():
+def names(passes):
+    return [p.name for p in passes]
+
+
+def test_a_pass_runs_after_what_provides_what_it_requires():
     later, earlier = a_pass("later", requires=["ground"]), a_pass("earlier", provides=["ground"])
-    check_contracts([earlier, later])
+    assert names(in_order([later, earlier])) == ["earlier", "later"]
     with pytest.raises(ValueError, match="'later' requires .'ground'."):
-        check_contracts([later, earlier])
+        in_order([later])
+
+
+def test_a_pass_runs_after_another_only_where_there_is_one():
+    later, earlier = a_pass("later", after=["ground"]), a_pass("earlier", provides=["ground"])
+    assert names(in_order([later, earlier])) == ["earlier", "later"]
+    assert names(in_order([later])) == ["later"]
+
+
+def test_passes_that_wait_for_each_other_are_refused():
+    one, other = a_pass("one", after=["b"], provides=["a"]), a_pass("other", after=["a"], provides=["b"])
+    with pytest.raises(ValueError, match="'one', 'other'"):
+        in_order([one, other])
 
 
 def test_contracts_are_checked_before_anything_runs():
@@ -28,21 +48,72 @@ def test_contracts_are_checked_before_anything_runs():
     assert ran == []
 
 
-def test_the_passes_of_the_package_are_in_a_legal_order():
-    check_contracts(transformation.PASSES)
-    for i in range(len(transformation.PASSES) - 1):
-        swapped = list(transformation.PASSES)
-        swapped[i], swapped[i + 1] = swapped[i + 1], swapped[i]
-        if swapped[i].requires & swapped[i + 1].provides:
-            with pytest.raises(ValueError):
-                check_contracts(swapped)
+def test_a_feature_that_stands_elsewhere_in_the_list_changes_no_order():
+    features = [one for one in FEATURES if one.name != "io.slicing"]  # which may come at any time
+    passes = names(passes_of(features))
+    assert names(passes_of(features[::-1])) == passes
+    assert passes.index("recompute") < passes.index("offload") < passes.index("regather")
+    assert passes.index("aggregate_gradients") < passes.index("group_apply") < passes.index("order_scale_updates")
+    assert passes.index("clone_replicas") < passes.index("merge_local_outputs")
+
+
+@pytest.mark.parametrize("name, why", [("select_ops", "would compute other numbers"), ("selct", "is no pass")])
+def test_what_the_numbers_depend_on_cannot_be_skipped(init, monkeypatch, name, why):
+    monkeypatch.setenv("EPL_SKIP_PASS", name)
+    init()
+    Linear().minimize()
+    with pytest.raises(PlanError, match=why + ".*group_apply"):
+        transformation.transform()
+
+
+def dense(initial):
+    """A model with something to recompute, to offload and to apply in groups."""
+    x = tf.placeholder(tf.float32, [None, 3], name="x")
+    hidden = x
+    for number in range(3):
+        kernel = tf.get_variable(f"w{number}", [3, 3], initializer=tf.constant_initializer(initial + number / 10))
+        hidden = tf.tanh(tf.sigmoid(tf.matmul(hidden, kernel)) * 2 - 1)
+        tf.add_to_collection("checkpoints", hidden)
+    loss = tf.reduce_mean(hidden**2)
+    return x, loss, tf.train.AdamOptimizer(0.1).minimize(loss)
+
+
+def losses_and_weights(init, devices):
+    init(
+        devices,
+        gradient_checkpoint__type="collection",
+        offload__level="v0",
+        optimizer__num_apply_group=2,
+        zero__level="" if devices == 1 else "v1",
+    )
+    x, loss, train_op = dense(0.3)
+    report = transformation.transform()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        rows = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+        values = [session.run([loss, train_op], {x: rows})[0] for _ in range(3)]
+        return values, session.run(tf.trainable_variables()), {p.name: p.ops_added for p in report.passes}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_without_an_optional_pass_the_numbers_are_the_same_to_the_last_bit(init, monkeypatch, devices):
+    expected = losses_and_weights(init, devices)
+    optional = [p.name for p in passes_of(FEATURES, is_plain=devices == 1) if p.optional]
+    assert min(expected[2][name] for name in ("recompute", "offload", "group_apply")) > 0
+    for name in optional:
+        monkeypatch.setenv("EPL_SKIP_PASS", name)
+        found = losses_and_weights(init, devices)
+        assert name not in found[2]
+        np.testing.assert_array_equal(found[0], expected[0])
+        for mine, right in zip(found[1], expected[1]):
+            np.testing.assert_array_equal(mine, right)
 
 
 def test_the_report_counts_ops_and_time(init):
     init()
     Linear().minimize()
     report = transformation.transform()
-    assert [p.name for p in report.passes] == [p.name for p in transformation.PASSES]
+    assert [p.name for p in report.passes] == names(passes_of(FEATURES))
     added = {p.name: p.ops_added for p in report.passes}
     assert added["aggregate_gradients"] > 0 and added["select_ops"] == 0
     assert added["clone_replicas"] >= report.cloned_ops > 10
@@ -64,6 +135,6 @@ def test_the_graph_after_each_pass_can_be_written_to_files(init, tmp_path, monke
     Linear().minimize()
     transformation.transform()
     names = sorted(os.listdir(str(tmp_path / "dump")))
-    assert len(names) == len(transformation.PASSES)
+    assert len(names) == len(passes_of(FEATURES))
     assert "EPL_REPLICA_1/w" in (tmp_path / "dump" / names[-1]).read_text()
     assert "EPL_REPLICA_1/w" not in (tmp_path / "dump" / names[0]).read_text()
