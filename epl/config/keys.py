@@ -309,7 +309,8 @@ KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
 OTHER_ENV = frozenset(
-    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_SKIP_PASS"]
+    + ["EPL_VERIFY", "EPL_NATIVE", "EPL_TF"]
     + [SECRET, SECRET_FILE, JOB_NAME]
 )
 

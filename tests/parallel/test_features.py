@@ -41,7 +41,7 @@ class GradientNorms(Feature):
         Pass(
             "note_norms",
             lambda rewrite: setattr(rewrite.graph.state_of(Norms), "built_when", sorted(rewrite.collectives)),
-            after=frozenset(["aggregated"]),
+            requires=frozenset(["collectives"]),
             plain=True,
         ),
     )

@@ -32,7 +32,7 @@ from epl.parallel.grouped_apply.groups import Update
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -200,8 +200,8 @@ class _Ordering:
 PASS = Pass(
     "group_apply",
     run,
-    provides=frozenset(["apply order"]),
-    after=frozenset(["aggregated", "gather order"]),
+    adds=names("orders"),
+    after=names("aggregate_gradients order_gathers"),
     plain=True,
     optional=True,
 )

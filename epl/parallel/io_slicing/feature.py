@@ -28,4 +28,4 @@ class IoSlicing(Feature):
     """Every worker reads its own share of the input files."""
 
     name = "io.slicing"
-    passes = (Pass("slice_inputs", _slice, provides=frozenset(["sliced inputs"])),)
+    passes = (Pass("slice_inputs", _slice),)

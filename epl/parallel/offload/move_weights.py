@@ -29,7 +29,7 @@ from epl.parallel.plan.plan import Offloaded
 from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.weights.prefetch import (
     Fetch,
@@ -179,5 +179,10 @@ def _report(
 
 
 PASS = Pass(
-    "offload", run, provides=frozenset(["offloaded"]), after=frozenset(["recomputed"]), plain=True, optional=True
+    "offload",
+    run,
+    requires=names("recomputed"),
+    after=names("recompute"),
+    plain=True,
+    optional=True,
 )

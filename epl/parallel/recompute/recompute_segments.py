@@ -38,7 +38,7 @@ from epl.parallel.recompute.order import find_waits, late_reads
 from epl.parallel.recompute.segments import Segment, Sweep
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
 
@@ -268,4 +268,10 @@ def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) ->
         tf_compat.set_input(consumer, use.position, copy.outputs[use.output])
 
 
-PASS = Pass("recompute", run, provides=frozenset(["recomputed"]), plain=True, optional=True)
+PASS = Pass(
+    "recompute",
+    run,
+    provides=names("recomputed gradient_checks"),
+    plain=True,
+    optional=True,
+)

@@ -15,13 +15,14 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.parallel.replication.batch_division import deserialized
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
 def run(rewrite: Rewrite) -> None:
     """Gives the weight of replica 0 its value, where data is read."""
-    if not rewrite.weights:
+    weight = rewrite.weight
+    if weight is None:
         return
     view = rewrite.view = current_view(rewrite)
     source = next(iter(_sources(rewrite, view)), None)
@@ -30,7 +31,7 @@ def run(rewrite: Rewrite) -> None:
     sources = [rewrite.operation(prefix + source.name) for prefix in rewrite.micro_prefixes_of(source.name)]
     with rewrite.building("rows"):
         rows = tf.add_n([_rows(rewrite, one) for one in sources])
-    tf_compat.set_input(rewrite.remember(rewrite.weights[0].op), 0, rows)
+    tf_compat.set_input(rewrite.remember(weight.op), 0, rows)
     rewrite.counted = frozenset(one.name for one in sources)
 
 
@@ -78,7 +79,7 @@ def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
 PASS = Pass(
     "count_rows",
     run,
-    requires=frozenset(["aggregated"]),
-    provides=frozenset(["weights"]),
-    after=frozenset(["global outputs"]),
+    provides=names("counted"),
+    requires=names("weight rows_read micro_batched gates barriers later_writes orders"),
+    after=names("merge_global_outputs"),
 )

@@ -20,7 +20,7 @@ from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.replication.batch_division import Division
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
@@ -152,4 +152,10 @@ def own_index(rewrite: Rewrite, rank: int) -> Dict[str, Sequence[Tuple[str, tf.A
     }
 
 
-PASS = Pass("divide_batches", run, requires=frozenset(["micro batches"]), provides=frozenset(["divided batches"]))
+PASS = Pass(
+    "divide_batches",
+    run,
+    provides=names("batch_index batch_count batch_checks rows_read"),
+    adds=names("over_micro_batches"),
+    requires=names("micro_batched micro_merged"),
+)
