@@ -11,14 +11,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
-from epl.ops.collectives import Member, Weight
+from epl.ops.collectives import CollectiveMember, Weight
 from epl.ops.job import Job
 from epl.ops.wire_dtypes import Carrier, carrier, integer_mean
 
 Dense = Union[tf.Tensor, tf.Variable]
 Reducible = Union[Dense, tf.IndexedSlices]
 
-_Build = Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]]
+_Build = Callable[[CollectiveMember, List[tf.Tensor], str, Weight], List[tf.Tensor]]
 
 REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 
@@ -164,7 +164,7 @@ class Communicator:
         """
         self._check_reduce_op(reduce_op)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.all_reduce(member, group, native_op, scale)
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=True)
@@ -182,7 +182,7 @@ class Communicator:
         self._check_reduce_op(reduce_op)
         self._check_root(root)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.reduce(member, group, root, native_op, scale)
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=False)
@@ -225,7 +225,7 @@ class Communicator:
         """
         self._check_root(root)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.broadcast(member, group, root)
 
         return self._reduce_list(tensors, rank, key, None, None, dense, sparse=False)
@@ -294,8 +294,8 @@ class Communicator:
 
     # ---- Shared by the above.
 
-    def _member(self, rank: int, key: str) -> Member:
-        return Member(self._name, rank, key, self.world_size)
+    def _member(self, rank: int, key: str) -> CollectiveMember:
+        return CollectiveMember(self._name, rank, key, self.world_size)
 
     def _check_rank(self, rank: int) -> None:
         if rank not in self._local_ranks:
@@ -377,7 +377,7 @@ class Communicator:
     def _reduce_group(
         self,
         group: List[tf.Tensor],
-        member: Member,
+        member: CollectiveMember,
         reduce_op: Optional[str],
         weight: Optional[Weight],
         build: _Build,

@@ -6,7 +6,7 @@ from epl.parallel.feature import Feature
 from epl.parallel.recompute import recompute_segments
 
 
-class Recompute(Feature):
+class RecomputeFeature(Feature):
     """Ops of the forward pass are computed a second time, so that their outputs need not be kept."""
 
     name = "gradient_checkpoint.type"

@@ -11,12 +11,12 @@ the segment behind it, whose memory is then free. A wait that would make a circl
 from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from epl.ir.view import GraphView
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 
 
 def find_waits(
     view: GraphView,
-    sweep: Sweep,
+    sweep: BackwardPass,
     segments: Sequence[Segment],
     moving: Set[int],
     depths: Sequence[Tuple[int, int]],
@@ -57,7 +57,7 @@ def find_waits(
 
 def late_reads(
     view: GraphView,
-    sweep: Sweep,
+    sweep: BackwardPass,
     segments: Sequence[Segment],
     waits: Sequence[Sequence[int]],
     gradients: Mapping[int, Collection[int]],

@@ -35,7 +35,7 @@ from epl.parallel.recompute import check_graph
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits, late_reads
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -63,7 +63,7 @@ class _Recomputation(NamedTuple):
 
     call: GradientCall
     ends: Set[int]
-    sweep: Sweep
+    sweep: BackwardPass
     stages: Sequence[int]
     segments: List[Segment]
 
@@ -169,7 +169,9 @@ def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
-def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:
+def _segments(
+    rewrite: Rewrite, view: GraphView, sweep: BackwardPass, stages: Sequence[int], ends: Set[int]
+) -> List[Segment]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
     writes = find_training_writes(tf_graph, view, view.writes(), ends)
@@ -193,7 +195,7 @@ def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[
     return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
 
 
-def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
+def _collected(rewrite: Rewrite, view: GraphView, sweep: BackwardPass) -> Set[int]:
     """The checkpoints of the collection that end a segment."""
     found = set()
     forward = set(sweep.forward)
@@ -223,7 +225,7 @@ def _taskgraph(view: GraphView, node: int) -> int:
 
 
 def _gradients(
-    rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
+    rewrite: Rewrite, view: GraphView, sweep: BackwardPass, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
     """By variable, the nodes of the backward pass that give its gradient."""
     variables = variables_by_gradient(rewrite.graph)
