@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
 from epl.ops.collectives import CollectiveMember, Weight
 from epl.ops.job import Job
-from epl.ops.wire_dtypes import Carrier, carrier, integer_mean
+from epl.ops.wire_dtypes import WireDtype, integer_mean, wire_dtype
 
 Dense = Union[tf.Tensor, tf.Variable]
 Reducible = Union[Dense, tf.IndexedSlices]
@@ -260,7 +260,7 @@ class Communicator:
             return output
 
         with _scope("all_gather", key):
-            return _carried(tensor, carrier(tensor.dtype, None), build), rows[0]
+            return _carried(tensor, wire_dtype(tensor.dtype, None), build), rows[0]
 
     def all_to_all(self, tensor: Dense, rank: int, key: str, row_splits: Optional[Any] = None) -> Any:
         """Sends part r of the rows to rank r.
@@ -289,7 +289,7 @@ class Communicator:
             return output
 
         with _scope("all_to_all", key):
-            output = _carried(tensor, carrier(tensor.dtype, None), build)
+            output = _carried(tensor, wire_dtype(tensor.dtype, None), build)
         return output if row_splits is None else (output, received[0])
 
     # ---- Shared by the above.
@@ -317,7 +317,9 @@ class Communicator:
         if reduce_op not in REDUCE_OPS:
             raise ValueError('reduce_op is "{}"; it must be one of {}.'.format(reduce_op, ", ".join(REDUCE_OPS)))
 
-    def _way(self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]) -> Tuple[str, Weight, Optional[Carrier]]:
+    def _way(
+        self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]
+    ) -> Tuple[str, Weight, Optional[WireDtype]]:
         """How a reduction is done: the native one, the weight that the op gets, and how the dtype travels.
 
         The mean of floats is a sum with weight 1 / W, which cannot overflow.
@@ -326,12 +328,12 @@ class Communicator:
         if weight is not None and not fractional:
             raise TypeError(f"Tensors of {dtype.name} cannot be weighted; cast them to a floating dtype.")
         if reduce_op != "mean":
-            return reduce_op, 1.0 if weight is None else weight, carrier(dtype, reduce_op)
+            return reduce_op, 1.0 if weight is None else weight, wire_dtype(dtype, reduce_op)
         if dtype.is_integer:
             return "sum", 1.0, integer_mean(dtype, self.world_size)
         if weight is None:
-            return "sum", 1.0 / self.world_size, carrier(dtype, "sum")
-        return "sum", tf.cast(weight, tf.float64) / self.world_size, carrier(dtype, "sum")
+            return "sum", 1.0 / self.world_size, wire_dtype(dtype, "sum")
+        return "sum", tf.cast(weight, tf.float64) / self.world_size, wire_dtype(dtype, "sum")
 
     def _reduce_list(
         self,
@@ -386,7 +388,7 @@ class Communicator:
         """One op for dense tensors of one dtype, after `previous`, which it replaces."""
         dtype = group[0].dtype
         if reduce_op is None:
-            native_op, scale, found = "", 1.0, carrier(dtype, None)  # type: Tuple[str, Weight, Optional[Carrier]]
+            native_op, scale, found = "", 1.0, wire_dtype(dtype, None)  # type: Tuple[str, Weight, Optional[WireDtype]]
         else:
             native_op, scale, found = self._way(dtype, reduce_op, weight)
         if self.world_size == 1:
@@ -440,8 +442,8 @@ def _scope(kind: str, key: str) -> Any:
     return tf.name_scope("{}/{}".format(kind, re.sub(r"[^A-Za-z0-9_./-]", "_", key) or "unnamed"))
 
 
-def _carried(tensor: tf.Tensor, found: Optional[Carrier], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Builds a collective of one tensor, through the carrier of its dtype if it needs one."""
+def _carried(tensor: tf.Tensor, found: Optional[WireDtype], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Builds a collective of one tensor, through the wire dtype of its dtype if it needs one."""
     return build(tensor) if found is None else found.decode(build(found.encode(tensor)))
 
 

@@ -30,7 +30,7 @@ class SegmentChoice(NamedTuple):
 
 def choose(
     view: GraphView,
-    sweep: BackwardPass,
+    backward: BackwardPass,
     recomputable: Set[int],
     stages: Sequence[int],
     costs: Costs,
@@ -40,7 +40,7 @@ def choose(
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       recomputable: the nodes that may be recomputed.
       stages: of each node.
       costs: of the forward pass.
@@ -50,17 +50,17 @@ def choose(
     Raises:
       PlanError: a stage needs more than the budget.
     """
-    prepared = min(sweep.seeds)  # nodes created later were made for the backward pass, such as masks
-    blocks = find_blocks(view, [node for node in sweep.forward if node < prepared], costs)
+    prepared = min(backward.seeds)  # nodes created later were made for the backward pass, such as masks
+    blocks = find_blocks(view, [node for node in backward.forward if node < prepared], costs)
     by_stage: Dict[int, List[int]] = {}
-    for node in sweep.forward:
+    for node in backward.forward:
         if node in recomputable and node < prepared:
             by_stage.setdefault(stages[node], []).append(node)
     places: Dict[int, SegmentId] = {}
     whole: Set[SegmentId] = set()
     divisions = {}
     for stage, order in sorted(by_stage.items()):
-        chain = chain_of(view, sweep, recomputable, order, costs)
+        chain = chain_of(view, backward, recomputable, order, costs)
         candidates = cut_candidates(chain, _ends_of(blocks, order))
         last = stage == max(by_stage)
         divisions[stage] = division = _divide(chain, candidates, last, budget, stage)
@@ -68,7 +68,7 @@ def choose(
         starts = [0] + list(division.cuts) + [len(order)]
         for number, (start, end) in enumerate(zip(starts, starts[1:])):
             places.update((node, (stage, number)) for node in order[start:end])
-    _place_prepared(view, sweep, recomputable, stages, places)
+    _place_prepared(view, backward, recomputable, stages, places)
     return SegmentChoice(places, whole, divisions)
 
 
@@ -86,7 +86,7 @@ def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget
 
 
 def chain_of(
-    view: GraphView, sweep: BackwardPass, recomputable: Collection[int], order: Sequence[int], costs: Costs
+    view: GraphView, backward: BackwardPass, recomputable: Collection[int], order: Sequence[int], costs: Costs
 ) -> Chain:
     """The nodes of one stage, in `order`, as a chain. An alias has no memory of its own; its uses are its source's."""
     position = {node: at for at, node in enumerate(order)}
@@ -103,7 +103,7 @@ def chain_of(
         for consumer in consumers[node]:
             if consumer in position:
                 last[memory] = max(last[memory], position[consumer])
-            elif consumer in sweep.backward or consumer in recomputable:
+            elif consumer in backward.nodes or consumer in recomputable:
                 saved[memory] = saved[memory] or view.takes_data(consumer, node)
     return Chain(sizes, last, saved, [costs.flops[node] for node in order])
 
@@ -142,10 +142,10 @@ def _ends_of(blocks: Sequence[Sequence[int]], order: Sequence[int]) -> List[int]
 
 
 def _place_prepared(
-    view: GraphView, sweep: BackwardPass, recomputable: Set[int], stages: Sequence[int], places: Dict[int, SegmentId]
+    view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], places: Dict[int, SegmentId]
 ) -> None:
     """What is made for the backward pass belongs to the latest segment that it takes something of."""
-    for node in sweep.forward:
+    for node in backward.forward:
         if node in recomputable and node not in places:
             own = [places[p] for p, _ in data_inputs(view, node) if p in places and places[p][0] == stages[node]]
             places[node] = max(own or [(stages[node], 0)])

@@ -103,19 +103,19 @@ def _recomputed(
     forward = [node for node in made.order if node in needed and node not in backward]
     if not backward or not forward:
         return None
-    sweep = BackwardPass(forward, backward, sorted(seeds), sorted(ys))
+    passed = BackwardPass(forward, backward, sorted(seeds), sorted(ys))
     writes = [node for node in view.writes() if node in number]
-    recomputable = recompute.find_recomputable(graph.tf_graph, view, sweep, writes, made.types)
+    recomputable = recompute.find_recomputable(graph.tf_graph, view, passed, writes, made.types)
     stages = [0] * len(view) if graph.rewrite is None else stages_of_nodes(view, graph.rewrite.plan.stages)
     seconds = {node: program.ops[number[node]].seconds for node in forward}
     costs = Costs(seconds, {}, seconds, seconds, dict.fromkeys(forward, 0), made.types, ())
-    choice = choose(view, sweep, recomputable, stages, costs)
-    segments = recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+    choice = choose(view, passed, recomputable, stages, costs)
+    segments = recompute.find_segments(view, passed, recomputable, choice.places, (), choice.whole)
     if not segments:
         return None
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(graph.tf_graph, op_type)}
     moving = batch_nodes(view, stateful)
-    waits = find_waits(view, sweep, segments, moving, depths_of(view), stages)
+    waits = find_waits(view, passed, segments, moving, depths_of(view), stages)
     ops = list(program.ops)
     originals: Dict[int, int] = {}
     for family in [originals] + graph.families:
