@@ -1,12 +1,13 @@
 """The features of training, in the order in which they are asked. A new feature is a folder, and a line here."""
 
-from typing import Optional, Tuple
+import functools
+from typing import Any, List, Tuple
 
 from epl.ir.graph import Graph
 from epl.parallel.accumulation.feature import AccumulationFeature
 from epl.parallel.amp.feature import AmpFeature
 from epl.parallel.auto_partition.feature import AutoPartitionFeature
-from epl.parallel.feature import Feature, RunRequest
+from epl.parallel.feature import Feature, Run, RunRequest
 from epl.parallel.grouped_apply.feature import GroupedApplyFeature
 from epl.parallel.io_slicing.feature import IoSlicingFeature
 from epl.parallel.offload.feature import OffloadFeature
@@ -29,9 +30,10 @@ FEATURES: Tuple[Feature, ...] = (
 )
 
 
-def rewrite_run(graph: Optional[Graph], request: RunRequest) -> RunRequest:
-    """What runs in place of what was asked for: what the last feature made is undone first."""
-    if graph is not None:
-        for feature in reversed(FEATURES):
-            request = feature.rewrite_run(graph, request)
-    return request
+def run(graph: Graph, request: RunRequest, execute: Run) -> List[Any]:
+    """Runs what was asked for: what the last feature made is undone first."""
+    for feature in reversed(FEATURES):
+        request = feature.rewrite_run(graph, request)
+    for feature in reversed(FEATURES):
+        execute = functools.partial(feature.around_run, graph, run=execute)
+    return execute(request)
