@@ -1,8 +1,8 @@
 """Puts graph passes in the order that their contracts ask for; runs them, times them and counts ops.
 
-    EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
-    EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
-    EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and what passes read and set
+EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
+EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
+EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and what passes read and set
 """
 
 import logging
