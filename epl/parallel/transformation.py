@@ -41,6 +41,8 @@ from epl.parallel.replication import (
 from epl.parallel.rewriting import order_exchange
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.pass_manager import PassReport, run_passes
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.zero import gather_per_use, order_gathers
 from epl.utils import tf_compat
 
@@ -140,9 +142,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
         digest = _digest_of(graph, cluster, env.config)
-        if graph.shards is not None:
+        sharded = graph.state_of(ShardedVariables)
+        if sharded is not None:
             changes.enter_context(graph.changing())
-            graph.shards.finish()
+            for owner in sharded.owners.values():
+                owner.finish()
         half_ops.use_twins(graph)
         refusals.warn_of_precision(graph, env.config)
         refusals.refuse_unskipped(graph, env.config)
@@ -174,8 +178,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             with _changing(graph, rewrite):
                 _slice_inputs(rewrite)
                 passes = run_passes(PASSES, rewrite)
-                if graph.shards is not None:
-                    graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+                checkpoints = graph.state_of(Checkpoints)
+                if checkpoints is not None:
+                    checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
                     agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
         else:
@@ -223,8 +228,8 @@ def _open_communicators(rewrite: Rewrite) -> None:
     server = agreement.process_server()
     if server is None:
         agreement.refuse_local_session()
-    shards = rewrite.graph.shards
-    server.open(all_communicators(rewrite.plan) + ([] if shards is None else shards.unopened))
+    sharded = rewrite.sharded
+    server.open(all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
 
 
 def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:

@@ -44,7 +44,8 @@ from epl.parallel.amp import half_ops
 from epl.parallel.plan import agreement
 from epl.parallel.recompute import check_run
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.sharded_variables import state as shards
+from epl.parallel.sharded_variables import fetching
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
 from epl.runtime import monitored, recorder, saver, server
@@ -240,8 +241,9 @@ def _rewritten(session: Any) -> Optional[GraphRunner]:
     rewrite: Optional[Rewrite] = graph.plan
     if rewrite is None or rewrite.runs_as_it_is:
         return None
-    if graph.shards is not None:
-        graph.shards.checkpoints.extend()
+    checkpoints = graph.state_of(Checkpoints)
+    if checkpoints is not None:
+        checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             agreement.refuse_local_session()
@@ -291,7 +293,7 @@ def _do_run(
 ) -> Any:
     runner = _rewritten(session)
     fetch_list = amp.fetched(session.graph, fetch_list, feed_dict)
-    fetch_list, target_list = shards.fetched(session.graph, fetch_list, target_list, feed_dict)
+    fetch_list, target_list = fetching.fetch_values(session.graph, fetch_list, target_list, feed_dict)
 
     def run(fetches: Any, feeds: Any) -> Any:
         if runner is not None:

@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.transformation import TOLD_BY_WORKER_0, WORKER_0_TELLS
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -188,8 +189,8 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
       PlanError: this worker does not see that checkpoint, or has begun with another one.
     """
     own_text = graph.parallel_information.pop(WORKER_0_TELLS, "")
-    told, cluster = told_by_worker_0(graph), Env.get().cluster
-    if not own_text or told is None or graph.shards is None or cluster is None or cluster.worker_index == 0:
+    told, cluster, sharded = told_by_worker_0(graph), Env.get().cluster, graph.state_of(ShardedVariables)
+    if not own_text or told is None or sharded is None or cluster is None or cluster.worker_index == 0:
         return
     own = Checkpoints(*json.loads(own_text))
     if told.begins_with == own.begins_with or (told.directory == own.directory and not told.begins_with):

@@ -24,6 +24,7 @@ from epl.parallel.amp import loss_scale
 from epl.parallel.auto_partition.annotate import partition_model
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.sharded_variables.slots import watched_slots
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.split import model as split_model
 from epl.parallel.zero import model as zero_model
 from epl.runtime.dependencies import behind_one_op
@@ -154,12 +155,14 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                 rest, named = args, kwargs
                 if graph.zero is not None:
                     rest, named = map_items(zero_model.known_to_optimizers, (args, kwargs))
-                if graph.shards is None:
+                sharded = graph.state_of(ShardedVariables)
+                if sharded is None:
                     return loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with watched_slots() as made:
                     applied = loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with graph.building_parts():
-                    graph.shards.adopt_updates(made)
+                    for owner in sharded.owners.values():
+                        owner.adopt_updates(made)
                 return applied
 
             pairs = loss_scale.mark_overflow(graph, pairs, changed)

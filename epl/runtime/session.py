@@ -13,7 +13,9 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.sharded_variables.state import Choice
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
+from epl.parallel.sharded_variables.fetching import ShardFetches
+from epl.parallel.sharded_variables.variables import InitializedValue
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.step import Step, StepFinder
 from epl.utils.errors import PlanError
@@ -45,7 +47,8 @@ class GraphRunner:
         """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
         self._raw = raw
-        self._shards = rewrite.graph.shards
+        self._fetches = rewrite.graph.state_of(ShardFetches)
+        self._checkpoints = rewrite.graph.state_of(Checkpoints)
         self.feeds = FeedSharing(rewrite)
         self._steps = StepFinder(rewrite)
         self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
@@ -79,7 +82,7 @@ class GraphRunner:
         if not step.first and not chosen:
             return self._run(session, step, fetches, feeds, {}, options, metadata)
         first = tuple(dict.fromkeys([*step.first, *chosen.values()]))
-        reads = self._shards.reads
+        reads = {} if self._fetches is None else self._fetches.reads
         others = [op for tensor in first for op in reads.get(tensor, ())]
         step = self._steps.find(first, others, ())
         values = dict(zip(first, self._run(session, step, first, {}, {}, None, None)))
@@ -98,18 +101,19 @@ class GraphRunner:
             found.update((tensor.name, result) for tensor, result in zip(rest, results))
         return [found[tensor.name] for tensor in fetches]
 
-    def _chosen(self, session: tf.Session, choices: Sequence[Choice]) -> Dict[Choice, tf.Tensor]:
+    def _chosen(self, session: tf.Session, choices: Sequence[InitializedValue]) -> Dict[InitializedValue, tf.Tensor]:
         """The choices whose variables have a value, and what gives it."""
-        if not choices:
+        fetches = self._fetches
+        if not choices or fetches is None:
             return {}
         checks = {sync.variable: sync.is_initialized for sync in self.rewrite.syncs}
-        first = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
-        flags = [self._shards.has_value(choice.part, flag) for choice, flag in zip(choices, first)]
+        first = [op.outputs[0] for op in self._ops([checks[choice.shard] for choice in choices])]
+        flags = [fetches.has_value(choice.shard, flag) for choice, flag in zip(choices, first)]
         others = [op for flag in flags for op in flag.others]
         asked = [flag.tensor for flag in flags]
         ask = functools.partial(self._raw, session, None, others, asked, {}, None, None)
-        has_value = ask() if self._shards.gathered.isdisjoint(asked) else self._gathering(ask)
-        return {choice: self._shards.shown(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
+        has_value = ask() if fetches.gathered.isdisjoint(asked) else self._gathering(ask)
+        return {choice: fetches.fetch_value(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
         self,
@@ -128,11 +132,12 @@ class GraphRunner:
             feeds = self.feeds.share(feeds, step.unneeded)
         elif step.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
-            if self._shards is not None:
-                self._shards.refuse_copied_rows([*fetches, *step.written.values], step.differentiates)
-            if self._shards is not None and not step.differentiates:
-                for tensor, by_rank in self._shards.leads().items():
-                    feeds.update(self.feeds.by_replica(tensor, by_rank))
+            sharded = self.rewrite.sharded
+            for owner in () if sharded is None else sharded.owners.values():
+                owner.refuse_replicated_rows([*fetches, *step.written.values], step.differentiates)
+                if not step.differentiates:
+                    for tensor, by_rank in owner.primary_ranks().items():
+                        feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
         if self.rewrite.counted and not step.counts_rows:
             for weight in self.rewrite.weights:
@@ -142,8 +147,8 @@ class GraphRunner:
             feeds.update(dict.fromkeys(self.rewrite.batch_checks, np.asarray(True)))
         feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
         feeds.update(wholes)
-        if self._shards is not None:
-            feeds.update(self._shards.checkpoints.feeds(state.number))
+        if self._checkpoints is not None:
+            feeds.update(self._checkpoints.feeds(state.number))
 
         def run_step() -> List[Any]:
             if step.is_collective:
@@ -159,10 +164,10 @@ class GraphRunner:
 
         if step.is_collective:
             result = self._collectively(run_step)
-            if self._shards is not None:
-                self._shards.checkpoints.step_done()
+            if self._checkpoints is not None:
+                self._checkpoints.step_done()
             return result
-        if self._shards is not None and not self._shards.gathered.isdisjoint(step.fetches):
+        if self._fetches is not None and not self._fetches.gathered.isdisjoint(step.fetches):
             run_step = functools.partial(self._gathering, run_step)
         if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
@@ -173,8 +178,8 @@ class GraphRunner:
         """The session is about to close."""
         with self._lock:
             state = self._states.pop(session, None)
-        if state is not None and self._shards is not None:
-            self._shards.checkpoints.session_closes(state.number)
+        if state is not None and self._checkpoints is not None:
+            self._checkpoints.session_closes(state.number)
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
         """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
@@ -261,8 +266,8 @@ class GraphRunner:
             if session not in self._states:
                 self._check_devices(session)
                 state = self._states[session] = SessionState()
-                if self._shards is not None:
-                    state.number = self._shards.checkpoints.session_begins(
+                if self._checkpoints is not None:
+                    state.number = self._checkpoints.session_begins(
                         lambda tensors: self._raw(session, None, [], list(tensors), {}, None, None)
                     )
             return self._states[session]

@@ -21,7 +21,8 @@ from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.data_waits import outputs_taken
-from epl.parallel.sharded_variables.state import Choice
+from epl.parallel.sharded_variables.fetching import ShardFetches
+from epl.parallel.sharded_variables.variables import InitializedValue, initialized_values
 from epl.utils.errors import FeedError
 
 
@@ -84,7 +85,7 @@ class Step(NamedTuple):
     barriers: Tuple[tf.Tensor, ...]
     unneeded: FrozenSet[str]
     first: Tuple[tf.Tensor, ...]
-    choices: Tuple[Choice, ...]
+    choices: Tuple[InitializedValue, ...]
 
 
 class StepFinder:
@@ -125,10 +126,11 @@ class StepFinder:
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._orders])
         self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
-        shards = rewrite.graph.shards
+        self._fetches = rewrite.graph.state_of(ShardFetches)
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
-        self._choices: Sequence[Choice] = () if shards is None else shards.choices()
+        sharded = rewrite.sharded
+        self._choices = [] if sharded is None else initialized_values(sharded)
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
         updated = view.descendants(self._gradients, self._all_barriers.__contains__) & self._updates
         self._trained_with = view.ancestors(self._gradients | updated)
@@ -172,7 +174,7 @@ class StepFinder:
         needed, foreign = self._needed(asked, fed, idle)
         by_hand = self._writes_by_hand(fetches, needed, fed)
         repeats_feeds = bool(by_hand) or (
-            rewrite.graph.shards is not None
+            rewrite.sharded is not None
             and not needed & (self._gradients | rewrite.writes)
             and self._is_fed_inference(needed, by_user)
             and not self._merges_globally(fetches, needed, fed)
@@ -281,19 +283,19 @@ class StepFinder:
         needed = self._view.ancestors(nodes)
         return sorted(name for name in fed if self._view.index.get(_op_name(name)) in needed)
 
-    def _chooses(self, choice: Choice, needed: Set[int], fed: FrozenSet[str]) -> bool:
+    def _chooses(self, choice: InitializedValue, needed: Set[int], fed: FrozenSet[str]) -> bool:
         """Whether a run begins something with a variable to which it does not give its initial value itself."""
         index = self._view.index
         asks = any(index[flag.op.name] in needed and flag.name not in fed for flag in choice.flags)
         return asks and index[choice.initializer] not in needed
 
     def _initializers(self) -> Sequence[str]:
-        shards = self._rewrite.graph.shards
-        return () if shards is None else shards.initializers()
+        sharded = self._rewrite.sharded
+        return () if sharded is None else sharded.initializers()
 
     def _first(self, fetches: Sequence[tf.Tensor], needed: Set[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite
-        reads = () if rewrite.graph.shards is None else rewrite.graph.shards.reads
+        reads = () if self._fetches is None else self._fetches.reads
         wholes = [self._idle_wholes[node] for node in sorted(needed & self._idle_wholes.keys())]
         found = [t for t in fetches if t in reads] + [rewrite.tf_graph.get_tensor_by_name(name) for name in wholes]
         return tuple(dict.fromkeys(found))

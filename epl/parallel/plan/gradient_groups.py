@@ -84,7 +84,7 @@ def is_complete(split: Any, boundary: Boundary) -> bool:
     The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
     """
     variable, gradient = boundary
-    return variable in split.held or (variable in split.whole and isinstance(gradient, tf.IndexedSlices))
+    return variable in split.shards or (variable in split.whole and isinstance(gradient, tf.IndexedSlices))
 
 
 def find_trainings(graph: Graph) -> List[Training]:

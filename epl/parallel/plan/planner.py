@@ -85,7 +85,7 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
     if group.of_parts:
         reductions = tuple(
-            _of_any_rank(graph.split.held.get(reduction.variable), reduction) for reduction in reductions
+            _of_any_rank(graph.split.shards.get(reduction.variable), reduction) for reduction in reductions
         )
     if group.of_parts and len(graph.split.groups) == 1:
         return GradientGroup(group.name, group.stage, group.of_parts, reductions, ())

@@ -25,7 +25,7 @@ from epl.utils.errors import PlanError
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
-_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `Shards.own_attrs` gives them
+_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `rank_attributes` gives them
 
 
 def run(rewrite: Rewrite) -> None:
@@ -44,8 +44,8 @@ def run(rewrite: Rewrite) -> None:
             devices.pop(node, None)
     _place_replica_0(rewrite, view, devices, stages)
     seeds = OwnSeeds(view)
-    shards = rewrite.graph.shards
-    own_parts = {} if shards is None else shards.own_attrs(view, rewrite.cloned)
+    sharded = rewrite.sharded
+    own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
     _size_variables_of_replica_0(rewrite, view, own_parts)
     replicas = range(1, rewrite.local_replicas)
@@ -94,7 +94,7 @@ def run(rewrite: Rewrite) -> None:
             leads=Leads(reads, [reader - 1 for reader in rewrite.readers[1:]]),
         )
     except ValueError as error:
-        if shards is None or all(len(set(shapes)) == 1 for shapes in shards.shapes.values()):
+        if sharded is None or all(len(set(shapes)) == 1 for shapes in sharded.shapes.values()):
             raise
         raise PlanError(
             "Parts of a variable differ in size between the devices, and an update has the size of one of them as a "

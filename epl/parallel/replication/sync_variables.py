@@ -32,7 +32,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
         return
     variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
     split = rewrite.graph.split
-    parts = [node for node in variables if split is not None and view.nodes[node].name in split.held]
+    parts = [node for node in variables if split is not None and view.nodes[node].name in split.shards]
     if len(set(rewrite.plan.owners)) > 1:
         whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
         device = rewrite.host_of(0) if rewrite.plan.offloaded else rewrite.device(0)

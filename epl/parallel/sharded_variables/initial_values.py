@@ -7,13 +7,18 @@
 The second form is read off the graph: fan-in and fan-out of the whole shape are in the scalars already.
 """
 
+import itertools
 import logging
+import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
+from epl.ir.graph import Graph
+from epl.ops.job import Job
 from epl.parallel.costs.shapes import num_elements
+from epl.parallel.plan.agreement import process_server
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
@@ -249,3 +254,25 @@ def share_seed(full: tf.Tensor, seed: int) -> None:
         if "seed2" in attrs and not attrs["seed"].i and not attrs["seed2"].i:
             tf_compat.set_attr(op, "seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
             tf_compat.set_attr(op, "seed2", tf.AttrValue(i=len(seen)))
+
+
+class _AgreedSeeds:
+    """Numbers that all processes have that build a graph, another one at each call of next()."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(_agreed_seed())
+
+
+def next_seed(graph: Graph) -> int:
+    """For an initial value: a number that all processes have that build a graph, another one at each call."""
+    return next((graph.state_of(_AgreedSeeds) or graph.keep(_AgreedSeeds())).numbers)
+
+
+def _agreed_seed() -> int:
+    """A number that all processes have that build graphs, small enough to count on from it."""
+    job, server = Job.current(), process_server()
+    key, own = "seed of initial values", str(int.from_bytes(os.urandom(4), "little") % 2**30 + 1)
+    if server is not None:  # processes that serve take part in its rounds alone
+        return int(server.service.exchange(key, own)[0])
+    assert job is not None
+    return int(job.exchange(key, own.encode())[0])

@@ -20,25 +20,11 @@ from epl.ir import op_types
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
 from epl.parallel.sharded_variables.initial_values import slice_spec
 from epl.parallel.sharded_variables.variables import SCOPE, wait_instead
-from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import hidden
+from epl.parallel.sharding.sharded_variables import ShardInfo
 from epl.utils import tf_compat
 
 _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
-
-
-class Held(NamedTuple):
-    """What a variable op is a part of.
-
-    Attributes:
-      full_name: its name in checkpoints.
-      full_shape: of the full variable.
-      layout: how it is cut.
-    """
-
-    full_name: str
-    full_shape: Tuple[int, ...]
-    layout: Layout
 
 
 class Slice(NamedTuple):
@@ -56,12 +42,12 @@ class Slice(NamedTuple):
 
 
 def slices_of(
-    held: Mapping[str, Held], ranks: Sequence[Tuple[str, int]], before: Mapping[str, str]
+    variables: Mapping[str, ShardInfo], ranks: Sequence[Tuple[str, int]], before: Mapping[str, str]
 ) -> Dict[str, List[Slice]]:
     """The slices that this process holds.
 
     Args:
-      held: name of a variable op of the first rank in this process -> what it is a part of.
+      variables: name of a variable op of the first rank in this process -> what it holds a shard of.
       ranks: (prefix of the copy, rank) of the ranks in this process; the prefix of the first is "".
       before: op of a full variable, which Savers of before the split know -> op of its shard.
 
@@ -69,16 +55,16 @@ def slices_of(
       Name of a variable op -> its slices, those of the first rank first.
     """
     found = {
-        name: [Slice(prefix + name, part.full_name, _spec(part, rank)) for prefix, rank in ranks]
-        for name, part in held.items()
+        name: [Slice(prefix + name, info.full_name, _spec(info, rank)) for prefix, rank in ranks]
+        for name, info in variables.items()
     }
     found.update({full: found[name] for full, name in before.items()})
     return found
 
 
-def _spec(part: Held, rank: int) -> str:
-    assert part.layout.sizes is not None
-    return slice_spec(part.full_shape, part.layout, rank) if part.layout.sizes[rank] else ""
+def _spec(info: ShardInfo, rank: int) -> str:
+    assert info.layout.sizes is not None
+    return slice_spec(info.full_shape, info.layout, rank) if info.layout.sizes[rank] else ""
 
 
 def complete_savers(

@@ -9,8 +9,8 @@
 | v2 | as v1 | gathered for a block of uses at a time, for forward and backward: `epl.parallel.zero.gather_per_use` |
 
 It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
-follows when the whole graph is built (`variables.py`); slots, checkpoints and norms are those of
-`epl/parallel/sharded_variables/state.py`.
+follows when the whole graph is built (`variables.py`). Slots, checkpoints and fetches are those of all sharded
+variables: `epl/parallel/sharded_variables`.
 """
 
 import logging
@@ -28,17 +28,19 @@ from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
-from epl.parallel.plan.communicators import transport_between
+from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.dedicated_devices import has_own_devices
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
-from epl.parallel.sharded_variables.initial_values import local_shapes
-from epl.parallel.sharded_variables.state import Shards
-from epl.parallel.sharded_variables.states import ShardsTogether
+from epl.parallel.sharded_variables.gradients import ShardedGradients
+from epl.parallel.sharded_variables.initial_values import local_shapes, next_seed
+from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import beside, is_shard
+from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.packed import Member
 from epl.parallel.sharding.placements import Layout, offsets
-from epl.parallel.sharding.resharding import Exchange, Exchanges
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
 from epl.parallel.zero.partition import Candidate, choose_parts
@@ -100,9 +102,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
             meet()
             name = env.new_parts_name() + "/zero"
             refuse_missing_workers(name, owners)
-            graph.zero = ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index)
-            if graph.split is not None:
-                graph.shards_together = ShardsTogether(graph, [graph.split, graph.zero])
+            graph.zero = graph.keep(ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index))
         graph.zero.hold(pairs, optimizer)
 
 
@@ -159,7 +159,7 @@ class Cut(NamedTuple):
     member: Member
 
 
-class ZeroModel(Shards):
+class ZeroModel(ShardOwner):
     """The variables of one graph that ZeRO cuts.
 
     Attributes:
@@ -167,7 +167,7 @@ class ZeroModel(Shards):
       stand_ins: with "v2", for the wholes.
     """
 
-    setting = "zero.level"
+    setting = ZERO
 
     def __init__(
         self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
@@ -184,15 +184,18 @@ class ZeroModel(Shards):
         """
         cluster = Env.get().cluster
         assert cluster is not None
-        ranks = tuple(range(len(owners)))
         of_devices = transport_between(cluster.device_type)
         # With offload.level weights are gathered in host memory, and copied to the devices from there.
         of_weights = "auto" if Env.get().config.offload.level else of_devices
-        communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
-        super().__init__(graph, communicators, stages, process)
+        ranks = (tuple(range(len(owners))),)
+        first = SubCommunicators(name, ranks, owners, of_weights, span_processes(stages, owners))
+        super().__init__(GroupCommunicators(graph, first, processes_of(stages), process, of_devices))
+        self._graph, self._stages = graph, tuple(stages)
+        self._registry = sharded_variables(graph)
+        add_owner(graph, self._registry, self)
+        self._gradients = ShardedGradients(graph, self._registry, self)
         self.level = level
-        self._opened: Dict[str, Exchange] = {}  # by what they are for
-        self._transport, self._of_weights = of_devices, of_weights
+        self._of_weights = of_weights
         self._variables: Dict[str, WholeVariable] = {}
         self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
         self._candidates: Dict[str, Candidate] = {}
@@ -200,18 +203,7 @@ class ZeroModel(Shards):
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.stand_ins: List[StandIn] = []
         self._lanes: List[Exchange] = []
-        self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
-
-    def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
-        """Moves data of a stage in an order of its own; opened when it is asked for first."""
-        if what not in self._opened:
-            communicators = self._communicators_of(f"{self._name}/{what}", stage, transport)
-            self._opened[what] = self._open(communicators)[0]
-        return self._opened[what]
-
-    @property
-    def _exchanges(self) -> List[Exchanges]:
-        return [*super()._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
+        self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
     # ---- apply_gradients.
 
@@ -251,10 +243,10 @@ class ZeroModel(Shards):
             if one.name not in layouts:
                 continue
             with tf.init_scope():
-                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, self.next_seed())
+                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, next_seed(self._graph))
             self._variables[one.name] = made
             self._calls[made] = number
-            self.add_shard(made.made)
+            self._registry.add_shard(made.made, self)
 
     def part(self, pair: Pair) -> Pair:
         """What the optimizer gets of a gradient and its variable."""
@@ -267,13 +259,11 @@ class ZeroModel(Shards):
             if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
-                rows = self._own_rows(gradient, whole)
-                self._note_rows(rows, layout)
-                part: Gradient = rows
+                part: Gradient = self._own_rows(gradient, whole)
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
-                self._parts[part] = layout
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
+        self._gradients.note(part, layout)
         return part, whole.made.variable
 
     def known_to_optimizers(self, value: Any) -> Any:
@@ -331,6 +321,10 @@ class ZeroModel(Shards):
 
     # ---- When the graph is built.
 
+    def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
+        """Adds the slots of an apply_gradients to the registry."""
+        self._gradients.adopt_updates(made)
+
     def finish(self) -> None:
         """Lets all who take a variable take its part, or the whole.
 
@@ -341,8 +335,8 @@ class ZeroModel(Shards):
         assert cluster is not None
         self.refuse_other_stages(cluster)
         with self._graph.tf_graph.as_default():
-            self.adopt_updates()  # a moving average is built behind apply_gradients
-            updates = self._updates()
+            self.adopt_updates()  # a moving average is built after apply_gradients
+            updates = self._gradients.trace()
             late: List[_Late] = []
             given: List[_Given] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
@@ -365,11 +359,12 @@ class ZeroModel(Shards):
             self._give(given)
             if updates.rounds:
                 with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
-                    self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
+                    sums = self.group.further("sums", 0)
+                    self.values.update(complete_updates(updates, sums, None, self.group.in_branch))
             self._give_late(late)
 
     def follow_late(self) -> None:
-        """Gives Savers and the like the parts; refuses what else takes a variable."""
+        """Gives late Savers and the like the shards; refuses what else takes a variable."""
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():
                 variable.follow_late()
@@ -409,7 +404,7 @@ class ZeroModel(Shards):
         }
         for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
             stage = self._stage(pack[0])
-            exchange = self.exchange if not stage else self._further(f"early{stage}", stage, self._of_weights)
+            exchange = self.exchange if not stage else self.group.further(f"early{stage}", stage, self._of_weights)
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
             wholes.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
@@ -420,7 +415,7 @@ class ZeroModel(Shards):
 
     def new_lane(self) -> Exchange:
         """For gathers in an order of their own."""
-        self._lanes.append(self._further(f"lane{len(self._lanes)}", 0))
+        self._lanes.append(self.group.further(f"lane{len(self._lanes)}", 0))
         return self._lanes[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
@@ -430,7 +425,7 @@ class ZeroModel(Shards):
         def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
             stage = self._stage(variable)
             lane = lanes.setdefault((stage, names), f"late{stage}/{len(lanes)}")
-            return self._further(lane, stage)
+            return self.group.further(lane, stage)
 
         def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
             """The value once all that `ops` wait for is done."""
@@ -461,7 +456,7 @@ class ZeroModel(Shards):
         for variable in self._variables.values():
             for value, part in variable.reads:
                 if not _is_write(value.op):
-                    self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
+                    self.values[value] = whole(variable, value.op) if self._waits(value.op) else part
 
     def _stage(self, variable: WholeVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
