@@ -139,7 +139,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
             with graph.building_parts():
-                zero_model.hold_parts(graph, pairs, type(getattr(original, "__self__", None)))
+                zero_model.hold_parts(graph, pairs)
 
             def apply(pairs: List[Any]) -> Any:
                 boundaries = []

@@ -107,12 +107,8 @@ class GraphRunner:
         if not choices or fetches is None:
             return {}
         checks = {sync.variable: sync.is_initialized for sync in self.rewrite.syncs}
-        first = [op.outputs[0] for op in self._ops([checks[choice.shard] for choice in choices])]
-        flags = [fetches.has_value(choice.shard, flag) for choice, flag in zip(choices, first)]
-        others = [op for flag in flags for op in flag.others]
-        asked = [flag.tensor for flag in flags]
-        ask = functools.partial(self._raw, session, None, others, asked, {}, None, None)
-        has_value = ask() if fetches.gathered.isdisjoint(asked) else self._gathering(ask)
+        flags = [op.outputs[0] for op in self._ops([checks[choice.shard] for choice in choices])]
+        has_value = self._raw(session, None, [], flags, {}, None, None)
         return {choice: fetches.fetch_value(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
@@ -227,7 +223,7 @@ class GraphRunner:
         except tf.errors.OutOfRangeError as error:
             if _NO_VALUE not in error.message:
                 raise
-            # Of another process, which has rows of the variable.
+            # Of another process, which has found it first.
             raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
 
     def _telling_others(self, run_step: Callable[[], Any], *ends: Type[tf.errors.OpError]) -> Any:

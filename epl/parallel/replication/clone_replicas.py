@@ -47,7 +47,6 @@ def run(rewrite: Rewrite) -> None:
     sharded = rewrite.sharded
     own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
-    _size_variables_of_replica_0(rewrite, view, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -189,16 +188,6 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
         for key, value in own.attrs or ():
             tf_compat.set_attr(rewrite.remember(rewrite.operation(node.name)), key, value)
     rewrite.added_functions |= seeds.functions
-
-
-def _size_variables_of_replica_0(rewrite: Rewrite, view: GraphView, own_parts: _OwnAttrs) -> None:
-    """Takes the row away from variables of which replica 0 has none: they were built with one."""
-    for node, by_rank in own_parts.items():
-        proto = view.nodes[node]
-        for key, value in by_rank[rewrite.base_rank]:
-            if proto.op in op_types.VARIABLES and proto.attr[key] != value:
-                tf_compat.set_attr(rewrite.remember(rewrite.operation(proto.name)), key, value)
-                proto.attr[key].CopyFrom(value)
 
 
 def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:

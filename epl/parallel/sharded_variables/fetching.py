@@ -6,14 +6,14 @@ v: "fc/kernel" [10, 8]    all-gather of "EPL_SPLIT/fc/kernel" [10, 4]   the same
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel.sharded_variables.savers import value_of
 from epl.parallel.sharded_variables.variables import SCOPE
-from epl.parallel.sharding.placements import PARTIAL, shard
+from epl.parallel.sharding.placements import PARTIAL
 from epl.parallel.sharding.replicated_rows import GivenCopies
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.sharding.shard_owner import ShardedTensor, ShardOwner
@@ -48,7 +48,6 @@ class ShardFetches:
         self._variables = variables
         self._lock = threading.Lock()  # of sessions in several threads, one opens communicators for a value
         self.values: Dict[tf.Tensor, FetchValue] = {}
-        self._has_value: Dict[str, FetchValue] = {}  # by the name of a shard
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self.gathered: Set[tf.Tensor] = set()
 
@@ -56,15 +55,11 @@ class ShardFetches:
         """What has the value that the user means by a tensor: that of one device."""
         owners = self._variables.owners.values()
         of_shard = next((owner.values[tensor] for owner in owners if tensor in owner.values), tensor)
-        return self._made_once(self.values, of_shard, lambda: self._make(of_shard))
-
-    def _made_once(self, found: Dict[Any, FetchValue], key: Any, make: Callable[[], FetchValue]) -> FetchValue:
-        """What `found` has for a key, made by the thread that asks for it first."""
-        if key not in found:
-            with self._lock:
-                if key not in found:
-                    found[key] = make()
-        return found[key]
+        if of_shard not in self.values:
+            with self._lock:  # made by the thread that asks for it first
+                if of_shard not in self.values:
+                    self.values[of_shard] = self._make(of_shard)
+        return self.values[of_shard]
 
     def _make(self, tensor: tf.Tensor) -> FetchValue:
         for owner in self._variables.owners.values():
@@ -124,34 +119,6 @@ class ShardFetches:
         if copied is not None and copied.switches:
             leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
             exchange.copied_rows = GivenCopies(exchange.ranks, copied.in_one_process, leads)
-
-    def has_value(self, name: str, first: tf.Tensor) -> FetchValue:
-        """Whether a sharded variable has a value, on all ranks alike.
-
-        Args:
-          name: of the op of the shard.
-          first: whether that of the first rank of this process has one. Where it has no rows it always has.
-        """
-        layout = self._variables.variables[name].layout
-        if not layout.leaves_out_ranks:
-            return FetchValue(first)
-        graph, owner = self._graph.tf_graph, self._variables.owner_of(name)
-        holders = [rank for rank, size in enumerate(layout.sizes or ()) if size]
-
-        def local(prefix: str) -> tf.Tensor:
-            variable = graph.get_operation_by_name(prefix + name).outputs[0]
-            has_value = (
-                tf.raw_ops.VarIsInitializedOp(resource=variable)
-                if variable.dtype == tf.resource
-                else tf.raw_ops.IsVariableInitialized(ref=variable)
-            )
-            return tf.cast(tf.reshape(has_value, [1]), tf.float32)
-
-        def of_holders(exchange: Exchange, prefix: str, full: tf.Tensor) -> tf.Tensor:
-            return tf.reduce_all(tf.gather(full, holders) > 0)
-
-        flags = ShardedTensor(local, shard(0, [1] * owner.ranks), name, of_holders)
-        return self._made_once(self._has_value, name, lambda: self._gather(first, flags, owner))
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""

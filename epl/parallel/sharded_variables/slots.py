@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.sharded_variables.initial_values import Redraw, built_slice, local_shapes, restored_part
+from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_part
 from epl.parallel.sharded_variables.variables import (
     SCOPE,
     beside,
@@ -124,7 +124,8 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange, owner: str) -
     for name, layout in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
-        assert shape[layout.dim] in (layout.built(exchange.rank)[1], -1), (name, shape, layout)
+        assert layout.sizes is not None
+        assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
         full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
@@ -145,12 +146,11 @@ def _resize(op: tf.Operation, info: ShardInfo, exchange: Exchange, written: Mapp
     """Lets the initial value follow the size of the part."""
     shapes = local_shapes(info.full_shape, info.layout)
     slots.shapes[op.name] = shapes
-    built = built_slice(info.full_shape, info.layout, exchange.rank)[1]
     for assign in _initializers(op):
         value = assign.inputs[1]
-        redraw = Redraw(built, shapes, exchange)
+        redraw = Redraw(shapes[exchange.rank], shapes, exchange)
         with beside(op), tf.name_scope("Initializer"):
-            part = redraw.build(value, built)
+            part = redraw.build(value)
         if part is not None:
             tf_compat.set_input(assign, 1, part)
             slots.seeds.update(redraw.seeds)

@@ -204,7 +204,7 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
     name, full_shape, layout, exchange = variable._epl_full
-    offset, shape = initial_values.built_slice(full_shape, layout, exchange.rank)
+    offset, shape = initial_values.local_slice(full_shape, layout, exchange.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
@@ -304,7 +304,7 @@ class Users:
             self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
-            after = self._copied(op, [initial_values.written_part(value, *self._cut)])
+            after = self._copied(op, [initial_values.part_of(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))

@@ -51,37 +51,22 @@ from epl.utils.errors import NotAvailableError, PlanError
 logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
-# Optimizers that compute each element of a variable by itself, whatever its shape. What is derived from them may not.
-_BY_ELEMENT = (
-    tf.train.AdadeltaOptimizer,
-    tf.train.AdagradDAOptimizer,
-    tf.train.AdagradOptimizer,
-    tf.train.AdamOptimizer,
-    tf.train.FtrlOptimizer,
-    tf.train.GradientDescentOptimizer,
-    tf.train.MomentumOptimizer,
-    tf.train.ProximalAdagradOptimizer,
-    tf.train.ProximalGradientDescentOptimizer,
-    tf.train.RMSPropOptimizer,
-)
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
 _Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
 # Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
 _Given = Tuple[WholeVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
-def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
+def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     """With `zero.level`, makes parts of the variables that are about to be trained.
 
     Args:
       graph: the annotated model.
       pairs: what is given to apply_gradients.
-      optimizer: its class.
 
     Raises:
       NotAvailableError: the model asks for what ZeRO does not go with yet.
-      PlanError: scopes that were opened since the last call have changed the stages; or another optimizer has had a
-        variable cut in a way that this one may not know what to do with.
+      PlanError: scopes that were opened since the last call have changed the stages.
     """
     env = Env.get()
     level = env.config.zero.level
@@ -103,7 +88,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
             name = env.new_parts_name() + "/zero"
             refuse_missing_workers(name, owners)
             graph.zero = graph.keep(ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index))
-        graph.zero.hold(pairs, optimizer)
+        graph.zero.hold(pairs)
 
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
@@ -211,19 +196,14 @@ class ZeroModel(ShardOwner):
         """Raises PlanError if scopes that were opened since the first apply_gradients have changed the stages."""
         refuse_other_stages(self._graph, cluster, self._stages, self.setting)
 
-    def hold(self, pairs: Sequence[Pair], optimizer: type) -> None:
+    def hold(self, pairs: Sequence[Pair]) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
-        by_element = optimizer in _BY_ELEMENT
         number = max(self._calls.values(), default=0) + 1
         by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
         for gradient, variable in pairs:
             name = variable_name(variable)
-            if gradient is None or name is None or name in variables or is_shard(variable):
-                continue
-            if name in self._variables:
-                if not by_element:
-                    _refuse_few_rows(self._variables[name], self.ranks, optimizer)
+            if gradient is None or name is None or name in self._variables or name in variables or is_shard(variable):
                 continue
             reason = why_whole(variable)
             if reason:
@@ -232,7 +212,7 @@ class ZeroModel(ShardOwner):
             variables[name] = variable
             shape = tuple(variable.shape.as_list())
             size = variable.shape.num_elements() * variable.dtype.base_dtype.size
-            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices), by_element)
+            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
             by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
         self._candidates.update({one.name: one for one in candidates})
@@ -476,19 +456,6 @@ class ZeroModel(ShardOwner):
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             own = made.variable.read_value() if part is None else tf.identity(part)
             return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
-
-
-def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
-    """Raises PlanError if some ranks have no row of a variable."""
-    made = variable.made
-    if made.layout.leaves_out_ranks:
-        raise PlanError(
-            "{!r}, of the shape {}, has fewer rows than the {} devices, and some have none since another optimizer "
-            "applied its gradient (zero.level). {} applies one now, and may compute over rows. Let it apply its "
-            "gradients first: then the variable is whole for it.".format(
-                made.name, list(made.full_shape), ranks, optimizer.__name__
-            )
-        )
 
 
 def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:
