@@ -10,6 +10,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optiona
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.parallel.sharded_variables.savers import value_of
 from epl.parallel.sharded_variables.variables import SCOPE
@@ -69,10 +70,12 @@ class ShardFetches:
             if value is not None:
                 return FetchValue(value)
         graph, written = self._graph.tf_graph, self._variables.replacement_op(tensor.op)
-        if written is not tensor.op and written.outputs:
+        if written is not tensor.op and written.type in op_types.WRITES and written.outputs:
             return self._gather_variable(
                 tensor, written.inputs[0].op.name, lambda prefix: graph.get_tensor_by_name(f"{prefix}{written.name}:0")
             )
+        if written is not tensor.op and written.outputs:  # the shape of the variable, its rows, whether it has a value
+            return FetchValue(written.outputs[tensor.value_index])
         name = self._variables.shard_read(tensor)
         if name is None:
             return FetchValue(tensor)
