@@ -141,10 +141,13 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
-        digest = _digest_of(graph, cluster, env.config)
         sharded = graph.state_of(ShardedVariables)
         if sharded is not None:
             changes.enter_context(graph.changing())
+            with graph.building_parts():
+                sharded.adopt_updates()  # of moving averages, which are built after apply_gradients
+        digest = _digest_of(graph, cluster, env.config)
+        if sharded is not None:
             for owner in sharded.owners.values():
                 owner.finish()
         half_ops.use_twins(graph)

@@ -161,8 +161,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
                 with watched_slots() as made:
                     applied = loss_scale.apply_if_finite(graph, pairs, lambda: original(pairs, *rest, **named))
                 with graph.building_parts():
-                    for owner in sharded.owners.values():
-                        owner.adopt_updates(made)
+                    sharded.adopt_updates(made)
                 return applied
 
             pairs = loss_scale.mark_overflow(graph, pairs, changed)

@@ -9,7 +9,7 @@ is the business of `epl/parallel/split/model.py` and `epl/parallel/zero/model.py
 sharded variable is in `epl/parallel/sharded_variables/fetching.py`, checkpoints are in `checkpoints.py` there.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -18,7 +18,7 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.service import CommunicatorSpec
 from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.shard_owner import ShardOwner
+from epl.parallel.sharding.shard_owner import NewVariable, ShardOwner
 from epl.utils import tf_compat
 
 _Shapes = Tuple[Tuple[int, ...], ...]
@@ -120,6 +120,12 @@ class ShardedVariables:
         self._by_owner.setdefault(owner.setting, {}).update(slots.variables)
         self.shapes.update((name, owner.group.by_rank(shapes)) for name, shapes in slots.shapes.items())
         self._seeds.update((name, owner.group.by_rank(seeds)) for name, seeds in slots.seeds.items())
+
+    def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
+        """Lets the owners add the variables that updates write; `made` are those that an apply_gradients has made."""
+        with self._graph.tf_graph.as_default():
+            for owner in self.owners.values():
+                owner.adopt_updates(made)
 
     # ---- Which variable is meant.
 

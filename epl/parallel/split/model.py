@@ -523,7 +523,6 @@ class SplitModel(ShardOwner):
                 wait_instead(before, after)
         gradients, group = self._gradients, self.group
         with self._graph.tf_graph.as_default():
-            self.adopt_updates()  # a moving average is built after apply_gradients
             updates = gradients.trace()
             self.values.update(complete_updates(updates, self.exchange, group.between_groups, group.in_branch))
         layouts = {self.values.get(tensor, tensor): layout for tensor, layout in updates.layouts.items()}

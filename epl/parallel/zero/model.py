@@ -315,7 +315,6 @@ class ZeroModel(ShardOwner):
         assert cluster is not None
         self.refuse_other_stages(cluster)
         with self._graph.tf_graph.as_default():
-            self.adopt_updates()  # a moving average is built after apply_gradients
             updates = self._gradients.trace()
             late: List[_Late] = []
             given: List[_Given] = []
