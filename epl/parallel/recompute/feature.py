@@ -1,9 +1,13 @@
 """Recomputation (`gradient_checkpoint.type`) as a feature."""
 
+from typing import Optional
+
 from epl.config.config import Config
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature
+from epl.parallel.plan.sections import RecomputeSection
 from epl.parallel.recompute import recompute_segments
+from epl.parallel.rewriting.context import Rewrite
 
 
 class Recompute(Feature):
@@ -15,3 +19,7 @@ class Recompute(Feature):
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
         """Segments are found by the pass."""
         return "without recomputation" if config.gradient_checkpoint.type else ""
+
+    def plan(self, rewrite: Rewrite) -> Optional[RecomputeSection]:
+        """Which ops of the forward pass the backward pass computes a second time."""
+        return recompute_segments.find(rewrite)

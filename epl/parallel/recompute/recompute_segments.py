@@ -13,7 +13,7 @@ It works on the user's graph, before any other pass, and on a model on one devic
 
 import hashlib
 import logging
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -28,8 +28,8 @@ from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import output_types
 from epl.parallel.plan.gradient_groups import find_trainings
-from epl.parallel.plan.plan import Recomputed
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.sections import Recomputed, RecomputeSection
 from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.recompute import check_graph
 from epl.parallel.recompute import segments as recompute
@@ -68,14 +68,14 @@ class _Recomputation(NamedTuple):
     segments: List[Segment]
 
 
-def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
+def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
     """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
 
     Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
     is changed; `run` does it.
     """
     if not rewrite.config.gradient_checkpoint.type:
-        return ()
+        return None
     trained = {
         first_tensor(gradient).op.name
         for training in find_trainings(rewrite.graph)
@@ -90,9 +90,9 @@ def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
     view = GraphView(rewrite.tf_graph)
     stages = stages_of_nodes(view, rewrite.plan.stages)
     rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
-    return tuple(
-        _summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments
-    )  # fmt: skip
+    return RecomputeSection(
+        tuple(_summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments)
+    )
 
 
 def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:

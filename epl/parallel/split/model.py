@@ -30,6 +30,7 @@ from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import transport_between
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
+from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.sharded_variables.state import Shards, Shown, variable_of
 from epl.parallel.sharded_variables.variables import SCOPE, objects_of, shard_variable
@@ -59,6 +60,7 @@ from epl.parallel.split.replicated_results import first_changed
 from epl.parallel.split.resharding_paths import LINKS
 from epl.parallel.split.search import Decision, search
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
+from epl.parallel.split.section import section_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -154,6 +156,7 @@ class SplitModel(Shards, ReplicaGroups):
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
         decision = search(self._program, LINKS[device_type])
         report.refuse_full_variables(self._program, decision)
+        graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()
