@@ -18,7 +18,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel import features
 from epl.parallel.feature import Feature
 from epl.parallel.pipeline import clone_micro_batches
-from epl.parallel.plan import agreement, explain, planner, refusals
+from epl.parallel.plan import agreement, explain, loaded, planner, refusals
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
@@ -158,6 +158,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         sections = [feature.plan(rewrite) for feature in features.FEATURES]
         plan = rewrite.plan = plan._replace(features=tuple(one for one in sections if one is not None))
+        loaded.refuse_other_plan(plan)
         rewrite.divisions = batch_division.find(rewrite)
         explain.tell(plan, cluster)
         passes: List[PassReport] = []

@@ -166,6 +166,21 @@ def split_groups(plan: Plan) -> Tuple[Tuple[int, ...], ...]:
     return () if split is None else split.groups
 
 
+def renamed(plan: Plan, name: str) -> Plan:
+    """The plan with another name, with which those of its communicators begin."""
+
+    def moved(communicator: str) -> str:
+        is_own = communicator.startswith(plan.name + "/")
+        return name + communicator[len(plan.name) :] if is_own else communicator
+
+    groups = [
+        group._replace(transfers=tuple(one._replace(communicator=moved(one.communicator)) for one in group.transfers))
+        for group in plan.groups
+    ]
+    outputs = [output._replace(communicator=moved(output.communicator)) for output in plan.outputs]
+    return plan._replace(name=name, groups=tuple(groups), outputs=tuple(outputs))
+
+
 def to_json(plan: Plan) -> str:
     """The plan as text; `from_json` reads it."""
     return values.to_json(plan)

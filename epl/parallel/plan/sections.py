@@ -9,6 +9,38 @@ from typing import Dict, List, NamedTuple, Tuple, Union
 _NAMED = 3  # ops of a kind that are named, of all that are counted
 
 
+class StageRun(NamedTuple):
+    """Ops of one stage that were created one after the other.
+
+    Attributes:
+      op: name of the first.
+      stage: the stage.
+    """
+
+    op: str
+    stage: int
+
+
+class PartitionSection(NamedTuple):
+    """Stages that were found automatically: `auto.auto_parallel`.
+
+    Attributes:
+      policy: how they were found, in words.
+      stages: how many.
+      runs: the ops that the objective needs, in the order of their creation; a run ends where the next one begins.
+    """
+
+    policy: str
+    stages: int
+    runs: Tuple[StageRun, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        firsts = {run.stage: run.op for run in reversed(self.runs)}
+        begin = ", ".join(firsts[stage] for stage in sorted(firsts))
+        return [f"{self.stages} stages found automatically ({self.policy}), which begin with {begin}"]
+
+
 class ShardedVariable(NamedTuple):
     """How a variable lies on the ranks of its group.
 
@@ -157,13 +189,31 @@ class Recomputed(NamedTuple):
     digest: str
 
 
+class StageDivision(NamedTuple):
+    """Where the segments of a stage begin, among its ops that may be computed a second time.
+
+    Attributes:
+      objective: what is differentiated.
+      stage: the stage.
+      starts: the first op of each segment but the first, in the order of the forward pass.
+      whole: numbers of the segments of which everything is kept.
+    """
+
+    objective: str
+    stage: int
+    starts: Tuple[str, ...]
+    whole: Tuple[int, ...]
+
+
 class RecomputeSection(NamedTuple):
     """Activations that are computed a second time: `gradient_checkpoint.type`.
 
     Attributes:
+      divisions: what was decided, where the user leaves that to EPL ("auto").
       segments: what is recomputed.
     """
 
+    divisions: Tuple[StageDivision, ...]
     segments: Tuple[Recomputed, ...]
 
     def describe(self) -> List[str]:
@@ -221,7 +271,14 @@ class GroupedApplySection(NamedTuple):
 
 
 Section = Union[
-    SplitSection, AmpSection, ZeroSection, AccumulationSection, RecomputeSection, OffloadSection, GroupedApplySection
+    PartitionSection,
+    SplitSection,
+    ZeroSection,
+    AmpSection,
+    AccumulationSection,
+    RecomputeSection,
+    OffloadSection,
+    GroupedApplySection,
 ]
 
 

@@ -29,11 +29,10 @@ from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import output_types
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.plan.sections import Recomputed, RecomputeSection
+from epl.parallel.plan.sections import Recomputed, RecomputeSection, StageDivision
 from epl.parallel.plan.stages import stages_of_nodes
-from epl.parallel.recompute import check_graph
+from epl.parallel.recompute import check_graph, section
 from epl.parallel.recompute import segments as recompute
-from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits, late_reads
 from epl.parallel.recompute.segments import Segment, Sweep
 from epl.parallel.rewriting.context import Rewrite
@@ -59,6 +58,7 @@ class _Recomputation(NamedTuple):
       sweep: its backward pass.
       stages: of all nodes.
       segments: what is recomputed.
+      divisions: where they begin, if EPL has decided it.
     """
 
     call: GradientCall
@@ -66,6 +66,7 @@ class _Recomputation(NamedTuple):
     sweep: Sweep
     stages: Sequence[int]
     segments: List[Segment]
+    divisions: Tuple[StageDivision, ...]
 
 
 def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
@@ -91,7 +92,8 @@ def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
     stages = stages_of_nodes(view, rewrite.plan.stages)
     rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
     return RecomputeSection(
-        tuple(_summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments)
+        tuple(division for one in rewrite.recomputations for division in one.divisions),
+        tuple(_summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments),
     )
 
 
@@ -100,21 +102,24 @@ def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: Gradie
     sweep = recompute.find_sweep(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
-    segments = _segments(rewrite, view, sweep, stages, ends)
+    segments, divisions = _segments(rewrite, view, sweep, stages, ends, _objective(call))
     if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
             rewrite.config.gradient_checkpoint.type,
             ", ".join(y.name for y in call.ys),
         )
-    return _Recomputation(call, ends, sweep, stages, segments)
+    return _Recomputation(call, ends, sweep, stages, segments, divisions)
 
 
 def _summary(view: GraphView, call: GradientCall, segment: Segment) -> Recomputed:
     names = [view.nodes[node].name for node in segment.nodes]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    objective = ", ".join(y.name for y in call.ys)
-    return Recomputed(objective, segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+    return Recomputed(_objective(call), segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+
+
+def _objective(call: GradientCall) -> str:
+    return ", ".join(y.name for y in call.ys)
 
 
 def run(rewrite: Rewrite) -> None:
@@ -142,7 +147,7 @@ def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) 
 
 def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
     view = GraphView(rewrite.tf_graph)
-    _, ends, sweep, stages, segments = recomputation
+    _, ends, sweep, stages, segments, _ = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
         rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, sweep, segments, ends)
     # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
@@ -169,7 +174,9 @@ def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
-def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:
+def _segments(
+    rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int], objective: str
+) -> Tuple[List[Segment], Tuple[StageDivision, ...]]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
     writes = find_training_writes(tf_graph, view, view.writes(), ends)
@@ -181,16 +188,17 @@ def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[
         if config.memory_budget:
             for note in costs.notes:
                 logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
-        choice = choose(view, sweep, recomputable, stages, costs, config.memory_budget)
-        return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+        choice = section.decide(view, sweep, recomputable, stages, costs, config.memory_budget, objective)
+        found = recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+        return found, section.divisions_of(view, choice, objective)
     types, _ = output_types(tf_graph, view, sweep.forward)
     recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
     checkpoints = _collected(rewrite, view, sweep)
     if not checkpoints or not recomputable:
-        return []
+        return [], ()
     numbers = recompute.number_by_checkpoints(view, sweep, checkpoints)
     places = {node: (stages[node], numbers[node]) for node in recomputable}
-    return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
+    return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())}), ()
 
 
 def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:

@@ -58,9 +58,9 @@ from epl.parallel.split.region import Dependence, batch_dimension, find_region
 from epl.parallel.split.region_outputs import Exits
 from epl.parallel.split.replicated_results import first_changed
 from epl.parallel.split.resharding_paths import LINKS
-from epl.parallel.split.search import Decision, search
+from epl.parallel.split.search import Decision
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
-from epl.parallel.split.section import section_of
+from epl.parallel.split.section import decide, section_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -154,7 +154,7 @@ class SplitModel(Shards, ReplicaGroups):
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
-        decision = search(self._program, LINKS[device_type])
+        decision = decide(self._program, LINKS[device_type])
         report.refuse_full_variables(self._program, decision)
         graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))

@@ -44,7 +44,7 @@ from epl.parallel.sharding.resharding import Exchange, Exchanges
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
-from epl.parallel.zero.partition import Candidate, choose_parts
+from epl.parallel.zero.partition import Candidate
 from epl.parallel.zero.variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
@@ -238,7 +238,7 @@ class ZeroModel(Shards, ScatteredGradients):
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
         layouts: Dict[str, Layout] = {}
         for stage, of_stage in by_stage.items():
-            layouts.update(choose_parts(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
+            layouts.update(section.decide(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
         section.note(self._graph, self.level, len(self._stages), candidates, layouts)
         for one in candidates:
             if one.name not in layouts:

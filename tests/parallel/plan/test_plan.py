@@ -111,7 +111,7 @@ RECOMPUTED = Recomputed("loss:0", 1, 0, 7, "a", "b", "ff")
 
 
 def test_a_description_has_the_groups_of_updates_and_what_is_recomputed():
-    text = plans.describe(example(features=(RecomputeSection((RECOMPUTED,)), GroupedApplySection(3))))
+    text = plans.describe(example(features=(RecomputeSection((), (RECOMPUTED,)), GroupedApplySection(3))))
     assert "updates in 3 groups" in text and "recomputed for loss:0: stage 1 segment 0: 7 ops, a to b" in text
     assert "group" not in plans.describe(example()) and "recomputed" not in plans.describe(example())
 
@@ -139,7 +139,7 @@ def test_a_section_is_found_by_its_class():
 
 
 def test_other_ops_that_are_recomputed_are_a_difference():
-    mine, other = (RecomputeSection((RECOMPUTED._replace(digest=digest),)) for digest in ("ff", "00"))
+    mine, other = (RecomputeSection((), (RECOMPUTED._replace(digest=digest),)) for digest in ("ff", "00"))
     text = plans.first_difference(example(features=(mine,)), example(features=(other,)))
     assert text == "plan.features[RecomputeSection].segments[0].digest is 'ff' here and '00' there"
 
