@@ -13,7 +13,7 @@ from epl.parallel.plan.sections import AmpSection
 from epl.parallel.rewriting.context import Rewrite
 
 
-class Amp(Feature):
+class AmpFeature(Feature):
     """Ops compute in half precision; gradients are scaled on their way, and steps that overflow are skipped."""
 
     name = "amp.level"

@@ -13,7 +13,7 @@ from epl.parallel.plan.sections import PartitionSection
 from epl.parallel.rewriting.context import Rewrite
 
 
-class AutoPartition(Feature):
+class AutoPartitionFeature(Feature):
     """Divides the model into stages when it is first differentiated by its variables."""
 
     name = "auto.auto_parallel"

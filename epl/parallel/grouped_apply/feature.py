@@ -10,7 +10,7 @@ from epl.parallel.plan.sections import GroupedApplySection
 from epl.parallel.rewriting.context import Rewrite
 
 
-class GroupedApply(Feature):
+class GroupedApplyFeature(Feature):
     """Variables are updated group by group, so that the temporary tensors of one group are there at a time."""
 
     name = "optimizer.num_apply_group"

@@ -24,7 +24,7 @@ def _slice(rewrite: Rewrite) -> None:
         logger.info("%s", line)
 
 
-class IoSlicing(Feature):
+class IoSlicingFeature(Feature):
     """Every worker reads its own share of the input files."""
 
     name = "io.slicing"

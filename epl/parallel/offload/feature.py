@@ -8,7 +8,7 @@ from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.rewriting.context import Rewrite
 
 
-class Offload(Feature):
+class OffloadFeature(Feature):
     """Weights and what the optimizer keeps lie in host memory, and are on the device while they are used."""
 
     name = "offload.level"

@@ -8,7 +8,7 @@ from epl.parallel.costs.costs import Costs
 from epl.parallel.costs.repeated_blocks import find_blocks
 from epl.parallel.costs.shapes import num_bytes
 from epl.parallel.recompute.division import Chain, Division, fewest_flops, least_peak
-from epl.parallel.recompute.segments import Place, Sweep
+from epl.parallel.recompute.segments import BackwardPass, SegmentId
 from epl.utils.errors import PlanError
 
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
@@ -26,7 +26,7 @@ class Starts(NamedTuple):
     whole: Sequence[int]
 
 
-class Choice(NamedTuple):
+class SegmentChoice(NamedTuple):
     """Segments of a model.
 
     Attributes:
@@ -35,24 +35,24 @@ class Choice(NamedTuple):
       divisions: by stage, where its segments begin.
     """
 
-    places: Dict[int, Place]
-    whole: Set[Place]
+    places: Dict[int, SegmentId]
+    whole: Set[SegmentId]
     divisions: Dict[int, Starts]
 
 
 def choose(
     view: GraphView,
-    sweep: Sweep,
+    backward: BackwardPass,
     recomputable: Set[int],
     stages: Sequence[int],
     costs: Costs,
     budget: int = 0,
-) -> Choice:
+) -> SegmentChoice:
     """Divides the forward pass of each stage into segments.
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       recomputable: the nodes that may be recomputed.
       stages: of each node.
       costs: of the forward pass.
@@ -62,44 +62,44 @@ def choose(
     Raises:
       PlanError: a stage needs more than the budget.
     """
-    orders = orders_of(sweep, recomputable, stages)
-    prepared = min(sweep.seeds)
-    blocks = find_blocks(view, [node for node in sweep.forward if node < prepared], costs)
+    orders = orders_of(backward, recomputable, stages)
+    prepared = min(backward.seeds)
+    blocks = find_blocks(view, [node for node in backward.forward if node < prepared], costs)
     divisions = {}
     for stage, order in orders.items():
-        chain = chain_of(view, sweep, recomputable, order, costs)
+        chain = chain_of(view, backward, recomputable, order, costs)
         found = _divide(chain, cut_candidates(chain, _ends_of(blocks, order)), stage == max(orders), budget, stage)
         divisions[stage] = Starts([order[cut] for cut in found.cuts], found.whole)
-    return divided(view, sweep, recomputable, stages, divisions)
+    return divided(view, backward, recomputable, stages, divisions)
 
 
-def orders_of(sweep: Sweep, recomputable: Set[int], stages: Sequence[int]) -> Dict[int, List[int]]:
+def orders_of(backward: BackwardPass, recomputable: Set[int], stages: Sequence[int]) -> Dict[int, List[int]]:
     """By stage, the nodes that may be recomputed, in the order of the forward pass.
 
     Without those that TensorFlow makes for the backward pass, such as masks: they are created later.
     """
     orders: Dict[int, List[int]] = {}
-    prepared = min(sweep.seeds)
-    for node in sweep.forward:
+    prepared = min(backward.seeds)
+    for node in backward.forward:
         if node in recomputable and node < prepared:
             orders.setdefault(stages[node], []).append(node)
     return dict(sorted(orders.items()))
 
 
 def divided(
-    view: GraphView, sweep: Sweep, recomputable: Set[int], stages: Sequence[int], divisions: Dict[int, Starts]
-) -> Choice:
+    view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], divisions: Dict[int, Starts]
+) -> SegmentChoice:
     """The segments of a model whose stages are divided so."""
-    places: Dict[int, Place] = {}
-    for stage, order in orders_of(sweep, recomputable, stages).items():
+    places: Dict[int, SegmentId] = {}
+    for stage, order in orders_of(backward, recomputable, stages).items():
         starts = set(divisions[stage].starts)
         number = 0
         for node in order:
             number += node in starts
             places[node] = stage, number
     whole = {(stage, number) for stage, found in divisions.items() for number in found.whole}
-    _place_prepared(view, sweep, recomputable, stages, places)
-    return Choice(places, whole, divisions)
+    _place_prepared(view, backward, recomputable, stages, places)
+    return SegmentChoice(places, whole, divisions)
 
 
 def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget: int, stage: int) -> Division:
@@ -115,7 +115,9 @@ def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget
     return division
 
 
-def chain_of(view: GraphView, sweep: Sweep, recomputable: Collection[int], order: Sequence[int], costs: Costs) -> Chain:
+def chain_of(
+    view: GraphView, backward: BackwardPass, recomputable: Collection[int], order: Sequence[int], costs: Costs
+) -> Chain:
     """The nodes of one stage, in `order`, as a chain. An alias has no memory of its own; its uses are its source's."""
     position = {node: at for at, node in enumerate(order)}
     source: Dict[int, int] = {}  # node -> the position at which its memory was made
@@ -131,7 +133,7 @@ def chain_of(view: GraphView, sweep: Sweep, recomputable: Collection[int], order
         for consumer in consumers[node]:
             if consumer in position:
                 last[memory] = max(last[memory], position[consumer])
-            elif consumer in sweep.backward or consumer in recomputable:
+            elif consumer in backward.nodes or consumer in recomputable:
                 saved[memory] = saved[memory] or view.takes_data(consumer, node)
     return Chain(sizes, last, saved, [costs.flops[node] for node in order])
 
@@ -170,10 +172,10 @@ def _ends_of(blocks: Sequence[Sequence[int]], order: Sequence[int]) -> List[int]
 
 
 def _place_prepared(
-    view: GraphView, sweep: Sweep, recomputable: Set[int], stages: Sequence[int], places: Dict[int, Place]
+    view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], places: Dict[int, SegmentId]
 ) -> None:
     """What is made for the backward pass belongs to the latest segment that it takes something of."""
-    for node in sweep.forward:
+    for node in backward.forward:
         if node in recomputable and node not in places:
             own = [places[p] for p, _ in data_inputs(view, node) if p in places and places[p][0] == stages[node]]
             places[node] = max(own or [(stages[node], 0)])

@@ -48,11 +48,11 @@ def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
     needed = rewrite.needed_by(view, gradients, view.of_types(op_types.SHARED_STATE))
     ops = [rewrite.operation(view.nodes[node].name) for node in view.of_types(op_types.DATA_SOURCES) if node in needed]
     return [
-        op for op in ops if tf_compat.control_flow_context_of(op) is None and _carrier(op) is not None
+        op for op in ops if tf_compat.control_flow_context_of(op) is None and _with_rows(op) is not None
     ]  # fmt: skip
 
 
-def _carrier(source: tf.Operation) -> Optional[tf.Tensor]:
+def _with_rows(source: tf.Operation) -> Optional[tf.Tensor]:
     """The output by whose first dimension rows are counted; the dense shape of a sparse one."""
     outputs = [tensor for tensor in source.outputs if tensor.dtype not in (tf.variant, tf.resource)]
     open_rows = [tensor for tensor in outputs if tensor.shape.ndims and tf.dimension_value(tensor.shape[0]) is None]
@@ -66,14 +66,14 @@ def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
     """float64 []."""
     if source.name in rewrite.rows_read:
         return rewrite.rows_read[source.name]
-    carrier = _carrier(source)
-    assert carrier is not None
-    if carrier.op is not source:
-        return tf.cast(carrier[0], tf.float64)
-    if carrier.shape.ndims and tf.dimension_value(carrier.shape[0]) is not None:
-        return tf.constant(tf.dimension_value(carrier.shape[0]), tf.float64)
+    with_rows = _with_rows(source)
+    assert with_rows is not None
+    if with_rows.op is not source:
+        return tf.cast(with_rows[0], tf.float64)
+    if with_rows.shape.ndims and tf.dimension_value(with_rows.shape[0]) is not None:
+        return tf.constant(tf.dimension_value(with_rows.shape[0]), tf.float64)
     # A scalar is one row.
-    return tf.cast(tf.concat([tf.shape(carrier), [1]], axis=0)[0], tf.float64)
+    return tf.cast(tf.concat([tf.shape(with_rows), [1]], axis=0)[0], tf.float64)
 
 
 PASS = Pass(

@@ -32,7 +32,7 @@ def run(rewrite: Rewrite) -> None:
     """Places replica 0, varies its seeds, clones it."""
     view = rewrite.view
     assert view is not None
-    devices = own_devices(rewrite, view)
+    devices = pinned_devices(rewrite, view)
     stages = (
         stages_of_rewritten(view, rewrite.plan.stages, rewrite.stage_of)
         if len(rewrite.plan.stages) > 1
@@ -114,7 +114,7 @@ def _devices_of(rewrite: Rewrite, replica: int) -> List[str]:
     return [rewrite.device(stage, replica) for stage in stages] + [rewrite.host_of(stage, replica) for stage in stages]
 
 
-def own_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
+def pinned_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
     host = rewrite.host
     shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.replication.batch_division import Division
+from epl.parallel.replication.batch_division import BatchDivision
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -43,7 +43,7 @@ def run(rewrite: Rewrite) -> None:
         tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
 
 
-def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
+def _in_micro_batches(rewrite: Rewrite, division: BatchDivision) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
     """The source and its DeserializeSparse ops in every micro batch."""
     return [
         (rewrite.operation(prefix + division.source), [rewrite.operation(prefix + name) for name in division.sparse])
@@ -60,7 +60,7 @@ class _Cut:
         self._index = index
         self._count = count
 
-    def replace(self, division: Division, sparse: Sequence[tf.Operation]) -> None:
+    def replace(self, division: BatchDivision, sparse: Sequence[tf.Operation]) -> None:
         """Gives all that takes the batch this replica's rows of it."""
         if not division.dense and not sparse:
             return

@@ -2,7 +2,7 @@
 
 EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
 EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
-EPL_VERIFY=1               checks the graph after each pass
+EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and what passes read and set
 """
 
 import logging
@@ -103,15 +103,16 @@ def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
 def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
     """Runs the passes, in the order that their contracts ask for."""
     reports: List[PassReport] = []
-    dump, verify = os.environ.get("EPL_DUMP_GRAPH"), bool(os.environ.get("EPL_VERIFY"))
-    for number, p in enumerate(_without_skipped(in_order(passes))):
+    dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
+    ordered = _without_skipped(in_order(passes))
+    for number, p in enumerate(ordered):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
         rewrite.running = p
         p.run(rewrite)
         rewrite.running = None
         report = PassReport(p.name, time.process_time() - start, tf_compat.num_nodes(rewrite.tf_graph) - ops)
         reports.append(report)
-        if verify:
+        if verify and (verify != "last" or p is ordered[-1]):
             verifier.check_rewrite(rewrite, [one.name for one in reports])
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)
         if dump:
