@@ -56,8 +56,6 @@ BETWEEN_FEATURES = {
 # of the rest goes through `epl/parallel/feature.py`.
 IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
 KNOWN_TO_CORE = {
-    ("epl.parallel.transformation", "offload"): "the plan says what is offloaded",
-    ("epl.parallel.transformation", "recompute"): "the plan says what is recomputed",
     ("epl.profiler.estimate.what_if", "recompute"): "what recomputation would save",
     ("epl.profiler.estimate.what_if_state", "split"): "how fast links are",
     ("epl.profiler.profiler", "amp"): "half copies count for what they replace",
