@@ -6,12 +6,16 @@ Nothing runs here: collectives are counted in the program of rank 0, of models i
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.plan import values
+from epl.parallel.plan.sections import SplitSection
 from epl.parallel.sharding.placements import FULL, shard
+from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
 from epl.parallel.split.search import conversions, search
+from epl.parallel.split.section import decision_of, section_of
 from epl.utils.errors import PlanError
-from tests.parallel.split.harness import Model, Split, communicator, moved
-from tests.parallel.split.models import FLOAT, attention, cross_entropy, mixture, weights
+from tests.parallel.split.harness import Model, Split, communicator, few_choices, moved
+from tests.parallel.split.models import FLOAT, attention, classifier, cross_entropy, mixture, transformer, weights
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +162,14 @@ def test_a_large_variable_that_would_stay_whole_is_refused(wire):
         PlanError, match=r"\"filter\" of 13,824 bytes would stay whole .* Dilation2D \"Dilation2D\" \(.*:\d+\)"
     ):
         refuse_full_variables(split.program, split.decision, 1024)
+
+
+@pytest.mark.parametrize("build", [dense_pair, classifier, transformer, mixture], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_decision_is_found_again_by_its_layouts(wire, build, seed):
+    """The plan has the layouts of each op; with random choices left out, others than the best are decided on."""
+    prepare = {} if seed is None else {"prepare": few_choices(seed)}
+    split = Split(build, 4, 0, wire, **prepare)
+    over = SplitPlan(((0, 1, 2, 3),), (), (), ())
+    section = values.from_json(SplitSection, values.to_json(section_of(over, split.program, split.decision)))
+    assert section.ops and decision_of(section, split.program).choices == split.decision.choices
