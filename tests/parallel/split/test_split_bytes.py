@@ -77,7 +77,7 @@ def check(init, ranks, more=None):
             loss += more(logits, labels)
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     split = Graph.get().split
-    assert len(split.held) == 2  # kernel and bias
+    assert len(split.shards) == 2  # kernel and bias
     sizes = [[tf.size(tensor) for tensor in op.inputs] for op in split.exchange.collectives]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

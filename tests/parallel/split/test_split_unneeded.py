@@ -83,7 +83,7 @@ def check(init, joint, scope, devices=2, **config):
 def test_each_run_needs_what_it_fetches(init, joint):
     check(init, joint, lambda: epl.split(2))
     split = Graph.get().split
-    assert len(split.exchange.collectives) > 4 and split.held
+    assert len(split.exchange.collectives) > 4 and split.shards
 
 
 def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
