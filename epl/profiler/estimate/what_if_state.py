@@ -70,7 +70,7 @@ def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Chan
     after = estimate(graph, step, _fetched(step, state, fetches)).devices
     peak = max(device.peak - int(saved * size) for device, size in zip(after, state.bytes))
     link = LINKS[_device_type(step)]
-    # Only a second gather adds bytes: one gather and a reduce-scatter send as much as the all-reduce of data parallelism.
+    # Only a second gather adds bytes: one gather and a reduce-scatter send as much as an all-reduce.
     again = saved * (sum(state.trained[weight] for weight, _ in fetches) - sum(state.trained.values()))
     seconds = len(fetches) * link.latency + max(0.0, again) / link.bandwidth
     why = f"weights and optimizer state in parts over {ranks} replicas"
