@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("no_deadline")
 for _name in [name for name in os.environ if name.startswith("EPL_")] + ["TF_CONFIG", "PYTHONHASHSEED"]:
     os.environ.pop(_name, None)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["EPL_VERIFY"] = "last"  # every graph that a test rewrites is checked; tests/parallel checks after each pass
 
 _MARK = "TEST_PROCESS_OF"  # set in this process alone, so found in the environment of what it starts
 os.environ[_MARK] = uuid.uuid4().hex

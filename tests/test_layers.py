@@ -52,6 +52,21 @@ BETWEEN_FEATURES = {
     ("replication", "accumulation"): "replicas agree on the accumulation step before they reduce",
 }
 
+# Data parallelism and pipelines are in every plan. Of the other features core code knows those here alone; what it asks
+# of the rest goes through `epl/parallel/feature.py`.
+IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
+KNOWN_TO_CORE = {
+    ("epl.parallel.transformation", "offload"): "the plan says what is offloaded",
+    ("epl.parallel.transformation", "recompute"): "the plan says what is recomputed",
+    ("epl.profiler.estimate.what_if", "recompute"): "what recomputation would save",
+    ("epl.profiler.estimate.what_if_state", "split"): "how fast links are",
+    ("epl.profiler.profiler", "amp"): "half copies count for what they replace",
+    ("epl.runtime.dependencies", "auto_partition"): "a graph that is divided later has no stages yet",
+    ("epl.runtime.hooks", "amp"): "how TensorFlow keeps weights for the loops of a backward pass",
+    ("epl.runtime.hooks", "zero"): "how a slot is found by the user's variable",
+    ("epl.runtime.server", "split"): "a process that serves learns the groups",
+}
+
 # Imports that point upward all the same, each with its reason.
 EXCEPTIONS = {
     ("epl.utils.launcher", "epl.launcher.main"): "the path under which the released EPL has the launcher",
@@ -314,6 +329,32 @@ def test_features_do_not_know_each_other(modules):
         if one.target in modules and feature_of(module.name) and feature_of(one.target)
     }
     assert {pair for pair in found if pair[0] != pair[1]} == set(BETWEEN_FEATURES)
+
+
+def test_core_asks_features_through_their_interface(modules):
+    found = {
+        (module.name, feature_of(one.target))
+        for module in modules.values()
+        if not feature_of(module.name) and module.name != "epl.parallel.features"
+        for one in module.imports
+        if one.target in modules and feature_of(one.target)
+    }
+    assert {pair for pair in found if pair[1] not in IN_EVERY_PLAN} == set(KNOWN_TO_CORE)
+
+
+def test_the_graph_has_no_attribute_of_a_feature(modules):
+    graph = next(n for n in modules["epl.ir.graph"].tree.body if isinstance(n, ast.ClassDef) and n.name == "Graph")
+    attributes = {n.attr for n in ast.walk(graph) if isinstance(n, ast.Attribute) and _chain(n)[:1] == ["self"]}
+    assert attributes.isdisjoint(FEATURES | {"shards", "twins", "accumulations", "scale_updates"})
+
+
+def test_a_type_has_a_name_of_its_own(modules):
+    places: Dict[str, List[str]] = {}
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{module.path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_rooms_do_not_need_each_other(modules):

@@ -111,7 +111,7 @@ class Cluster:
         return list(range(first, first + self._devices_per_worker))
 
     @property
-    def layout(self) -> device_layouts.Layout:
+    def layout(self) -> device_layouts.DeviceLayout:
         """The layout, parsed."""
         return self._layout
 

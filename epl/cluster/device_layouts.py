@@ -34,7 +34,7 @@ class Slot(NamedTuple):
 Slices = Tuple[Tuple[Slot, ...], ...]
 
 
-class Layout(NamedTuple):
+class DeviceLayout(NamedTuple):
     """A parsed layout: its name and, for "specific" and "aware_row", its argument."""
 
     name: str
@@ -85,24 +85,24 @@ class VirtualDevice(NamedTuple):
         return bool(self.local_device_indices)
 
 
-def parse_layout(layout: LayoutSpec) -> Layout:
+def parse_layout(layout: LayoutSpec) -> DeviceLayout:
     """Returns the layout that `epl.Cluster(layout=...)` asks for; None is "auto".
 
     Raises:
       LayoutError: the layout is unknown, or a dict names several.
     """
     if layout is None:
-        return Layout("auto")
+        return DeviceLayout("auto")
     if isinstance(layout, str) and layout in ("all", "auto"):
-        return Layout(layout)
+        return DeviceLayout(layout)
     if isinstance(layout, Mapping):
         if len(layout) != 1:
             raise LayoutError(f"the layout {layout!r} names {len(layout)} layouts; expected one of {_legal_layouts()}.")
         ((name, argument),) = layout.items()
         if name in ("all", "auto"):
-            return Layout(name)
+            return DeviceLayout(name)
         if name in LAYOUT_NAMES:
-            return Layout(name, argument)
+            return DeviceLayout(name, argument)
     raise LayoutError(f"Layout is not supported: {layout!r}. Expected one of {_legal_layouts()}.")
 
 

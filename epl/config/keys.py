@@ -5,7 +5,7 @@ This is data. `epl/config/config.py` turns it into objects, `tools/gen_config_do
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from epl.config.types import Bool, Choice, DeviceList, Int, LossScale, Seconds, ValueType
+from epl.config.types import BoolType, ChoiceType, DeviceListType, IntType, LossScaleType, SecondsType, ValueType
 from epl.utils.job_variables import JOB_NAME, SECRET, SECRET_FILE
 
 
@@ -45,51 +45,51 @@ SECTIONS: Tuple[Tuple[str, str], ...] = (
 KEYS: Tuple[Key, ...] = (
     Key(
         "auto.auto_parallel",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Cut the model into stages automatically. Excludes strategy scopes in the model.",
     ),
-    Key("io.drop_last_files", Bool(), False, "", "Drop the last files when they cannot be divided evenly."),
+    Key("io.drop_last_files", BoolType(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(
         "io.unbalanced_io_slicing",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Allow workers to get different numbers of files when they cannot be divided evenly.",
     ),
-    Key("io.slicing", Bool(), False, "", "Give each worker its own part of the list of input files."),
+    Key("io.slicing", BoolType(), False, "", "Give each worker its own part of the list of input files."),
     Key(
         "communication.sparse_as_dense",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Turn sparse gradients (IndexedSlices) into dense ones before they are reduced.",
     ),
     Key(
         "communication.max_splits",
-        Int(minimum=1),
+        IntType(minimum=1),
         5,
         "buckets",
         "Largest number of buckets into which gradients are fused for the all-reduce.",
     ),
     Key(
         "communication.num_communicators",
-        Int(minimum=1),
+        IntType(minimum=1),
         2,
         "communicators",
         "Number of communicators over which the gradient buckets are spread; those of different communicators overlap.",
     ),
     Key(
         "communication.fp16",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Send float32 gradients as float16, and the tensors of all-to-alls in epl.split as well.",
     ),
     Key(
         "communication.fp16_scale",
-        Int(minimum=1),
+        IntType(minimum=1),
         128,
         "factor",
         "With communication.fp16: gradients are multiplied by this before the conversion to float16 and divided by it "
@@ -97,7 +97,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "communication.clip_after_allreduce",
-        Bool(),
+        BoolType(),
         False,
         "",
         "All-reduce the gradients as tf.gradients returns them, so that clipping and norms see the gradients of all "
@@ -105,14 +105,14 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "communication.gradients_reduce_method",
-        Choice("mean", "sum"),
+        ChoiceType("mean", "sum"),
         "mean",
         "",
         "How gradients of replicas and micro batches are combined.",
     ),
     Key(
         "communication.allow_different_graphs",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Train although the workers compute or update the model in different ways: the differences are intended. By "
@@ -120,7 +120,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "communication.start_timeout",
-        Seconds(),
+        SecondsType(),
         300.0,
         "seconds",
         "How long a process waits for the others when it first needs them, at its first session that trains. Then it "
@@ -129,7 +129,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "communication.stall_warning",
-        Seconds(),
+        SecondsType(),
         60.0,
         "seconds",
         "A collective, a run over several workers, or any other wait for workers that lasts longer than this is "
@@ -137,7 +137,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "communication.timeout",
-        Seconds(),
+        SecondsType(),
         1800.0,
         "seconds",
         "A wait for other workers fails when it lasts longer than this: a collective, a run over several workers, a "
@@ -145,21 +145,21 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "pipeline.num_stages",
-        Int(minimum=1, unset=-1),
+        IntType(minimum=1, unset=-1),
         -1,
         "stages",
         "Number of stages into which auto.auto_parallel cuts the model; None or -1 when it is not set.",
     ),
     Key(
         "pipeline.num_micro_batch",
-        Int(minimum=1),
+        IntType(minimum=1),
         1,
         "micro batches",
         "Micro batches of one training step: gradient accumulation with one TaskGraph, a pipeline with several.",
     ),
     Key(
         "pipeline.strategy",
-        Choice("PreferForward", "PreferBackward", "PreferBackwardOptimizer"),
+        ChoiceType("PreferForward", "PreferBackward", "PreferBackwardOptimizer"),
         "preferbackward",
         "",
         "Schedule of a pipeline: PreferForward is GPipe, PreferBackward is 1F1B, PreferBackwardOptimizer keeps one "
@@ -167,7 +167,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "gradient_checkpoint.type",
-        Choice("", "collection", "auto"),
+        ChoiceType("", "collection", "auto"),
         "",
         "",
         'Which activations are kept; the others are recomputed. "collection" keeps those that the model puts in the '
@@ -175,14 +175,14 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "gradient_checkpoint.end_taskgraph",
-        Int(minimum=0, unset=-1),
+        IntType(minimum=0, unset=-1),
         -1,
         "index of a TaskGraph",
         'With gradient_checkpoint.type "auto": the last TaskGraph in which activations are recomputed; -1 for all.',
     ),
     Key(
         "gradient_checkpoint.memory_budget",
-        Int(minimum=0),
+        IntType(minimum=0),
         0,
         "bytes",
         'With gradient_checkpoint.type "auto": the memory for the activations of one micro batch in one stage. EPL '
@@ -190,22 +190,22 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "gradient_checkpoint.check_gradients",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Check the gradients of the recomputing graph against those of the plain one.",
     ),
     Key(
         "zero.level",
-        Choice("", "v0", "v1", "v2"),
+        ChoiceType("", "v0", "v1", "v2"),
         "",
         "",
         '"v0" shards the optimizer state over the replicas, "v1" the gradients too, "v2" the weights too, "" nothing.',
     ),
-    Key("offload.level", Choice("", "v0"), "", "", '"v0" keeps all weights in host memory, "" none.'),
+    Key("offload.level", ChoiceType("", "v0"), "", "", '"v0" keeps all weights in host memory, "" none.'),
     Key(
         "amp.level",
-        Choice("", "O1"),
+        ChoiceType("", "O1"),
         "",
         "",
         '"O1" computes in half precision where it is safe and keeps the weights in float32, "" computes in the types '
@@ -213,7 +213,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "amp.debug_log",
-        Bool(),
+        BoolType(),
         False,
         "",
         'Log which types of operations stay in float32. With amp.loss_scale "dynamic", also log the first gradient '
@@ -221,7 +221,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "amp.dtype",
-        Choice("float16", "bfloat16"),
+        ChoiceType("float16", "bfloat16"),
         "float16",
         "",
         "With amp.level: the type to compute in. Operations for which TensorFlow has no kernel of that type stay in "
@@ -229,14 +229,14 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "amp.loss_scale",
-        LossScale(),
+        LossScaleType(),
         "dynamic",
         "factor",
         'With amp.level: the factor on the loss before differentiation; "dynamic" adapts it to the gradients.',
     ),
     Key(
         "cluster.device_place_prefer_intra_node",
-        Bool(),
+        BoolType(),
         True,
         "",
         "Place a model replica on the devices of one worker first (row-major order) rather than across workers "
@@ -244,28 +244,28 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "cluster.run_visible_devices",
-        DeviceList(),
+        DeviceListType(),
         "",
         "indices of GPUs",
         "The GPUs that this process uses, of those that CUDA_VISIBLE_DEVICES leaves. Usually set by the scheduler.",
     ),
     Key(
         "cluster.colocate_split_and_replicate",
-        Bool(),
+        BoolType(),
         False,
         "",
         "Place all TaskGraphs on all devices of the job. Off: each TaskGraph has devices of its own, a split too.",
     ),
     Key(
         "cluster.device_type",
-        Choice("auto", "gpu", "cpu"),
+        ChoiceType("auto", "gpu", "cpu"),
         "auto",
         "",
         '"gpu" uses the visible GPUs, "cpu" virtual CPU devices in their place, "auto" GPUs if there are any.',
     ),
     Key(
         "cluster.num_virtual_devices",
-        Int(minimum=0, maximum=1024),
+        IntType(minimum=0, maximum=1024),
         0,
         "devices",
         "Virtual CPU devices of each process when it uses no GPU. 0 means 1. epl-launch --gpu_per_worker sets it "
@@ -273,7 +273,7 @@ KEYS: Tuple[Key, ...] = (
     ),
     Key(
         "optimizer.num_apply_group",
-        Int(minimum=1),
+        IntType(minimum=1),
         1,
         "groups",
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
@@ -309,7 +309,8 @@ KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 
 # Variables that begin with EPL_ and are no configuration keys; they are never reported as misspelled.
 OTHER_ENV = frozenset(
-    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_NATIVE", "EPL_TF"]
+    ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_SKIP_PASS"]
+    + ["EPL_VERIFY", "EPL_NATIVE", "EPL_TF"]
     + [SECRET, SECRET_FILE, JOB_NAME]
 )
 

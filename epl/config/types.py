@@ -54,7 +54,7 @@ class ValueType:
         return ValueError(f"expected {self.expected()}")
 
 
-class Bool(ValueType):
+class BoolType(ValueType):
     """True or False; words, but no numbers, in the environment."""
 
     name = "bool"
@@ -79,7 +79,7 @@ class Bool(ValueType):
         return "one of {} (in upper or lower case)".format(", ".join(_TRUE_WORDS + _FALSE_WORDS))
 
 
-class Int(ValueType):
+class IntType(ValueType):
     """An integer of at least `minimum`; a bool is not one.
 
     With `unset`, that value and `None` both mean "not set", and are stored as `unset`.
@@ -118,7 +118,7 @@ class Int(ValueType):
         return words if self._unset is None else f"{words}, or None or {self._unset} for unset"
 
 
-class Seconds(ValueType):
+class SecondsType(ValueType):
     """A duration: a finite number above zero; an integer is accepted and stored as float."""
 
     name = "float"
@@ -142,7 +142,7 @@ class Seconds(ValueType):
         return "a number of seconds above 0"
 
 
-class Choice(ValueType):
+class ChoiceType(ValueType):
     """One of some words, in upper or lower case; stored in lower case, as EPL does.
 
     Attributes:
@@ -166,7 +166,7 @@ class Choice(ValueType):
         return f'"{value}"'
 
 
-class DeviceList(ValueType):
+class DeviceListType(ValueType):
     """Indices of devices, separated by commas, each once; the empty string for all."""
 
     name = "str"
@@ -188,7 +188,7 @@ class DeviceList(ValueType):
         return f'"{value}"'
 
 
-class LossScale(ValueType):
+class LossScaleType(ValueType):
     """The word "dynamic" or a fixed number of at least 1, stored as float; a string may spell the number."""
 
     name = "str or float"

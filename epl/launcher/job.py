@@ -67,7 +67,7 @@ class _Failure(NamedTuple):
     at: float  # time.monotonic()
 
 
-class Job:
+class LaunchedJob:
     """One run of all the workers of this machine."""
 
     def __init__(

@@ -22,7 +22,7 @@ from epl.launcher import options as launcher_options
 from epl.launcher import plan as launcher_plan
 from epl.launcher import secret as launcher_secret
 from epl.launcher.console import Console
-from epl.launcher.job import Interrupts, Job, Outcome
+from epl.launcher.job import Interrupts, LaunchedJob, Outcome
 from epl.launcher.options import Options
 from epl.launcher.plan import Port, Worker
 from epl.utils.last_words import PIPE_VARIABLE
@@ -129,6 +129,6 @@ def _run(
     paths = {worker.worker_index: worker.log for worker in workers if worker.log is not None}
     shown = options.local_indices if options.show_all else [0]
     causes = launcher_causes.Causes({index: pipe.read_end for index, pipe in pipes.items()})
-    outcome = Job(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
+    outcome = LaunchedJob(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
     os.close(null)
     return outcome

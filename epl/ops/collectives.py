@@ -14,7 +14,7 @@ Weight = Union[float, tf.Tensor]
 
 
 # The rank for which an op is built: attributes communicator, rank, key, and the size of the communicator.
-class Member(NamedTuple):
+class CollectiveMember(NamedTuple):
     communicator: str
     rank: int
     key: str
@@ -22,7 +22,7 @@ class Member(NamedTuple):
 
 
 def all_reduce(
-    member: Member, tensors: Sequence[tf.Tensor], reduce_op: str = "sum", weight: Weight = 1.0
+    member: CollectiveMember, tensors: Sequence[tf.Tensor], reduce_op: str = "sum", weight: Weight = 1.0
 ) -> List[tf.Tensor]:
     """EplAllReduce: the tensors (all of one dtype), times `weight`, reduced over the ranks."""
     return native.require().ops.epl_all_reduce(
@@ -36,7 +36,7 @@ def all_reduce(
 
 
 def reduce(
-    member: Member, tensors: Sequence[tf.Tensor], root: int, reduce_op: str = "sum", weight: Weight = 1.0
+    member: CollectiveMember, tensors: Sequence[tf.Tensor], root: int, reduce_op: str = "sum", weight: Weight = 1.0
 ) -> List[tf.Tensor]:
     """EplReduce: the same on rank `root`; zeros on the others."""
     return native.require().ops.epl_reduce(
@@ -50,14 +50,14 @@ def reduce(
     )
 
 
-def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int) -> List[tf.Tensor]:
+def broadcast(member: CollectiveMember, tensors: Sequence[tf.Tensor], root: int) -> List[tf.Tensor]:
     """EplBroadcast: the tensors (all of one dtype) of rank `root`."""
     return native.require().ops.epl_broadcast(
         tensors=list(tensors), root=root, communicator=member.communicator, rank=member.rank, key=member.key
     )
 
 
-def all_gather(member: Member, tensor: tf.Tensor, equal_rows: bool = False) -> Tuple[tf.Tensor, tf.Tensor]:
+def all_gather(member: CollectiveMember, tensor: tf.Tensor, equal_rows: bool = False) -> Tuple[tf.Tensor, tf.Tensor]:
     """EplAllGather: the rows of all ranks, and how many came from each."""
     output = native.require().ops.epl_all_gather(
         tensor=tensor,
@@ -70,7 +70,9 @@ def all_gather(member: Member, tensor: tf.Tensor, equal_rows: bool = False) -> T
     return output.output, output.rows
 
 
-def reduce_scatter(member: Member, tensor: tf.Tensor, reduce_op: str = "sum", weight: Weight = 1.0) -> tf.Tensor:
+def reduce_scatter(
+    member: CollectiveMember, tensor: tf.Tensor, reduce_op: str = "sum", weight: Weight = 1.0
+) -> tf.Tensor:
     """EplReduceScatter: this rank's part of the rows, times `weight`, reduced over the ranks."""
     return native.require().ops.epl_reduce_scatter(
         weight=_weight(weight),
@@ -84,7 +86,7 @@ def reduce_scatter(member: Member, tensor: tf.Tensor, reduce_op: str = "sum", we
 
 
 def all_to_all(
-    member: Member, tensor: tf.Tensor, row_splits: Optional[tf.Tensor] = None
+    member: CollectiveMember, tensor: tf.Tensor, row_splits: Optional[tf.Tensor] = None
 ) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
     """EplAllToAll, or with `row_splits` EplAllToAllV: the rows that each rank sent here; how many, None if equal."""
     ops = native.require().ops

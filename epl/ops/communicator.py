@@ -11,14 +11,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
-from epl.ops.collectives import Member, Weight
+from epl.ops.collectives import CollectiveMember, Weight
 from epl.ops.job import Job
-from epl.ops.wire_dtypes import Carrier, carrier, integer_mean
+from epl.ops.wire_dtypes import WireDtype, integer_mean, wire_dtype
 
 Dense = Union[tf.Tensor, tf.Variable]
 Reducible = Union[Dense, tf.IndexedSlices]
 
-_Build = Callable[[Member, List[tf.Tensor], str, Weight], List[tf.Tensor]]
+_Build = Callable[[CollectiveMember, List[tf.Tensor], str, Weight], List[tf.Tensor]]
 
 REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 
@@ -164,7 +164,7 @@ class Communicator:
         """
         self._check_reduce_op(reduce_op)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.all_reduce(member, group, native_op, scale)
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=True)
@@ -182,7 +182,7 @@ class Communicator:
         self._check_reduce_op(reduce_op)
         self._check_root(root)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.reduce(member, group, root, native_op, scale)
 
         return self._reduce_list(tensors, rank, key, reduce_op, weight, dense, sparse=False)
@@ -225,7 +225,7 @@ class Communicator:
         """
         self._check_root(root)
 
-        def dense(member: Member, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
+        def dense(member: CollectiveMember, group: List[tf.Tensor], native_op: str, scale: Weight) -> List[tf.Tensor]:
             return collectives.broadcast(member, group, root)
 
         return self._reduce_list(tensors, rank, key, None, None, dense, sparse=False)
@@ -260,7 +260,7 @@ class Communicator:
             return output
 
         with _scope("all_gather", key):
-            return _carried(tensor, carrier(tensor.dtype, None), build), rows[0]
+            return _carried(tensor, wire_dtype(tensor.dtype, None), build), rows[0]
 
     def all_to_all(self, tensor: Dense, rank: int, key: str, row_splits: Optional[Any] = None) -> Any:
         """Sends part r of the rows to rank r.
@@ -289,13 +289,13 @@ class Communicator:
             return output
 
         with _scope("all_to_all", key):
-            output = _carried(tensor, carrier(tensor.dtype, None), build)
+            output = _carried(tensor, wire_dtype(tensor.dtype, None), build)
         return output if row_splits is None else (output, received[0])
 
     # ---- Shared by the above.
 
-    def _member(self, rank: int, key: str) -> Member:
-        return Member(self._name, rank, key, self.world_size)
+    def _member(self, rank: int, key: str) -> CollectiveMember:
+        return CollectiveMember(self._name, rank, key, self.world_size)
 
     def _check_rank(self, rank: int) -> None:
         if rank not in self._local_ranks:
@@ -317,7 +317,9 @@ class Communicator:
         if reduce_op not in REDUCE_OPS:
             raise ValueError('reduce_op is "{}"; it must be one of {}.'.format(reduce_op, ", ".join(REDUCE_OPS)))
 
-    def _way(self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]) -> Tuple[str, Weight, Optional[Carrier]]:
+    def _way(
+        self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]
+    ) -> Tuple[str, Weight, Optional[WireDtype]]:
         """How a reduction is done: the native reduction, the weight of the op, and how the dtype travels.
 
         The mean of floats is a sum with weight 1 / W, which cannot overflow.
@@ -326,12 +328,12 @@ class Communicator:
         if weight is not None and not fractional:
             raise TypeError(f"Tensors of {dtype.name} cannot be weighted; cast them to a floating dtype.")
         if reduce_op != "mean":
-            return reduce_op, 1.0 if weight is None else weight, carrier(dtype, reduce_op)
+            return reduce_op, 1.0 if weight is None else weight, wire_dtype(dtype, reduce_op)
         if dtype.is_integer:
             return "sum", 1.0, integer_mean(dtype, self.world_size)
         if weight is None:
-            return "sum", 1.0 / self.world_size, carrier(dtype, "sum")
-        return "sum", tf.cast(weight, tf.float64) / self.world_size, carrier(dtype, "sum")
+            return "sum", 1.0 / self.world_size, wire_dtype(dtype, "sum")
+        return "sum", tf.cast(weight, tf.float64) / self.world_size, wire_dtype(dtype, "sum")
 
     def _reduce_list(
         self,
@@ -377,7 +379,7 @@ class Communicator:
     def _reduce_group(
         self,
         group: List[tf.Tensor],
-        member: Member,
+        member: CollectiveMember,
         reduce_op: Optional[str],
         weight: Optional[Weight],
         build: _Build,
@@ -386,7 +388,7 @@ class Communicator:
         """One op for dense tensors of one dtype, after `previous`, which it replaces."""
         dtype = group[0].dtype
         if reduce_op is None:
-            native_op, scale, found = "", 1.0, carrier(dtype, None)  # type: Tuple[str, Weight, Optional[Carrier]]
+            native_op, scale, found = "", 1.0, wire_dtype(dtype, None)  # type: Tuple[str, Weight, Optional[WireDtype]]
         else:
             native_op, scale, found = self._way(dtype, reduce_op, weight)
         if self.world_size == 1:
@@ -440,7 +442,7 @@ def _scope(kind: str, key: str) -> Any:
     return tf.name_scope("{}/{}".format(kind, re.sub(r"[^A-Za-z0-9_./-]", "_", key) or "unnamed"))
 
 
-def _carried(tensor: tf.Tensor, found: Optional[Carrier], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+def _carried(tensor: tf.Tensor, found: Optional[WireDtype], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Builds a collective of one tensor, which travels in its wire dtype if it has one."""
     return build(tensor) if found is None else found.decode(build(found.encode(tensor)))
 

@@ -19,12 +19,12 @@ from typing import Any, List, Optional, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives
-from epl.ops.collectives import Member
+from epl.ops.collectives import CollectiveMember
 
 
-def _member(op: tf.Operation, world: int = 0) -> Member:
+def _member(op: tf.Operation, world: int = 0) -> CollectiveMember:
     key = op.get_attr("key").decode() + "/grad"
-    return Member(op.get_attr("communicator").decode(), op.get_attr("rank"), key, world)
+    return CollectiveMember(op.get_attr("communicator").decode(), op.get_attr("rank"), key, world)
 
 
 def _differentiable(op: tf.Operation) -> bool:

@@ -13,7 +13,7 @@ NATIVE_DTYPES = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, 
 _Conversion = Callable[[tf.Tensor], tf.Tensor]
 
 
-class Carrier(NamedTuple):
+class WireDtype(NamedTuple):
     encode: _Conversion
     decode: _Conversion
     reductions: Tuple[str, ...]
@@ -22,7 +22,7 @@ class Carrier(NamedTuple):
 _ALL = ("sum", "prod", "min", "max")
 
 
-def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
+def wire_dtype(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[WireDtype]:
     """How tensors of `dtype` travel; None if the core moves them as they are.
 
     Args:
@@ -37,13 +37,13 @@ def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
     """
     if dtype in NATIVE_DTYPES:
         return None
-    if dtype not in _CARRIERS:
+    if dtype not in _WIRE_DTYPES:
         raise TypeError(
             "Tensors of {} cannot be moved between ranks; those of {} can.".format(
-                dtype.name, ", ".join(sorted(known.name for known in list(_CARRIERS) + list(NATIVE_DTYPES)))
+                dtype.name, ", ".join(sorted(known.name for known in list(_WIRE_DTYPES) + list(NATIVE_DTYPES)))
             )
         )
-    found = _CARRIERS[dtype]
+    found = _WIRE_DTYPES[dtype]
     if reduce_op is not None and reduce_op not in found.reductions:
         raise TypeError(
             "Tensors of {} cannot be reduced with {}; legal: {}. Cast them to another dtype first.".format(
@@ -53,7 +53,7 @@ def carrier(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[Carrier]:
     return found
 
 
-def integer_mean(dtype: tf.DType, world: int) -> Carrier:
+def integer_mean(dtype: tf.DType, world: int) -> WireDtype:
     """How integers travel for a mean: they are summed as int64, then divided; the mean is truncated towards zero.
 
     Raises:
@@ -61,19 +61,19 @@ def integer_mean(dtype: tf.DType, world: int) -> Carrier:
     """
     if dtype == tf.uint64:
         raise TypeError("Tensors of uint64 cannot be averaged; cast them to another dtype first.")
-    return Carrier(
+    return WireDtype(
         lambda tensor: tf.cast(tensor, tf.int64),
         lambda total: tf.cast(tf.truncatediv(total, tf.constant(world, tf.int64)), dtype),
         ("sum",),
     )
 
 
-def _cast(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...] = _ALL) -> Carrier:
-    return Carrier(lambda tensor: tf.cast(tensor, wire), lambda tensor: tf.cast(tensor, dtype), reductions)
+def _cast(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...] = _ALL) -> WireDtype:
+    return WireDtype(lambda tensor: tf.cast(tensor, wire), lambda tensor: tf.cast(tensor, dtype), reductions)
 
 
-def _bits(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...]) -> Carrier:
-    return Carrier(lambda tensor: tf.bitcast(tensor, wire), lambda tensor: tf.bitcast(tensor, dtype), reductions)
+def _bits(dtype: tf.DType, wire: tf.DType, reductions: Tuple[str, ...]) -> WireDtype:
+    return WireDtype(lambda tensor: tf.bitcast(tensor, wire), lambda tensor: tf.bitcast(tensor, dtype), reductions)
 
 
 def _pair_of_reals(tensor: tf.Tensor) -> tf.Tensor:
@@ -84,7 +84,7 @@ def _complex_of_pair(pair: tf.Tensor) -> tf.Tensor:
     return tf.complex(pair[..., 0], pair[..., 1])
 
 
-_CARRIERS: Dict[tf.DType, Carrier] = {
+_WIRE_DTYPES: Dict[tf.DType, WireDtype] = {
     tf.bool: _cast(tf.bool, tf.uint8, ("min", "max")),
     tf.int16: _cast(tf.int16, tf.int32),
     tf.uint16: _cast(tf.uint16, tf.int32),
@@ -92,6 +92,6 @@ _CARRIERS: Dict[tf.DType, Carrier] = {
     tf.uint32: _bits(tf.uint32, tf.int32, ("sum", "prod")),
     tf.uint64: _bits(tf.uint64, tf.int64, ("sum", "prod")),
     tf.bfloat16: _cast(tf.bfloat16, tf.float32),
-    tf.complex64: Carrier(_pair_of_reals, _complex_of_pair, ("sum",)),
-    tf.complex128: Carrier(_pair_of_reals, _complex_of_pair, ("sum",)),
+    tf.complex64: WireDtype(_pair_of_reals, _complex_of_pair, ("sum",)),
+    tf.complex128: WireDtype(_pair_of_reals, _complex_of_pair, ("sum",)),
 }

@@ -3,14 +3,14 @@
     tf.gradients     annotate -> before_gradients -> [TensorFlow] -> after_gradients -> returned_gradient -> boundary
     apply_gradients  around_apply( boundary -> around_optimizer( [the optimizer] ) )
     first run        refuse -> passes
-    each run         rewrite_run
+    each run         rewrite_run -> around_run( [the plan] )
 
 A feature overrides what it needs; the defaults do nothing. What it knows of a graph it keeps by `Graph.keep`. Planner
 and passes ask no feature: what they need of ranks and gradients they read from what features have kept, by its
 interface (`epl/parallel/plan/replica_groups.py`, `scattered_gradients.py`).
 """
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -67,11 +67,23 @@ Apply = Callable[[ApplyRequest], Any]
 
 
 class RunRequest(NamedTuple):
-    """What a Session.run is asked for: fetches and targets, and the tensors that are fed."""
+    """What a Session.run is asked for, as the features have changed it so far.
 
+    Attributes:
+      session: the session.
+      fetches, targets: tensors whose values are asked for, and ops to run.
+      feeds: values by tensor.
+      read: gives values of tensors that need variables alone, as they are before the run.
+    """
+
+    session: tf.Session
     fetches: List[tf.Tensor]
     targets: List[tf.Operation]
-    feeds: Iterable[tf.Tensor]
+    feeds: Dict[tf.Tensor, Any]
+    read: Callable[[Sequence[tf.Tensor]], List[Any]]
+
+
+Run = Callable[[RunRequest], List[Any]]
 
 
 class Feature:
@@ -134,6 +146,14 @@ class Feature:
 
     # ---- While it runs
 
+    def changes_runs(self, graph: Graph) -> bool:
+        """Whether runs of one replica on one device are not TensorFlow's own."""
+        return False
+
     def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
         """What runs in place of what was asked for."""
         return request
+
+    def around_run(self, graph: Graph, request: RunRequest, run: Run) -> List[Any]:
+        """Calls `run` with what runs, as all features have rewritten it; gives the values of its fetches."""
+        return run(request)

@@ -1,37 +1,39 @@
 """The features of training, in the order in which they are asked. A new feature is a folder, and a line here."""
 
-from typing import Optional, Tuple
+import functools
+from typing import Any, List, Tuple
 
 from epl.ir.graph import Graph
-from epl.parallel.accumulation.feature import Accumulation
-from epl.parallel.amp.feature import Amp
-from epl.parallel.auto_partition.feature import AutoPartition
-from epl.parallel.feature import Feature, RunRequest
-from epl.parallel.grouped_apply.feature import GroupedApply
-from epl.parallel.io_slicing.feature import IoSlicing
-from epl.parallel.offload.feature import Offload
-from epl.parallel.recompute.feature import Recompute
-from epl.parallel.sharded_variables.feature import ShardedSlots
-from epl.parallel.split.feature import Split
-from epl.parallel.zero.feature import Zero
+from epl.parallel.accumulation.feature import AccumulationFeature
+from epl.parallel.amp.feature import AmpFeature
+from epl.parallel.auto_partition.feature import AutoPartitionFeature
+from epl.parallel.feature import Feature, Run, RunRequest
+from epl.parallel.grouped_apply.feature import GroupedApplyFeature
+from epl.parallel.io_slicing.feature import IoSlicingFeature
+from epl.parallel.offload.feature import OffloadFeature
+from epl.parallel.recompute.feature import RecomputeFeature
+from epl.parallel.sharded_variables.feature import ShardedSlotsFeature
+from epl.parallel.split.feature import SplitFeature
+from epl.parallel.zero.feature import ZeroFeature
 
 FEATURES: Tuple[Feature, ...] = (
-    IoSlicing(),
-    AutoPartition(),
-    Split(),
-    Zero(),
-    ShardedSlots(),
-    Amp(),
-    Accumulation(),
-    Recompute(),
-    Offload(),
-    GroupedApply(),
+    IoSlicingFeature(),
+    AutoPartitionFeature(),
+    SplitFeature(),
+    ZeroFeature(),
+    ShardedSlotsFeature(),
+    AmpFeature(),
+    AccumulationFeature(),
+    RecomputeFeature(),
+    OffloadFeature(),
+    GroupedApplyFeature(),
 )
 
 
-def rewrite_run(graph: Optional[Graph], request: RunRequest) -> RunRequest:
-    """What runs in place of what was asked for: what the last feature made is undone first."""
-    if graph is not None:
-        for feature in reversed(FEATURES):
-            request = feature.rewrite_run(graph, request)
-    return request
+def run(graph: Graph, request: RunRequest, execute: Run) -> List[Any]:
+    """Runs what was asked for: what the last feature made is undone first."""
+    for feature in reversed(FEATURES):
+        request = feature.rewrite_run(graph, request)
+    for feature in reversed(FEATURES):
+        execute = functools.partial(feature.around_run, graph, run=execute)
+    return execute(request)

@@ -17,7 +17,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan import planner
 from epl.parallel.plan.plan import ranks_of
 from epl.parallel.plan.stages import plan_stages, stages_of_nodes
-from epl.parallel.replication.clone_replicas import own_devices
+from epl.parallel.replication.clone_replicas import pinned_devices
 from epl.parallel.rewriting.context import Rewrite
 from epl.utils import tf_compat
 from epl.utils.errors import EplError
@@ -103,7 +103,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     for node in view.nodes:
         node.device = placement.user_device(node)
     rewrite.cloned = view.descendants(view.of_types(op_types.DATA_SOURCES | op_types.PLACEHOLDERS | op_types.VARIABLES))
-    pinned = own_devices(rewrite, view)
+    pinned = pinned_devices(rewrite, view)
     of_nodes = stages_of_nodes(view, stages)
     placement.add(
         tf_graph,

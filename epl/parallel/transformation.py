@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import os
 import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
@@ -37,8 +38,9 @@ from epl.parallel.replication import (
     select_ops,
     sync_variables,
 )
-from epl.parallel.rewriting import order_exchange
+from epl.parallel.rewriting import contracts, order_exchange
 from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.contracts import CheckedRewrite
 from epl.parallel.rewriting.pass_manager import Pass, PassReport, in_order, run_passes
 from epl.utils import tf_compat
 
@@ -63,6 +65,7 @@ _CORE_PASSES = (
 def passes_of(asked: Sequence[Feature], is_plain: bool = False) -> List[Pass]:
     """The passes of features, and those of every plan, in order; `is_plain`: for one replica on one device."""
     passes = [one for feature in asked for one in feature.passes] + list(_CORE_PASSES)
+    contracts.check(passes)
     return in_order([one for one in passes if one.plain or not is_plain])
 
 
@@ -153,7 +156,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         trainings = find_trainings(graph) if len(stages) > 1 else []
         batch_parts = plan_batch_parts(graph, cluster)
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
-        rewrite = Rewrite(graph, plan, groups, trainings, env.config, cluster)
+        kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else Rewrite
+        rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         recomputed, offloaded = recompute_segments.find(rewrite), move_weights.find(rewrite)
         plan = rewrite.plan = plan._replace(recomputed=recomputed, offloaded=offloaded)
         rewrite.divisions = batch_division.find(rewrite)

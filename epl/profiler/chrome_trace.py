@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.plan.schedule import BACKWARD, Action
 from epl.profiler import actions, memory, output_files, step_stats
-from epl.profiler.roles import Kind, Role, Roles
+from epl.profiler.roles import Role, RoleKind, Roles
 from epl.profiler.step_stats import Execution
 
 Event = Dict[str, Any]
@@ -26,7 +26,16 @@ _ACTIONS = "actions"
 _ORDER = {
     kind: place
     for place, kind in enumerate(
-        (_ACTIONS, Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE, Kind.COLLECTIVE, Kind.TRANSFER, Kind.PLAN, Kind.OTHER)
+        (
+            _ACTIONS,
+            RoleKind.FORWARD,
+            RoleKind.BACKWARD,
+            RoleKind.UPDATE,
+            RoleKind.COLLECTIVE,
+            RoleKind.TRANSFER,
+            RoleKind.PLAN,
+            RoleKind.OTHER,
+        )
     )
 }
 
@@ -140,7 +149,7 @@ def _spans(ran: Sequence[Execution], action_of: Dict[str, Action]) -> List[_Slic
         _Slice(
             lane,
             str(span.action),
-            Kind.BACKWARD if span.action.kind == BACKWARD else Kind.FORWARD,
+            RoleKind.BACKWARD if span.action.kind == BACKWARD else RoleKind.FORWARD,
             first + int(span.start_us * 1e3),
             first + int(span.end_us * 1e3),
             {"stage": span.action.stage, "micro batch": span.action.micro_batch, "ops": span.ops},
@@ -164,10 +173,10 @@ def _slice(execution: Execution, roles: Roles) -> _Slice:
 
 def _lane(role: Role) -> _Lane:
     """Passes have a lane for each stage and micro batch, collectives for each communicator."""
-    kind = Kind.BACKWARD if role.kind == Kind.RECOMPUTE else role.kind
-    if kind == Kind.COLLECTIVE:
+    kind = RoleKind.BACKWARD if role.kind == RoleKind.RECOMPUTE else role.kind
+    if kind == RoleKind.COLLECTIVE:
         return _Lane((_ORDER[kind], 0, 0, role.communicator), "communicator " + role.communicator)
-    if kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE):
+    if kind not in (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE):
         return _Lane((_ORDER[kind], 0, 0, ""), kind)
     words = [] if role.stage is None else [f"stage {role.stage}"]
     words += [] if role.micro_batch is None else [f"micro batch {role.micro_batch}"]

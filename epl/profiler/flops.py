@@ -6,14 +6,14 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from epl.profiler import output_files, step_flops
-from epl.profiler.roles import Kind
+from epl.profiler.roles import RoleKind
 from epl.profiler.step_flops import OpFlops, StepFlops
 from epl.profiler.traced_runs import TracedRunsHook
 
 logger = logging.getLogger("epl")
 
 CMDS = ("scope", "op", "graph")
-_PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)  # the passes that EPL distinguishes where it recorded the model
+_PASSES = (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE)  # the passes that EPL distinguishes where it recorded the model
 _SMALLEST_SHARE = 0.01  # a scope with a smaller share is not listed
 _LONGEST_LIST = 50  # of ops
 
@@ -97,7 +97,7 @@ def summary(flops: StepFlops) -> str:
     kinds = {kind: step_flops.total(step_flops.of_model(flops, [kind])) for kind in _PASSES}
     parts = [f"{kind} {kinds[kind] / 1e9:.6f}" for kind in _PASSES if kinds[kind]]
     local = step_flops.total(flops.ops)
-    again = step_flops.total(one for one in flops.ops if one.role.kind == Kind.RECOMPUTE)
+    again = step_flops.total(one for one in flops.ops if one.role.kind == RoleKind.RECOMPUTE)
     lines = [
         "FLOPs of the model: {:.6f} GFLOPs{}".format(
             step_flops.total(step_flops.of_model(flops)) / 1e9, " ({})".format(", ".join(parts)) if parts else ""

@@ -15,7 +15,7 @@ from epl.parallel.costs.shapes import TensorType, num_bytes
 from epl.profiler import step_stats
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """An allocation, or a release of memory.
 
     Attributes:
@@ -44,7 +44,7 @@ class Timeline(NamedTuple):
     device: str
     persistent: int
     peak: int
-    changes: Tuple[Change, ...]
+    changes: Tuple[MemoryChange, ...]
 
 
 def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> List[Timeline]:
@@ -73,7 +73,7 @@ def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> 
         for allocation in allocations.get(device, []):
             live += allocation.bytes
             peak = max(peak, live)
-            changes.append(Change(allocation.time_us, allocation.op, allocation.bytes, live))
+            changes.append(MemoryChange(allocation.time_us, allocation.op, allocation.bytes, live))
         peak = max(peak, counted.get(device, 0))
         if peak:
             found.append(Timeline(device, persistent.get(device, 0), peak, tuple(changes)))

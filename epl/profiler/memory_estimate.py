@@ -17,7 +17,7 @@ from epl.profiler.estimate import what_if
 from epl.profiler.estimate.estimate import MemoryEstimate, StepGraph, estimate, prepare
 from epl.profiler.estimate.report import describe
 from epl.runtime.feeds import FeedSharing
-from epl.runtime.step import StepFinder
+from epl.runtime.run_plan import RunPlanner
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -92,7 +92,7 @@ def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]
     if rewrite is not None and not rewrite.runs_as_it_is:
         sharing = FeedSharing(rewrite)
         feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))
-        step = StepFinder(rewrite).find(fetches, targets, feeds)
+        step = RunPlanner(rewrite).plan_run(fetches, targets, feeds)
         if step.shares_feeds:
             feeds = sharing.share(feeds, step.unneeded)
         elif step.repeats_feeds:

@@ -17,7 +17,7 @@ from epl.parallel.plan.stages import stage_of_taskgraph
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
 
 
-class Kind:
+class RoleKind:
     """What an op does in a step."""
 
     FORWARD = "forward"
@@ -48,7 +48,7 @@ class Role(NamedTuple):
     communicator: str
 
 
-_PHASES = {Phase.BACKWARD.encode(): Kind.BACKWARD, Phase.APPLY.encode(): Kind.UPDATE}
+_PHASES = {Phase.BACKWARD.encode(): RoleKind.BACKWARD, Phase.APPLY.encode(): RoleKind.UPDATE}
 
 
 class Roles:
@@ -100,26 +100,26 @@ class Roles:
         copy, name = _without_prefix(in_replica, self._micro_batches)
         stage = self._stage(in_replica, device)
         if op_type == "RecvTensor":
-            return Role(Kind.TRANSFER, replica, stage, None, "")
+            return Role(RoleKind.TRANSFER, replica, stage, None, "")
         node = self._view.nodes[self._view.index[op]] if op in self._view.index else None
         communicator = ""
         if node is not None and node.op in COLLECTIVE_OP_TYPES:
             communicator = node.attr["communicator"].s.decode()
         varies = self.rewrite is not None and (name in self.rewrite.micro_batched or copy > 0)
-        kind = Kind.COLLECTIVE if communicator else self._kind(op, name)
+        kind = RoleKind.COLLECTIVE if communicator else self._kind(op, name)
         return Role(kind, replica, stage, copy if varies else None, communicator)
 
     def _kind(self, op: str, name: str) -> str:
         if name in self._recomputed:
-            return Kind.RECOMPUTE
+            return RoleKind.RECOMPUTE
         if self.rewrite is not None and name in self.rewrite.added:
-            return Kind.PLAN
+            return RoleKind.PLAN
         if op not in self._view.index and self.rewrite is not None:
-            return Kind.PLAN if PLAN_SCOPE in name.split("/") else Kind.OTHER
+            return RoleKind.PLAN if PLAN_SCOPE in name.split("/") else RoleKind.OTHER
         if not self._recorded or op not in self._view.index:
-            return Kind.OTHER
+            return RoleKind.OTHER
         attrs = self._view.nodes[self._view.index[op]].attr
-        return _PHASES.get(attrs[PHASE_ATTR].s, Kind.FORWARD) if PHASE_ATTR in attrs else Kind.FORWARD
+        return _PHASES.get(attrs[PHASE_ATTR].s, RoleKind.FORWARD) if PHASE_ATTR in attrs else RoleKind.FORWARD
 
     def _stage(self, in_replica: str, device: str) -> Optional[int]:
         rewrite = self.rewrite

@@ -9,11 +9,10 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.costs.ops import Kind as CostKind
-from epl.parallel.costs.ops import op_cost
+from epl.parallel.costs.ops import Kind, op_cost
 from epl.parallel.costs.shapes import TensorType, num_elements
 from epl.profiler import step_stats
-from epl.profiler.roles import Kind, Role, Roles
+from epl.profiler.roles import Role, RoleKind, Roles
 
 # Fused ops of TensorFlow -> the op that does the main work; ops fused into it count once per element of the output.
 _FUSED = {
@@ -25,7 +24,7 @@ _FUSED = {
 _SENDS = frozenset(["_Send", "_HostSend"])
 _RECEIVES = frozenset(["_Recv", "_HostRecv"])
 _MATMULS = frozenset(["MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2"])
-_OF_MODEL = frozenset([Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE, Kind.OTHER])
+_OF_MODEL = frozenset([RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE, RoleKind.OTHER])
 _UNKNOWN = TensorType(None, tf.float32)
 
 
@@ -104,9 +103,9 @@ def count(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> StepFlops:
         if node is None:
             continue
         kind, flops = step.cost(node)
-        if kind == CostKind.UNKNOWN:
+        if kind == Kind.UNKNOWN:
             unknown.add(node.op)
-        if kind == CostKind.CALL:
+        if kind == Kind.CALL:
             calls.add(name)
         if flops:
             found.append(OpFlops(name, node.op, device, roles.of(name, device), runs, flops * runs))
@@ -141,7 +140,7 @@ class _Step:
         """The kind and the FLOPs of one run of a node."""
         fused = node.op in _FUSED
         if node.op in COLLECTIVE_OP_TYPES or (node.op[0] == "_" and not fused):
-            return CostKind.FREE, 0.0
+            return Kind.FREE, 0.0
         inputs = [self._type(text) for text in node.input if text[0] != "^"]
         count = self._num_outputs.get(node.name, 0)
         outputs = [self._outputs.get((node.name, slot), _UNKNOWN) for slot in range(count)]

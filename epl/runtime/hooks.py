@@ -30,30 +30,20 @@
 
 import contextlib
 import functools
-import threading
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.graph import Graph, first_tensor
+from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel import inference, transformation
 from epl.parallel.amp import half_ops
-from epl.parallel.feature import RunRequest
-from epl.parallel.features import rewrite_run
-from epl.parallel.plan import agreement
-from epl.parallel.recompute import check_run
-from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import monitored, recorder, saver, server
-from epl.runtime.session import GraphRunner
+from epl.runtime import monitored, recorder, runs, saver, server
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-_FIRST_NAMES = 3  # of what a run fetches, in messages
-_transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 _installed: List[Tuple[Any, str, Any]] = []
 
 
@@ -112,9 +102,9 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     _installed.append((owner, name, tf_compat.replace_function(owner, name, wrapper)))
 
 
-def _original(owner: Any, name: str) -> Callable[..., Any]:
-    """What `owner.name` was before `install`."""
-    return next(original for wrapped, wrapped_name, original in _installed if (wrapped, wrapped_name) == (owner, name))
+def _original_run() -> Callable[..., Any]:
+    """What `BaseSession._do_run` was before `install`."""
+    return next(original for _, name, original in _installed if name == "_do_run")
 
 
 # ---- Recording
@@ -198,22 +188,10 @@ def _session_init(
 
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
-    _rewritten(session)
-    _place(session)
+    runs.rewritten(session, _original_run())
+    runs.place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, lambda: "the sending of the graph", original, session)
-
-
-def _place(session: Any) -> None:
-    """A graph without gradients is placed by stage, before the session gets its ops."""
-    graph, env = Graph.of(session.graph), Env.get()
-    if graph is not None and env.is_ready and env.cluster is not None:
-        inference.place(
-            graph,
-            env.cluster,
-            env.config,
-            lambda device: any(one.name.endswith(device) for one in session.list_devices()),
-        )
 
 
 def _close(original: Callable[..., None], session: Any) -> None:
@@ -221,48 +199,6 @@ def _close(original: Callable[..., None], session: Any) -> None:
     if graph is not None and graph.runner is not None:
         graph.runner.closing(session)
     server.close(original, session)
-
-
-def _rewritten(session: Any) -> Optional[GraphRunner]:
-    """Rewrites the session's graph if that is due; the runner of a graph whose runs are changed, else None.
-
-    What was built behind the rewriting gets what it needs of the parts of variables here: before anything asks what a
-    run needs.
-    """
-    graph = Graph.of(session.graph)
-    if graph is None:
-        return None
-    if transformation.needs_transform(graph):
-        with _transform_lock:
-            if transformation.needs_transform(graph):
-                _refuse_shipped(session, graph)
-                transformation.transform(session.graph)
-    rewrite: Optional[Rewrite] = graph.plan
-    if rewrite is None or rewrite.runs_as_it_is:
-        return None
-    if graph.shards is not None:
-        graph.shards.checkpoints.extend()
-    if graph.runner is None:
-        if rewrite.spans_processes and not server.is_connected(session):
-            agreement.refuse_local_session()
-        graph.runner = GraphRunner(
-            rewrite, functools.partial(_guarded_run, _original(tf_compat.BaseSession, "_do_run"))
-        )
-    graph.runner.refuse_fork()
-    return graph.runner
-
-
-def _refuse_shipped(session: Any, graph: Graph) -> None:
-    """The rewriting changes gradients and what applies them; a session does not see changes of ops that it has."""
-    shipped = getattr(session, "_epl_shipped", 0)
-    for call in list(graph.gradient_calls) + list(graph.apply_calls):
-        for name, gradient in call.boundaries:
-            tensor = first_tensor(gradient)
-            if tf_compat.op_id(tensor.op) <= shipped:
-                raise PlanError(
-                    "The session ran before the graph could be rewritten for {} (its gradient {!r} is in it already). "
-                    "Build the whole training step first, or open a new session.".format(name, tensor.name)
-                )
 
 
 def _run(
@@ -273,45 +209,14 @@ def _run(
     options: Any = None,
     run_metadata: Any = None,
 ) -> Any:
-    runner = _rewritten(session)
+    runner = runs.rewritten(session, _original_run())
     if runner is not None and feed_dict:
         feed_dict = runner.feeds.cut_ahead(feed_dict)
     return original(session, fetches, feed_dict, options, run_metadata)
 
 
-def _do_run(
-    original: Callable[..., Any],
-    session: Any,
-    handle: Any,
-    target_list: Any,
-    fetch_list: Any,
-    feed_dict: Any,
-    options: Any,
-    run_metadata: Any,
-) -> Any:
-    runner = _rewritten(session)
-    request = rewrite_run(Graph.of(session.graph), RunRequest(list(fetch_list), list(target_list), feed_dict))
-    fetch_list, target_list = request.fetches, request.targets
-
-    def run(fetches: Any, feeds: Any) -> Any:
-        if runner is not None:
-            return runner.run(session, target_list, fetches, feeds, options, run_metadata)
-        return _guarded_run(original, session, handle, target_list, fetches, feeds, options, run_metadata)
-
-    def read(tensors: Any) -> Any:
-        if runner is not None:
-            runner.take_values_of_rank_0(session)
-        return _guarded_run(original, session, handle, [], tensors, {}, None, None)
-
-    return check_run.run(session, target_list, fetch_list, feed_dict, run, read)
-
-
-def _guarded_run(run: Callable[..., Any], session: Any, handle: Any, targets: Any, fetches: Any, *args: Any) -> Any:
-    def what() -> str:
-        names = [one.name for one in [*targets, *fetches]]
-        return "Session.run of {}{}".format(", ".join(names[:_FIRST_NAMES]), ", ..." if names[_FIRST_NAMES:] else "")
-
-    return server.guarded(session, what, run, session, handle, targets, fetches, *args)
+def _do_run(original: Callable[..., Any], session: Any, *args: Any) -> Any:
+    return runs.run(original, session, *args)
 
 
 def _make_callable(
@@ -321,7 +226,7 @@ def _make_callable(
     feed_list: Optional[List[Any]] = None,
     accept_options: bool = False,
 ) -> Any:
-    if _rewritten(session) is None and check_run.recomputing(session) is None:
+    if runs.rewritten(session, _original_run()) is None and not runs.are_changed(session):
         return original(session, fetches, feed_list, accept_options)
     feed_list = list(feed_list or [])
 
@@ -334,8 +239,8 @@ def _make_callable(
 
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
-    runner = _rewritten(session)
-    is_checked = check_run.recomputing(session) is not None and not callable_options.tensor_connection
+    runner = runs.rewritten(session, _original_run())
+    is_checked = runs.are_changed(session) and not callable_options.tensor_connection
     if runner is None and not is_checked:
         return original(session, callable_options)
     if callable_options.tensor_connection:
@@ -357,7 +262,7 @@ def _make_callable_from_options(original: Callable[..., Any], session: Any, call
 
 
 def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any) -> Any:
-    if _rewritten(session) is not None:
+    if runs.rewritten(session, _original_run()) is not None:
         raise PlanError(
             "Session.partial_run cannot feed several replicas bit by bit. Use Session.run with all feeds at once."
         )
@@ -370,7 +275,7 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
 def _chief_session(original: Callable[..., Any], creator: Any) -> Any:
     """Hooks of the session may read what only worker 0 has restored, such as the global step."""
     session = original(creator)
-    runner = _rewritten(session)
+    runner = runs.rewritten(session, _original_run())
     if runner is not None:
         runner.begin(session, functools.partial(monitored.restore_parts, runner.rewrite.graph, creator, session))
     return session

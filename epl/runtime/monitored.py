@@ -44,7 +44,7 @@ _UNSEEN = (
 )
 
 
-class Checkpoints(NamedTuple):
+class CheckpointPaths(NamedTuple):
     """The checkpoints of a monitored session that trains; worker 0 tells the others of its own.
 
     Attributes:
@@ -88,7 +88,7 @@ def training_session(
     return original(**given)
 
 
-def _checkpoints(given: Dict[str, Any]) -> Checkpoints:
+def _checkpoints(given: Dict[str, Any]) -> CheckpointPaths:
     """Those of a call of MonitoredTrainingSession with these arguments."""
     directory = given.get("checkpoint_dir") or ""
     path = next((tf_compat.save_path(h) for h in _hooks(given) if isinstance(h, tf.train.CheckpointSaverHook)), "")
@@ -96,7 +96,7 @@ def _checkpoints(given: Dict[str, Any]) -> Checkpoints:
     if not path and directory and (any(intervals) or not intervals):
         path = os.path.join(directory, "model.ckpt")
     begins_with = tf.train.latest_checkpoint(directory) if directory else None
-    return Checkpoints(_absolute(directory), _absolute(path), _absolute(begins_with or ""))
+    return CheckpointPaths(_absolute(directory), _absolute(path), _absolute(begins_with or ""))
 
 
 def _hooks(given: Dict[str, Any]) -> List[tf.train.SessionRunHook]:
@@ -127,7 +127,7 @@ def _say_who_evaluates(given: Dict[str, Any]) -> None:
 class _NamesLastCheckpoint(tf.train.SessionRunHook):
     """On another worker than 0: its directory has the last checkpoint of worker 0, by name."""
 
-    def __init__(self, graph: Graph, own: Checkpoints, worker: int) -> None:
+    def __init__(self, graph: Graph, own: CheckpointPaths, worker: int) -> None:
         self._graph = graph
         self._own = own
         self._worker = worker
@@ -173,10 +173,10 @@ def _is_being_written(checkpoint: str) -> bool:
         return True
 
 
-def told_by_worker_0(graph: Graph) -> Optional[Checkpoints]:
+def told_by_worker_0(graph: Graph) -> Optional[CheckpointPaths]:
     """What worker 0 told when the graph was rewritten; None if its session is no monitored one."""
     told = graph.state_of(ToldByWorkers)
-    return Checkpoints(*json.loads(told.of_worker_0)) if told is not None and told.of_worker_0 else None
+    return CheckpointPaths(*json.loads(told.of_worker_0)) if told is not None and told.of_worker_0 else None
 
 
 def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: tf.Session) -> None:
@@ -194,7 +194,7 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
         graph.keep(ToldByWorkers, facts._replace(own=""))
     if not own_text or told is None or graph.shards is None or cluster is None or cluster.worker_index == 0:
         return
-    own = Checkpoints(*json.loads(own_text))
+    own = CheckpointPaths(*json.loads(own_text))
     if told.begins_with == own.begins_with or (told.directory == own.directory and not told.begins_with):
         return
     if not told.begins_with or not tf.io.gfile.exists(told.begins_with + ".index"):

@@ -1,4 +1,4 @@
-"""Session.run under a plan: keeps variables equal, runs the Step, and tells the other processes when it fails."""
+"""Session.run under a plan: keeps variables equal, runs what is planned, tells the other processes when it fails."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ from epl.ops.job import Job
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.sharded_variables.state import Choice
 from epl.runtime.feeds import FeedSharing
-from epl.runtime.step import Step, StepFinder
+from epl.runtime.run_plan import RunPlan, RunPlanner
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -47,7 +47,7 @@ class GraphRunner:
         self._raw = raw
         self._shards = rewrite.graph.shards
         self.feeds = FeedSharing(rewrite)
-        self._steps = StepFinder(rewrite)
+        self._planner = RunPlanner(rewrite)
         self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._replica_lock = threading.Lock()
@@ -74,15 +74,15 @@ class GraphRunner:
         metadata: Any,
     ) -> List[Any]:
         """What the user asked for, on all replicas that it concerns."""
-        step = self._steps.find(fetches, targets, feeds)
-        chosen = self._chosen(session, step.choices)
-        if not step.first and not chosen:
-            return self._run(session, step, fetches, feeds, {}, options, metadata)
-        first = tuple(dict.fromkeys([*step.first, *chosen.values()]))
+        plan = self._planner.plan_run(fetches, targets, feeds)
+        chosen = self._chosen(session, plan.choices)
+        if not plan.first and not chosen:
+            return self._run(session, plan, fetches, feeds, {}, options, metadata)
+        first = tuple(dict.fromkeys([*plan.first, *chosen.values()]))
         reads = self._shards.reads
         others = [op for tensor in first for op in reads.get(tensor, ())]
-        step = self._steps.find(first, others, ())
-        values = dict(zip(first, self._run(session, step, first, {}, {}, None, None)))
+        plan = self._planner.plan_run(first, others, ())
+        values = dict(zip(first, self._run(session, plan, first, {}, {}, None, None)))
         known = {tensor: value for tensor, value in values.items() if tensor not in reads}
         for choice, variable in chosen.items():
             known.update(dict.fromkeys(choice.flags, np.bool_(True)))
@@ -93,8 +93,8 @@ class GraphRunner:
         found = {tensor.name: value for tensor, value in values.items()}
         rest = [tensor for tensor in fetches if tensor.name not in found]
         if rest or targets:
-            step = self._steps.find(rest, targets, feeds, wholes)
-            results = self._run(session, step, rest, feeds, wholes, options, metadata)
+            plan = self._planner.plan_run(rest, targets, feeds, wholes)
+            results = self._run(session, plan, rest, feeds, wholes, options, metadata)
             found.update((tensor.name, result) for tensor, result in zip(rest, results))
         return [found[tensor.name] for tensor in fetches]
 
@@ -114,57 +114,57 @@ class GraphRunner:
     def _run(
         self,
         session: tf.Session,
-        step: Step,
+        plan: RunPlan,
         fetches: Sequence[tf.Tensor],
         feeds: Dict[tf.Tensor, Any],
         wholes: Dict[tf.Tensor, Any],
         options: Any,
         metadata: Any,
     ) -> List[Any]:
-        """As `run`, for the step of what has a value at any time of the run; `wholes`: fed as they are."""
+        """As `run`, for the plan of what has a value at any time of the run; `wholes`: fed as they are."""
         state = self._state(session)
-        self.feeds.refuse_unused_parts(feeds, step.unneeded, step.shares_feeds)
-        if step.shares_feeds:
-            feeds = self.feeds.share(feeds, step.unneeded)
-        elif step.repeats_feeds:
+        self.feeds.refuse_unused_parts(feeds, plan.unneeded, plan.shares_feeds)
+        if plan.shares_feeds:
+            feeds = self.feeds.share(feeds, plan.unneeded)
+        elif plan.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
             if self._shards is not None:
-                self._shards.refuse_copied_rows([*fetches, *step.written.values], step.differentiates)
-            if self._shards is not None and not step.differentiates:
+                self._shards.refuse_copied_rows([*fetches, *plan.written.values], plan.differentiates)
+            if self._shards is not None and not plan.differentiates:
                 for tensor, by_rank in self._shards.leads().items():
                     feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
-        if self.rewrite.counted and not step.counts_rows:
+        if self.rewrite.counted and not plan.counts_rows:
             for weight in self.rewrite.weights:
                 feeds.setdefault(weight, np.asarray(1.0))
-        if step.has_whole_batch and self.rewrite.batch_count is not None:
+        if plan.has_whole_batch and self.rewrite.batch_count is not None:
             feeds[self.rewrite.batch_count] = np.asarray(1, np.int64)
             feeds.update(dict.fromkeys(self.rewrite.batch_checks, np.asarray(True)))
-        feeds.update(dict.fromkeys(step.barriers, np.asarray(True)))
+        feeds.update(dict.fromkeys(plan.barriers, np.asarray(True)))
         feeds.update(wholes)
         if self._shards is not None:
             feeds.update(self._shards.checkpoints.feeds(state.number))
 
         def run_step() -> List[Any]:
-            if step.is_collective:
+            if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
-            if step.uses_replicas:
+            if plan.uses_replicas:
                 self._copy_to_replicas(session, state)
-            result = self._raw(session, None, step.targets, step.fetches, feeds, options, metadata)
-            if step.writes_replica_0_alone:
+            result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
+            if plan.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
-            state.replicas_current &= not step.written.differs_between_replicas
-            state.processes_current &= not step.written.differs_between_processes
+            state.replicas_current &= not plan.written.differs_between_replicas
+            state.processes_current &= not plan.written.differs_between_processes
             return result
 
-        if step.is_collective:
+        if plan.is_collective:
             result = self._collectively(run_step)
             if self._shards is not None:
                 self._shards.checkpoints.step_done()
             return result
-        if self._shards is not None and not self._shards.gathered.isdisjoint(step.fetches):
+        if self._shards is not None and not self._shards.gathered.isdisjoint(plan.fetches):
             run_step = functools.partial(self._gathering, run_step)
-        if step.uses_replicas and not (step.only_stages and state.replicas_current):  # it may wait for another thread
+        if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
                 return run_step()
         return run_step()
@@ -182,12 +182,12 @@ class GraphRunner:
         own = [name for name in fetches if name not in self.rewrite.merged]
         if self.rewrite.local_replicas == 1 or not own:
             return
-        step = self._steps.find(
+        plan = self._planner.plan_run(
             [tf_graph.get_tensor_by_name(name) for name in fetches],
             [tf_graph.get_operation_by_name(name) for name in targets],
             [tf_graph.get_tensor_by_name(name) for name in feeds],
         )
-        if step.shares_feeds and Env.get().says_first("Keras metrics"):
+        if plan.shares_feeds and Env.get().says_first("Keras metrics"):
             logger.warning(
                 "tf.keras trains with %d replicas in this process. The loss that it reports is that of all rows; its "
                 "metrics (%s) are those of the rows of replica 0. Model.evaluate gives them for all rows. This is said "

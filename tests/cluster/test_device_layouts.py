@@ -123,7 +123,7 @@ class TestParse:
         ],
     )
     def test_legal(self, layout, name, argument):
-        assert device_layouts.parse_layout(layout) == device_layouts.Layout(name, argument)
+        assert device_layouts.parse_layout(layout) == device_layouts.DeviceLayout(name, argument)
 
     @pytest.mark.parametrize("layout", ["row", "specific", {"row": 4}, 3])
     def test_unknown_is_a_runtime_error_that_names_the_legal_ones(self, layout):

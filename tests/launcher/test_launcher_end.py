@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from epl.launcher.job import Job
+from epl.launcher.job import LaunchedJob
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)
@@ -211,7 +211,7 @@ def test_interrupted_job_is_not_started_again(start, until):
 def test_who_runs_on_after_others_ended_well_is_told_once():
     console = mock.Mock()
     starts = [mock.Mock(worker_index=index) for index in range(3)]
-    job = Job(starts, {}, [], mock.Mock(), console, mock.Mock())
+    job = LaunchedJob(starts, {}, [], mock.Mock(), console, mock.Mock())
     job._take_end(1, 0, mock.Mock())
     now = time.monotonic()
     job._tell_who_is_left(now + 1)

@@ -79,11 +79,11 @@ def test_missing_communicator_says_what_to_do():
 
 def test_weight_of_integers_is_refused_by_the_kernel():
     from epl.ops import collectives
-    from epl.ops.collectives import Member
+    from epl.ops.collectives import CollectiveMember
 
     communicator = ops_harness.local_communicator(2)
     with tf.Graph().as_default() as graph, ops_harness.session(2, graph) as session:
-        member = Member(communicator.name, 0, "x", 2)
+        member = CollectiveMember(communicator.name, 0, "x", 2)
         with pytest.raises(tf.errors.InvalidArgumentError, match="int32 cannot be weighted"):
             session.run(collectives.all_reduce(member, [tf.constant(3)], weight=0.5))
 

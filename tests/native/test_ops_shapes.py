@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops import collectives
-from epl.ops.collectives import Member
+from epl.ops.collectives import CollectiveMember
 
 
 @pytest.fixture(autouse=True)
@@ -130,4 +130,4 @@ def test_ops_are_not_merged_folded_or_dropped(comm, graph):
 
 def test_rank_beyond_the_world_is_refused_by_the_shape_function():
     with pytest.raises(ValueError, match="rank 3 is not one of the 3 ranks"):
-        collectives.all_gather(Member("c", 3, "x", 3), placeholder(2))
+        collectives.all_gather(CollectiveMember("c", 3, "x", 3), placeholder(2))

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel import features
-from epl.parallel.feature import Feature, RunRequest
+from epl.parallel.feature import Feature
 from epl.parallel.rewriting.pass_manager import Pass
 from tests.parallel.in_process import Linear
 
@@ -35,13 +35,13 @@ class GradientNorms(Feature):
         if norms is None or not any(asked):
             return request
         with graph.building_own_ops():
-            return RunRequest([list(norms.tensors.values())[0]], request.targets, request.feeds)
+            return request._replace(fetches=[list(norms.tensors.values())[0]])
 
     passes = (
         Pass(
             "note_norms",
             lambda rewrite: setattr(rewrite.graph.state_of(Norms), "built_when", sorted(rewrite.collectives)),
-            after=frozenset(["aggregated"]),
+            requires=frozenset(["collectives"]),
             plain=True,
         ),
     )

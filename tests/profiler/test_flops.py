@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.profiler import profiler, step_flops, step_stats
 from epl.profiler.flops import FlopsProfilerHook, profile_flops, profile_step
-from epl.profiler.roles import Kind
+from epl.profiler.roles import RoleKind
 from epl.profiler.step_flops import of_model, total
 from tests.parallel.in_process import Linear, error_text
 from tests.parallel.pipelines import begin, dense, no_stage, stage
@@ -71,15 +71,15 @@ def test_under_a_plan_the_model_counts_once_and_the_step_all_copies(init):
     flops = counted(train_op, feed(6 * ROWS))  # two replicas, three micro batches
     forward, backward = expected_layers()
     biases = ROWS * (64 + 64 + 64 + 8)
-    assert matmuls(of_model(flops, [Kind.FORWARD])) == forward + biases
-    assert matmuls(of_model(flops, [Kind.BACKWARD])) == backward
-    recomputed = [one for one in flops.ops if one.role.kind == Kind.RECOMPUTE]
+    assert matmuls(of_model(flops, [RoleKind.FORWARD])) == forward + biases
+    assert matmuls(of_model(flops, [RoleKind.BACKWARD])) == backward
+    recomputed = [one for one in flops.ops if one.role.kind == RoleKind.RECOMPUTE]
     assert total(recomputed) > 0 and not set(recomputed) & set(of_model(flops))
-    assert 6 * backward < matmuls(one for one in flops.ops if one.role.kind == Kind.BACKWARD) * 1.0001
-    passes = [one for one in flops.ops if one.role.kind in (Kind.FORWARD, Kind.BACKWARD)]
-    assert total(passes) == pytest.approx(6 * total(of_model(flops, [Kind.FORWARD, Kind.BACKWARD])), rel=0.01)
-    updates = [one for one in flops.ops if one.role.kind == Kind.UPDATE]
-    assert total(updates) == pytest.approx(2 * total(of_model(flops, [Kind.UPDATE])), rel=0.01)
+    assert 6 * backward < matmuls(one for one in flops.ops if one.role.kind == RoleKind.BACKWARD) * 1.0001
+    passes = [one for one in flops.ops if one.role.kind in (RoleKind.FORWARD, RoleKind.BACKWARD)]
+    assert total(passes) == pytest.approx(6 * total(of_model(flops, [RoleKind.FORWARD, RoleKind.BACKWARD])), rel=0.01)
+    updates = [one for one in flops.ops if one.role.kind == RoleKind.UPDATE]
+    assert total(updates) == pytest.approx(2 * total(of_model(flops, [RoleKind.UPDATE])), rel=0.01)
     assert flops.scale == 1.0
 
 

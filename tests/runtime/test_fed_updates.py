@@ -152,7 +152,7 @@ def test_another_process_needs_the_values_of_what_a_step_takes(init):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(model.train, {model.x: np.ones([4, 3])})
-        find = Graph.get().runner._steps.find
+        find = Graph.get().runner._planner.plan_run
         assert find([], [model.set_rate.op], [model.value]).written.differs_between_processes
         assert not find([], [keep.op], [model.value]).written.differs_between_processes
         assert not find([], [add.op], []).written.differs_between_processes

@@ -109,7 +109,7 @@ def test_a_worker_that_does_not_see_the_last_checkpoint_says_so(init, tmp_path, 
     tf.train.get_or_create_global_step()
     if seen:
         tf.train.update_checkpoint_state(str(tmp_path), str(tmp_path / "model.ckpt-0"))
-    told = monitored.Checkpoints(str(tmp_path), str(tmp_path / "model.ckpt"), "")
+    told = monitored.CheckpointPaths(str(tmp_path), str(tmp_path / "model.ckpt"), "")
     graph = Graph.get(may_create=True)
     graph.keep(ToldByWorkers, ToldByWorkers("", json.dumps(told)))
     own = told._replace(saves_as=str(tmp_path / "own" / "model.ckpt"))

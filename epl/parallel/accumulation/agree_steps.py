@@ -22,20 +22,20 @@ from epl.ir import op_types
 from epl.ir.dataflow import has_open_rows
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
-from epl.parallel.accumulation.record import Accumulation, accumulations_of
+from epl.parallel.accumulation.record import AccumulationRecord, accumulations_of
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.context import Rewrite
 from epl.utils import tf_compat
 
 
-def by_boundary(graph: Graph) -> Dict[str, Accumulation]:
+def by_boundary(graph: Graph) -> Dict[str, AccumulationRecord]:
     """The accumulations of a graph, by the names of the boundaries after their sums."""
     return {name: one for one in accumulations_of(graph) for name in (*one.boundaries, *one.held)}
 
 
 def agree(
-    rewrite: Rewrite, communicator: Communicator, name: str, accumulation: Accumulation, weight: tf.Tensor
+    rewrite: Rewrite, communicator: Communicator, name: str, accumulation: AccumulationRecord, weight: tf.Tensor
 ) -> tf.Operation:
     """Adds the gate of an accumulation and gives its position and its gradients their new sources.
 

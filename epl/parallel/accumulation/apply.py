@@ -36,7 +36,7 @@ from epl.parallel.accumulation.gradients import (
     note_late,
     with_means,
 )
-from epl.parallel.accumulation.record import Accumulation, Held, accumulations_of
+from epl.parallel.accumulation.record import AccumulationRecord, HeldGradient, accumulations_of
 from epl.parallel.plan.stages import plan_stages
 from epl.utils import tf_compat
 from epl.utils.errors import EplError, PlanError
@@ -100,7 +100,7 @@ def accumulated_apply(
 
 def _build(
     graph: Graph,
-    accumulation: Accumulation,
+    accumulation: AccumulationRecord,
     pairs: Sequence[Pair],
     early: Dict[str, Boundary],
     steps: Steps,
@@ -154,7 +154,7 @@ def _counter() -> Tuple[tf.Tensor, tf.Tensor]:
         return handle, tf.identity(tf.maximum(position, 0), name="position")
 
 
-def _begun(counter: tf.Tensor, held: Sequence[Held], late: Sequence[Late]) -> List[tf.Operation]:
+def _begun(counter: tf.Tensor, held: Sequence[HeldGradient], late: Sequence[Late]) -> List[tf.Operation]:
     """Marks the counter until the micro step is done: after one that failed half-way the training step begins anew.
 
     It is marked when there are gradients, so that a run which finds no more data leaves everything as it was.
@@ -176,7 +176,7 @@ def _check_runs(position: tf.Tensor, own: tf.Tensor) -> tf.Operation:
         return tf.raw_ops.Assert(condition=together, data=[tf.constant(text)], summarize=3)
 
 
-def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Accumulation:
+def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> AccumulationRecord:
     """The record of those that share gradients in `early`, else a new one."""
     sharing = [
         accumulation for accumulation in accumulations_of(graph) if not early.keys().isdisjoint(accumulation.held)
@@ -191,7 +191,7 @@ def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> Acc
         return sharing[0]
     counter, position = _counter()
     graph.local_variables.add(counter.op.name)
-    accumulation = Accumulation(steps.count, counter, position, (), frozenset(), {})
+    accumulation = AccumulationRecord(steps.count, counter, position, (), frozenset(), {})
     accumulations_of(graph).append(accumulation)
     return accumulation
 

@@ -15,7 +15,7 @@ from epl.utils.errors import PlanError
 logger = logging.getLogger("epl")
 
 
-class Accumulation(Feature):
+class AccumulationFeature(Feature):
     """A training step takes several runs, whose gradients are added up."""
 
     name = "pipeline.num_micro_batch"

@@ -25,7 +25,7 @@ from epl.ir.gradient_boundary import (
 )
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
-from epl.parallel.accumulation.record import Accumulation, Held, accumulations_of
+from epl.parallel.accumulation.record import AccumulationRecord, HeldGradient, accumulations_of
 from epl.parallel.accumulation.sums import Storage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.utils import tf_compat
@@ -73,7 +73,9 @@ def early_boundaries(graph: Graph, pairs: Sequence[Pair], changed: bool) -> Dict
     return found if changed or held & set(found) else {}
 
 
-def hold(graph: Graph, accumulation: Accumulation, early: Dict[str, Boundary], steps: Steps) -> Accumulation:
+def hold(
+    graph: Graph, accumulation: AccumulationRecord, early: Dict[str, Boundary], steps: Steps
+) -> AccumulationRecord:
     """Makes everything behind the boundaries `early` compute with the mean up to this run."""
     names = [name for name in early if name not in accumulation.held]
     if not names:
@@ -104,7 +106,7 @@ def hold(graph: Graph, accumulation: Accumulation, early: Dict[str, Boundary], s
         graph,
         accumulation,
         sources=tuple(sources),
-        held={name: Held(*values) for name, values in zip(names, zip(storage, totals, reduced))},
+        held={name: HeldGradient(*values) for name, values in zip(names, zip(storage, totals, reduced))},
         storage=[handle.op.name for kept in storage for handle in kept],
         replaced={name: (early[name], bound[1]) for name, bound in zip(names, reduced) if bound is not None},
     )
@@ -175,7 +177,7 @@ def add_late(late: Sequence[Late], is_first: tf.Tensor) -> tf.Tensor:
 
 def note_late(
     graph: Graph,
-    accumulation: Accumulation,
+    accumulation: AccumulationRecord,
     pairs: Sequence[Pair],
     late: Sequence[Late],
     counters: Sequence[tf.Tensor],
@@ -247,13 +249,13 @@ def _refuse_branches(bounds: Sequence[Boundary]) -> None:
 
 def _update(
     graph: Graph,
-    accumulation: Accumulation,
+    accumulation: AccumulationRecord,
     sources: Tuple[Gradient, ...],
-    held: Dict[str, Held],
+    held: Dict[str, HeldGradient],
     storage: Sequence[str],
     replaced: Dict[str, Tuple[Boundary, Gradient]],
     boundaries: Sequence[str] = (),
-) -> Accumulation:
+) -> AccumulationRecord:
     """Adds to a record of `graph`; where gradients were replaced, the recorded calls of tf.gradients follow."""
     records = accumulations_of(graph)
     (index,) = [i for i, one in enumerate(records) if one.counter is accumulation.counter]

@@ -12,7 +12,7 @@ from epl.ir.gradient import Boundary, Gradient
 from epl.ir.graph import Graph
 
 
-class Held(NamedTuple):
+class HeldGradient(NamedTuple):
     """A gradient that everything after its boundary sees added up.
 
     Attributes:
@@ -27,7 +27,7 @@ class Held(NamedTuple):
     reduced: Optional[Boundary]
 
 
-class Accumulation(NamedTuple):
+class AccumulationRecord(NamedTuple):
     """Calls of apply_gradients that count micro steps together: one, unless several share gradients.
 
     Attributes:
@@ -45,17 +45,17 @@ class Accumulation(NamedTuple):
     position: tf.Tensor
     sources: Tuple[Gradient, ...]
     boundaries: FrozenSet[str]
-    held: Dict[str, Held]
+    held: Dict[str, HeldGradient]
 
 
 class Accumulations:
     """The records of one graph, in the order in which they were begun."""
 
     def __init__(self) -> None:
-        self.records: List[Accumulation] = []
+        self.records: List[AccumulationRecord] = []
 
 
-def accumulations_of(graph: Graph) -> List[Accumulation]:
+def accumulations_of(graph: Graph) -> List[AccumulationRecord]:
     """The records of a graph, which may be added to."""
     found = graph.state_of(Accumulations) or graph.keep(Accumulations, Accumulations())
     return found.records

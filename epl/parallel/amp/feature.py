@@ -11,7 +11,7 @@ from epl.parallel.amp.refusals import refuse_unskipped, warn_of_precision
 from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest, RunRequest
 
 
-class Amp(Feature):
+class AmpFeature(Feature):
     """Ops compute in half precision; gradients are scaled on their way, and steps that overflow are skipped."""
 
     name = "amp.level"

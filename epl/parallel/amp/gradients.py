@@ -27,7 +27,7 @@ from epl.utils.errors import FeedError
 logger = logging.getLogger("epl")
 
 
-class State(NamedTuple):
+class ConvertedModel(NamedTuple):
     """What is known of a model that was converted.
 
     Attributes:
@@ -49,11 +49,11 @@ def begin(graph: Graph, request: GradientsRequest) -> GradientsRequest:
     if not Env.get().config.amp.level:
         return request
     ys, xs, stop = (as_list(request.arguments.get(name)) for name in ("ys", "xs", "stop_gradients"))
-    state = graph.state_of(State)
+    state = graph.state_of(ConvertedModel)
     if state is None:
         if all(variable_name(x) is None for x in xs):
             return request
-        state = graph.keep(State, State([], set()))
+        state = graph.keep(ConvertedModel, ConvertedModel([], set()))
     half_ops.use_half_copies(graph)
     ys = [graph.restored(y) if isinstance(y, tf.Tensor) else y for y in ys]
     _convert(graph, state, ys, xs + stop)
@@ -65,7 +65,7 @@ def begin(graph: Graph, request: GradientsRequest) -> GradientsRequest:
     return request._replace(arguments=given, dtypes=dtypes, seed_scale=scale)
 
 
-def _convert(graph: Graph, state: State, ys: Sequence[Any], named: Sequence[Any]) -> None:
+def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequence[Any]) -> None:
     """Gives half copies to what `ys` need and was not seen before; tensors that the call names keep their type."""
     config = Env.get().config
     cluster = Env.get().cluster
@@ -89,7 +89,7 @@ def finish(
 ) -> List[Optional[Gradient]]:
     """The gradients as the user asked for them: true, and of the type of what they are the gradients of."""
     result: List[Any] = list(gradients)
-    state = graph.state_of(State)
+    state = graph.state_of(ConvertedModel)
     if state is None:
         return result
     half_ops.use_half_copies(graph)

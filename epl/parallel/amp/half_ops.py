@@ -21,14 +21,14 @@ from epl.ir.graph import Graph
 from epl.ir.replacements import Replacement
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, WEIGHT_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.amp.op_selection import Choice, type_attr
+from epl.parallel.amp.op_selection import HalfSelection, type_attr
 from epl.utils import tf_compat
 
 _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
 _NAMED = "_EPL_AMP_"  # in the names of what is made here
 
 
-def make_half_copies(graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> List[tf.Operation]:
+def make_half_copies(graph: Graph, view: GraphView, choice: HalfSelection, half: tf.DType) -> List[tf.Operation]:
     """Adds half copies to the graph, and lets everything else take them; notes them in `graph.replacements`.
 
     Args:
@@ -107,7 +107,7 @@ def _is_weight_cast(op: tf.Operation) -> bool:
 class _Maker:
     """Makes the half copies of one differentiation."""
 
-    def __init__(self, graph: Graph, view: GraphView, choice: Choice, half: tf.DType) -> None:
+    def __init__(self, graph: Graph, view: GraphView, choice: HalfSelection, half: tf.DType) -> None:
         self.weight_casts: List[tf.Operation] = []
         self._graph = graph
         self._view = view

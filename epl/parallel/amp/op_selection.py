@@ -38,14 +38,14 @@ _HAND_ON = frozenset(
 _LISTED = op_lists.ALLOW | op_lists.DENY | _FOLLOWING
 
 
-class Places(NamedTuple):
+class TypedPorts(NamedTuple):
     """Positions of the inputs and outputs of an op that have the type in which it computes."""
 
     inputs: FrozenSet[int]
     outputs: FrozenSet[int]
 
 
-class Choice(NamedTuple):
+class HalfSelection(NamedTuple):
     """What computes in half precision; nodes of a view.
 
     Attributes:
@@ -56,7 +56,7 @@ class Choice(NamedTuple):
     """
 
     half: List[int]
-    places: Dict[int, Places]
+    places: Dict[int, TypedPorts]
     weights: Set[int]
     constants: Set[int]
 
@@ -73,7 +73,7 @@ def choose(
     half: tf.DType,
     device_type: str,
     has_kernel: HasKernel = tf_compat.has_kernel,
-) -> Choice:
+) -> HalfSelection:
     """Finds the ops that compute in half precision.
 
     Args:
@@ -111,14 +111,14 @@ def choose(
     clear = {node for node in follows - chosen if view.types[node] in op_lists.CLEAR}
     chosen |= edges.reach(chosen, edges.both, clear)
     casts = _casts(view, order, kept, listed, chosen)
-    listed.update((node, Places(frozenset(), frozenset([0]))) for node in casts)
+    listed.update((node, TypedPorts(frozenset(), frozenset([0]))) for node in casts)
     chosen |= casts
-    return Choice(
+    return HalfSelection(
         [node for node in order if node in chosen], {node: listed[node] for node in chosen}, weights, constants
     )
 
 
-def describe(view: GraphView, choice: Choice, half: tf.DType) -> str:
+def describe(view: GraphView, choice: HalfSelection, half: tf.DType) -> str:
     """Which ops compute in half precision, by type, for people."""
     counts = collections.Counter(view.types[node] for node in choice.half)
     return "{} ops compute in {}: {}".format(
@@ -126,7 +126,7 @@ def describe(view: GraphView, choice: Choice, half: tf.DType) -> str:
     )
 
 
-def describe_rest(view: GraphView, choice: Choice, roots: Iterable[int]) -> str:
+def describe_rest(view: GraphView, choice: HalfSelection, roots: Iterable[int]) -> str:
     """Which ops that a list names stay float32, by type and list, for people."""
     rest = view.ancestors(roots) - set(choice.half)
     lines = []
@@ -151,9 +151,9 @@ class _Places:
         key = type_attr(self._view.types[node])
         return key in attrs and attrs[key].type == _FLOAT and "_gradient_op_type" not in attrs
 
-    def of(self, node: int) -> Places:
+    def of(self, node: int) -> TypedPorts:
         definition = tf_compat.op_def(self._tf_graph, self._view.types[node])
-        return Places(self._positions(node, definition.input_arg), self._positions(node, definition.output_arg))
+        return TypedPorts(self._positions(node, definition.input_arg), self._positions(node, definition.output_arg))
 
     def _positions(self, node: int, arguments: Iterable[Any]) -> FrozenSet[int]:
         key = type_attr(self._view.types[node])
@@ -197,7 +197,7 @@ class _Able:
 class _Edges:
     """Who passes float values to whom, among ops of the lists."""
 
-    def __init__(self, view: GraphView, listed: Dict[int, Places]) -> None:
+    def __init__(self, view: GraphView, listed: Dict[int, TypedPorts]) -> None:
         self.up: Dict[int, List[int]] = {node: [] for node in listed}
         self.down: Dict[int, List[int]] = {node: [] for node in listed}
         self.both: Dict[int, List[int]] = {node: [] for node in listed}
@@ -222,7 +222,7 @@ class _Edges:
         return found
 
 
-def _denied(view: GraphView, edges: _Edges, listed: Dict[int, Places]) -> Set[int]:
+def _denied(view: GraphView, edges: _Edges, listed: Dict[int, TypedPorts]) -> Set[int]:
     """The ops of DENY, those of INFER behind them, and those of CLEAR on the way to these."""
     deny = {node for node in listed if view.types[node] in op_lists.DENY}
     infer = {node for node in listed if view.types[node] in op_lists.INFER}
@@ -251,7 +251,7 @@ def _constant(tf_graph: tf.Graph, view: GraphView, order: Iterable[int]) -> Tupl
     return weights, constants
 
 
-def _converted(view: GraphView, node: int, places: Places) -> Set[int]:
+def _converted(view: GraphView, node: int, places: TypedPorts) -> Set[int]:
     """The nodes whose values would be converted for an op."""
     inputs = data_inputs(view, node)
     return {inputs[position][0] for position in places.inputs}
@@ -274,7 +274,7 @@ def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:
 
 
 def _casts(
-    view: GraphView, order: Iterable[int], kept: Collection[int], listed: Dict[int, Places], chosen: Set[int]
+    view: GraphView, order: Iterable[int], kept: Collection[int], listed: Dict[int, TypedPorts], chosen: Set[int]
 ) -> Set[int]:
     """Conversions of other types to float32 for ops of half precision alone."""
     consumers = view.consumers()

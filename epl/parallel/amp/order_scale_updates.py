@@ -10,7 +10,7 @@ from epl.ir.view import GraphView
 from epl.parallel.amp.loss_scale import LossScale
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
@@ -33,5 +33,9 @@ def run(rewrite: Rewrite) -> None:
 
 
 PASS = Pass(
-    "order_scale_updates", run, provides=frozenset(["scale order"]), after=frozenset(["apply order"]), plain=True
+    "order_scale_updates",
+    run,
+    adds=names("orders"),
+    after=names("group_apply"),
+    plain=True,
 )

@@ -11,7 +11,7 @@ from epl.parallel.auto_partition.annotate import Partitioned, partition_model
 from epl.parallel.feature import Feature
 
 
-class AutoPartition(Feature):
+class AutoPartitionFeature(Feature):
     """Divides the model into stages when it is first differentiated by its variables."""
 
     name = "auto.auto_parallel"

@@ -22,7 +22,7 @@ REPEATED_BLOCKS = "repeated blocks"
 BALANCED = "balanced"
 
 
-class Stage(NamedTuple):
+class PartitionStage(NamedTuple):
     """The work of one stage for one micro batch.
 
     Attributes:
@@ -53,7 +53,7 @@ class Partition(NamedTuple):
 
     policy: str
     of_node: Dict[int, int]
-    stages: Tuple[Stage, ...]
+    stages: Tuple[PartitionStage, ...]
     notes: Tuple[str, ...]
     units: Units
 
@@ -179,7 +179,7 @@ def _last_use(view: GraphView, where: Dict[int, int]) -> Dict[Tuple[int, int], i
     return last
 
 
-def _stages(view: GraphView, of_node: Dict[int, int], costs: Costs, num_stages: int) -> Tuple[Stage, ...]:
+def _stages(view: GraphView, of_node: Dict[int, int], costs: Costs, num_stages: int) -> Tuple[PartitionStage, ...]:
     stages = []
     members: List[List[int]] = [[] for _ in range(num_stages)]
     for node, stage in of_node.items():
@@ -190,7 +190,7 @@ def _stages(view: GraphView, of_node: Dict[int, int], costs: Costs, num_stages: 
             cut[stage] += num_bytes(costs.types[node][output])
     for stage, nodes in enumerate(members):
         stages.append(
-            Stage(
+            PartitionStage(
                 len(nodes),
                 sum(costs.flops[node] for node in nodes),
                 sum(costs.step_seconds[node] for node in nodes),

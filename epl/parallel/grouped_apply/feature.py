@@ -6,7 +6,7 @@ from epl.parallel.feature import Feature
 from epl.parallel.grouped_apply import order_groups
 
 
-class GroupedApply(Feature):
+class GroupedApplyFeature(Feature):
     """Variables are updated group by group, so that the temporary tensors of one group are there at a time."""
 
     name = "optimizer.num_apply_group"

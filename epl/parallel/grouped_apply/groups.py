@@ -30,7 +30,7 @@ class Update(NamedTuple):
     bytes: Optional[int]
 
 
-class Updates(NamedTuple):
+class GroupedUpdates(NamedTuple):
     """What one call of apply_gradients writes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Updates(NamedTuple):
 
 def find_updates(
     view: GraphView, gradients: Dict[int, int], others: Set[int], is_own: Callable[[int], bool]
-) -> Updates:
+) -> GroupedUpdates:
     """The updates of one call.
 
     Args:
@@ -77,7 +77,7 @@ def find_updates(
     for variable in found:
         ops = frozenset(_region(view, written[variable], is_own))
         updates.append(Update(variable, tuple(sorted(written[variable])), ops, variable_bytes(view, variable)))
-    return Updates(tuple(updates), tuple(variable for variable in order if variable not in found))
+    return GroupedUpdates(tuple(updates), tuple(variable for variable in order if variable not in found))
 
 
 def _readers(view: GraphView, written: Dict[int, List[int]], is_own: Callable[[int], bool]) -> Dict[int, Set[int]]:

@@ -32,7 +32,7 @@ from epl.parallel.grouped_apply.groups import Update
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -51,7 +51,7 @@ _NEVER_WAIT = frozenset(
 _LONGEST_LIST = 3  # of names in a message
 
 
-class Chain(NamedTuple):
+class UpdateChain(NamedTuple):
     """Updates that are put in order.
 
     Attributes:
@@ -88,20 +88,20 @@ class _Ordering:
         self._view = view
         self._phases: Dict[bytes, bytes] = {}  # attributes -> phase: most nodes share theirs
 
-    def chains(self, count: int) -> List[Chain]:
+    def chains(self, count: int) -> List[UpdateChain]:
         """The updates of each call, to be put into `count` groups; those of each stage and branch by themselves."""
         gradients = [self._gradients_of(call) for call in self._rewrite.graph.apply_calls]
         everything: Set[int] = set().union(*gradients)
-        result: List[Chain] = []
+        result: List[UpdateChain] = []
         left_out: List[int] = []
         for number, own in enumerate(gradients):
             found = apply_groups.find_updates(self._view, own, everything - set(own), self._is_own)
             left_out += found.left_out
-            chains: Dict[Tuple[int, int], Chain] = {}
+            chains: Dict[Tuple[int, int], UpdateChain] = {}
             for update in reversed(found.of_call):
                 stage, context = self._stage(update), self._context(update.writes[0])
                 scope = f"apply{number}/order{len(chains)}"
-                chains.setdefault((stage, id(context)), Chain(scope, stage, context, [])).updates.append(update)
+                chains.setdefault((stage, id(context)), UpdateChain(scope, stage, context, [])).updates.append(update)
             result += [chain for chain in chains.values() if len(chain.updates) > 1]
             left_out += [chain.updates[0].variable for chain in chains.values() if len(chain.updates) == 1]
         if left_out:
@@ -114,7 +114,7 @@ class _Ordering:
             )
         return result
 
-    def order(self, chain: Chain, count: int) -> None:
+    def order(self, chain: UpdateChain, count: int) -> None:
         """Puts a chain in order, in at most `count` groups."""
         indices = apply_groups.balanced_groups([update.bytes for update in chain.updates], count)
         groups = [[chain.updates[i] for i in group] for group in indices]
@@ -137,7 +137,7 @@ class _Ordering:
         names = frozenset(self._view.nodes[write].name for update in chain.updates for write in update.writes)
         self._rewrite.orders.append(Order(tuple(name for name, _ in barriers), names))
 
-    def _barriers(self, chain: Chain, writes: Sequence[Sequence[int]]) -> List[Tuple[str, tf.Operation]]:
+    def _barriers(self, chain: UpdateChain, writes: Sequence[Sequence[int]]) -> List[Tuple[str, tf.Operation]]:
         """Behind each group but the last, the barrier at which the next one waits."""
         rewrite = self._rewrite
         with rewrite.building(chain.scope, chain.stage):
@@ -200,8 +200,8 @@ class _Ordering:
 PASS = Pass(
     "group_apply",
     run,
-    provides=frozenset(["apply order"]),
-    after=frozenset(["aggregated", "gather order"]),
+    adds=names("orders"),
+    after=names("aggregate_gradients order_gathers"),
     plain=True,
     optional=True,
 )

@@ -24,8 +24,8 @@ def _slice(rewrite: Rewrite) -> None:
         logger.info("%s", line)
 
 
-class IoSlicing(Feature):
+class IoSlicingFeature(Feature):
     """Every worker reads its own share of the input files."""
 
     name = "io.slicing"
-    passes = (Pass("slice_inputs", _slice, provides=frozenset(["sliced inputs"])),)
+    passes = (Pass("slice_inputs", _slice),)

@@ -4,7 +4,7 @@ from epl.parallel.feature import Feature
 from epl.parallel.offload import move_weights
 
 
-class Offload(Feature):
+class OffloadFeature(Feature):
     """Weights and what the optimizer keeps lie in host memory, and are on the device while they are used."""
 
     name = "offload.level"

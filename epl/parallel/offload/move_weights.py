@@ -29,12 +29,12 @@ from epl.parallel.plan.plan import Offloaded
 from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.weights.prefetch import (
     Fetch,
     Section,
-    Use,
+    WeightUse,
     bytes_at_a_time,
     find_uses,
     largest,
@@ -99,7 +99,7 @@ def run(rewrite: Rewrite) -> None:
         tf_compat.set_devices(rewrite.tf_graph, [(name, rewrite.host) for name in hosted + names])
 
 
-def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
+def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[WeightUse]:
     bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
     behind = view.descendants(bounds)
@@ -108,7 +108,9 @@ def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[Use]:
     return find_uses(rewrite.tf_graph, view, region, view.descendants(writes) | replaced, changing)
 
 
-def _sections(rewrite: Rewrite, view: GraphView, uses: Sequence[Use], stages: Sequence[int]) -> Dict[int, Section]:
+def _sections(
+    rewrite: Rewrite, view: GraphView, uses: Sequence[WeightUse], stages: Sequence[int]
+) -> Dict[int, Section]:
     """In a pipeline the copies of an action belong to the action; with one stage the two passes are one sequence."""
     if len(rewrite.plan.stages) == 1:
         return {use.consumer: (0, False) for use in uses}
@@ -152,7 +154,7 @@ def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[st
 
 
 def _report(
-    view: GraphView, region: HostRegion, uses: Sequence[Use], fetches: Sequence[Fetch], stages: Sequence[int]
+    view: GraphView, region: HostRegion, uses: Sequence[WeightUse], fetches: Sequence[Fetch], stages: Sequence[int]
 ) -> None:
     """Says how much is copied, and what is so at the start of a step."""
     fetched = {(use.consumer, use.position) for fetch in fetches for use in fetch.uses}
@@ -179,5 +181,10 @@ def _report(
 
 
 PASS = Pass(
-    "offload", run, provides=frozenset(["offloaded"]), after=frozenset(["recomputed"]), plain=True, optional=True
+    "offload",
+    run,
+    requires=names("recomputed"),
+    after=names("recompute"),
+    plain=True,
+    optional=True,
 )

@@ -31,7 +31,7 @@ from epl.parallel.replication.merge_outputs import merge
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.function_seeds import OwnSeeds
 from epl.parallel.rewriting.order_exchange import skip_unneeded
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.plan_nodes import Waits
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
@@ -68,7 +68,7 @@ def run(rewrite: Rewrite) -> None:
     extra = barriers + sums.nodes + shared.nodes
     keys = keys_of_copies(view, lanes, copied, copies)
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs, keys)
-    skip_unneeded(rewrite)
+    skip_unneeded(rewrite, rewrite.micro_batched, rewrite.stage_of)
     if copies:
         _merge_outputs(rewrite, view, ops)
         _use_merged_values(rewrite, view, ops, writes)
@@ -121,8 +121,8 @@ def _clone(
     edits = {(copy, node): seeds.edit(view.nodes[node], micro_batch=copy) for copy in copies for node in random}
     rewrite.added_functions |= seeds.functions
     edits.update((key, SAME._replace(attrs=[("key", value)])) for key, value in keys.items())
-    for key, names in waits.items():
-        edits[key] = edits.get(key, SAME)._replace(controls=names)
+    for key, ops in waits.items():
+        edits[key] = edits.get(key, SAME)._replace(controls=ops)
     prefixes = [rewrite.micro_prefix(copy) for copy in copies]
     cloned = clone_nodes(
         rewrite.tf_graph,
@@ -134,10 +134,10 @@ def _clone(
         seeds.take_library(),
         inputs,
     )
-    for (copy, node), names in waits.items():
+    for (copy, node), ops in waits.items():
         if copy == 0:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))
-            tf_compat.add_control_inputs(op, [rewrite.operation(name) for name in names])
+            tf_compat.add_control_inputs(op, [rewrite.operation(name) for name in ops])
     return cloned
 
 
@@ -218,7 +218,7 @@ def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
 PASS = Pass(
     "clone_micro_batches",
     run,
-    requires=frozenset(["exchange order"]),
-    provides=frozenset(["micro batches"]),
-    after=frozenset(["recomputed", "offloaded", "regathered"]),
+    provides=names("micro_batched micro_merged folded stage_of barriers later_writes"),
+    adds=names("over_micro_batches orders collectives"),
+    after=names("recompute offload regather order_exchange"),
 )

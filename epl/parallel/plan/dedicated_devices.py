@@ -24,17 +24,17 @@ from epl.utils.errors import LayoutError, NotAvailableError, PlanError
 logger = logging.getLogger("epl")
 
 
-def has_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
+def has_dedicated_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
     """Whether the splits of a model are on other devices than the TaskGraphs beside them.
 
     They are not where each asks for all devices of the job: then all share them.
     """
-    return _could_have_own_devices(taskgraphs, cluster) and not _each_asks_for_all(taskgraphs, cluster)
+    return _could_have_dedicated_devices(taskgraphs, cluster) and not _each_asks_for_all(taskgraphs, cluster)
 
 
 def tell_of_shared_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> None:
     """Logs that a split shares its devices though the configuration does not say so."""
-    if _could_have_own_devices(taskgraphs, cluster) and _each_asks_for_all(taskgraphs, cluster):
+    if _could_have_dedicated_devices(taskgraphs, cluster) and _each_asks_for_all(taskgraphs, cluster):
         logger.info(
             "Each of %s asks for all %d devices of the job, so they share them, as with "
             "cluster.colocate_split_and_replicate.",
@@ -47,7 +47,7 @@ def _each_asks_for_all(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> boo
     return all(one.strategy.device_count == cluster.total_gpu_num for one in taskgraphs)
 
 
-def _could_have_own_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
+def _could_have_dedicated_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
     """Whether the configuration, the layout and the annotations let splits have devices of their own."""
     return (
         not Env.get().config.cluster.colocate_split_and_replicate

@@ -52,7 +52,7 @@ _Found = TypeVar("_Found")
 Digests = Tuple[bytes, ...]
 
 
-class Kind(NamedTuple):
+class OpKind(NamedTuple):
     """What an op is, whatever it takes.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Node(NamedTuple):
     """An op in a body: what it takes, as the number of an argument or op and the name of the output."""
 
     op_type: str
-    kind: Kind
+    kind: OpKind
     data: List[Tuple[int, str]]
     control: List[int]
 
@@ -98,7 +98,7 @@ class _Body(NamedTuple):
 class Functions:
     """The functions of a graph, and what ops compute that may call them."""
 
-    def __init__(self, library: Iterable[Any], kind: Callable[[str, bytes], Kind]) -> None:
+    def __init__(self, library: Iterable[Any], kind: Callable[[str, bytes], OpKind]) -> None:
         """Keeps what is needed.
 
         Args:
@@ -119,7 +119,7 @@ class Functions:
         return op_type in _STATEFUL_CALLS or (op_type in self and self._library[op_type].signature.is_stateful)
 
     def result(
-        self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes], drawn: Counter[bytes]
+        self, op_type: str, kind: OpKind, values: List[bytes], control: List[bytes], drawn: Counter[bytes]
     ) -> Result:  # fmt: skip
         """What an op computes from inputs with the digests `values`, after ops with the digests `control`.
 
@@ -131,7 +131,7 @@ class Functions:
         drawn[result.digest] += 1
         return _with_number(result, drawn[result.digest])
 
-    def _unnumbered(self, op_type: str, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+    def _unnumbered(self, op_type: str, kind: OpKind, values: List[bytes], control: List[bytes]) -> Result:
         if op_type in LOOPS:
             return self._loop(kind, tuple(values), control)
         if op_type in CALLS or op_type in self._library:
@@ -141,7 +141,7 @@ class Functions:
         bodies = [self._numbered(name) for name in kind.called]
         return Result(hash_of(kind.digest, *bodies, *values, b"^", *control), None)
 
-    def _call(self, kind: Kind, values: List[bytes], control: List[bytes]) -> Result:
+    def _call(self, kind: OpKind, values: List[bytes], control: List[bytes]) -> Result:
         signatures = [self._library[name].signature for name in kind.called]
         ahead = len(values) - len(signatures[0].input_arg)  # the condition of If
         arguments = tuple(values[ahead:])
@@ -151,7 +151,7 @@ class Functions:
         columns = zip(*[function.outputs or () for function in functions])
         return Result(own, tuple(hash_of(own, *column) for column in columns))
 
-    def _loop(self, kind: Kind, beginnings: Digests, control: List[bytes]) -> Result:
+    def _loop(self, kind: OpKind, beginnings: Digests, control: List[bytes]) -> Result:
         body, condition = kind.called  # in the order of the names of the attributes
 
         def turn(kept: Digests) -> Tuple[Digests, Digests]:

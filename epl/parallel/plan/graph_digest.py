@@ -35,7 +35,7 @@ from epl.parallel.plan.function_digest import (
     ATTRS_OF_ARGUMENTS,
     CALLS,
     Functions,
-    Kind,
+    OpKind,
     Result,
     first_turn,
     hash_of,
@@ -174,7 +174,7 @@ class Rules:
     def __init__(self, graph: Graph, view: GraphView) -> None:
         """Finds what is compared."""
         self._view = view
-        self._known: Dict[Tuple[str, bytes, str], Kind] = {}
+        self._known: Dict[Tuple[str, bytes, str], OpKind] = {}
         library = view.graph_def.library.function
         self._has_functions = bool(library)
         self.functions = Functions(library, lambda of, attrs: self._kind(of, node_wire.split_attrs(attrs), ""))
@@ -203,7 +203,7 @@ class Rules:
         """The producers that count."""
         return () if node in self._ends else self._view.producers[node]
 
-    def kind(self, node: int) -> Kind:
+    def kind(self, node: int) -> OpKind:
         """The type and the attributes that count; worked out once for all nodes with the same ones."""
         entry = self._view.nodes[node]
         key = (entry.op, b"", entry.name) if entry.name in self._held else (entry.op, entry.serialized_attrs, "")
@@ -222,7 +222,7 @@ class Rules:
             return [name for name in names if name not in ATTRS_OF_ARGUMENTS]
         return [name for name in names if name != "shape"] if op_type in op_types.PLACEHOLDERS else names
 
-    def _kind(self, op_type: str, values: Dict[str, bytes], role: str) -> Kind:
+    def _kind(self, op_type: str, values: Dict[str, bytes], role: str) -> OpKind:
         """What an op is by its attributes; `role` as in `_is_left_out`."""
         if op_type == "Const" and self._is_left_out(values, role):
             values = {}
@@ -233,7 +233,7 @@ class Rules:
             called += functions
             pieces += [name.encode(), b"function" if functions else values[name]]
         draws = op_type in _DRAWS or "seed2" in values or self.functions.draws(op_type)
-        return Kind(sized_hash_of(*pieces), tuple(called), draws)
+        return OpKind(sized_hash_of(*pieces), tuple(called), draws)
 
     def _is_left_out(self, values: Dict[str, bytes], role: str) -> bool:
         """Whether the value of a constant does not count; `role`: "seed", "update" or "" for others."""

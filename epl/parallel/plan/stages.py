@@ -18,7 +18,7 @@ from epl.ir.control_flow import data_order
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
 from epl.ir.view import GraphView
-from epl.parallel.plan.dedicated_devices import has_own_devices, rank_devices
+from epl.parallel.plan.dedicated_devices import has_dedicated_devices, rank_devices
 from epl.parallel.plan.plan import BatchPart, Stage, worker_of
 from epl.parallel.plan.update_stages import stages_of_updates
 from epl.utils.errors import LayoutError, PlanError
@@ -124,7 +124,7 @@ def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int
     strategies = [one.outer or one.strategy for one in taskgraphs]
     replicated = [one for one in strategies if one.name_of_kind == "replicate"]
     counts = sorted({one.device_count or 1 for one in replicated})
-    if has_own_devices(taskgraphs, cluster):
+    if has_dedicated_devices(taskgraphs, cluster):
         split = next(one for one in strategies if one.name_of_kind == "split")
         return (split.device_count or 1) if replicated[0].device_count not in (None, 1) else 1
     if len(counts) > 1:
@@ -164,7 +164,7 @@ def stage_devices(
       LayoutError: the devices of the job do not fit the TaskGraphs.
       PlanError, NotAvailableError: a split has devices of its own, and cannot have these.
     """
-    if not has_own_devices(taskgraphs, cluster):
+    if not has_dedicated_devices(taskgraphs, cluster):
         annotated = _annotated_stages(taskgraphs)
         try:
             return annotated, cluster.generate_virtual_devices(_device_counts(annotated))

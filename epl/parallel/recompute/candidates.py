@@ -8,13 +8,13 @@ from epl.parallel.costs.costs import Costs
 from epl.parallel.costs.repeated_blocks import find_blocks
 from epl.parallel.costs.shapes import num_bytes
 from epl.parallel.recompute.division import Chain, Division, fewest_flops, least_peak
-from epl.parallel.recompute.segments import Place, Sweep
+from epl.parallel.recompute.segments import BackwardPass, SegmentId
 from epl.utils.errors import PlanError
 
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
 
 
-class Choice(NamedTuple):
+class SegmentChoice(NamedTuple):
     """Segments of a model.
 
     Attributes:
@@ -23,24 +23,24 @@ class Choice(NamedTuple):
       divisions: by stage, the division of its chain.
     """
 
-    places: Dict[int, Place]
-    whole: Set[Place]
+    places: Dict[int, SegmentId]
+    whole: Set[SegmentId]
     divisions: Dict[int, Division]
 
 
 def choose(
     view: GraphView,
-    sweep: Sweep,
+    backward: BackwardPass,
     recomputable: Set[int],
     stages: Sequence[int],
     costs: Costs,
     budget: int = 0,
-) -> Choice:
+) -> SegmentChoice:
     """Divides the forward pass of each stage into segments.
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       recomputable: the nodes that may be recomputed.
       stages: of each node.
       costs: of the forward pass.
@@ -50,17 +50,17 @@ def choose(
     Raises:
       PlanError: a stage needs more than the budget.
     """
-    prepared = min(sweep.seeds)  # nodes created later were made for the backward pass, such as masks
-    blocks = find_blocks(view, [node for node in sweep.forward if node < prepared], costs)
+    prepared = min(backward.seeds)  # nodes created later were made for the backward pass, such as masks
+    blocks = find_blocks(view, [node for node in backward.forward if node < prepared], costs)
     by_stage: Dict[int, List[int]] = {}
-    for node in sweep.forward:
+    for node in backward.forward:
         if node in recomputable and node < prepared:
             by_stage.setdefault(stages[node], []).append(node)
-    places: Dict[int, Place] = {}
-    whole: Set[Place] = set()
+    places: Dict[int, SegmentId] = {}
+    whole: Set[SegmentId] = set()
     divisions = {}
     for stage, order in sorted(by_stage.items()):
-        chain = chain_of(view, sweep, recomputable, order, costs)
+        chain = chain_of(view, backward, recomputable, order, costs)
         candidates = cut_candidates(chain, _ends_of(blocks, order))
         last = stage == max(by_stage)
         divisions[stage] = division = _divide(chain, candidates, last, budget, stage)
@@ -68,8 +68,8 @@ def choose(
         starts = [0] + list(division.cuts) + [len(order)]
         for number, (start, end) in enumerate(zip(starts, starts[1:])):
             places.update((node, (stage, number)) for node in order[start:end])
-    _place_prepared(view, sweep, recomputable, stages, places)
-    return Choice(places, whole, divisions)
+    _place_prepared(view, backward, recomputable, stages, places)
+    return SegmentChoice(places, whole, divisions)
 
 
 def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget: int, stage: int) -> Division:
@@ -85,7 +85,9 @@ def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget
     return division
 
 
-def chain_of(view: GraphView, sweep: Sweep, recomputable: Collection[int], order: Sequence[int], costs: Costs) -> Chain:
+def chain_of(
+    view: GraphView, backward: BackwardPass, recomputable: Collection[int], order: Sequence[int], costs: Costs
+) -> Chain:
     """The nodes of one stage, in `order`, as a chain. An alias has no memory of its own; its uses are its source's."""
     position = {node: at for at, node in enumerate(order)}
     source: Dict[int, int] = {}  # node -> the position at which its memory was made
@@ -101,7 +103,7 @@ def chain_of(view: GraphView, sweep: Sweep, recomputable: Collection[int], order
         for consumer in consumers[node]:
             if consumer in position:
                 last[memory] = max(last[memory], position[consumer])
-            elif consumer in sweep.backward or consumer in recomputable:
+            elif consumer in backward.nodes or consumer in recomputable:
                 saved[memory] = saved[memory] or view.takes_data(consumer, node)
     return Chain(sizes, last, saved, [costs.flops[node] for node in order])
 
@@ -140,10 +142,10 @@ def _ends_of(blocks: Sequence[Sequence[int]], order: Sequence[int]) -> List[int]
 
 
 def _place_prepared(
-    view: GraphView, sweep: Sweep, recomputable: Set[int], stages: Sequence[int], places: Dict[int, Place]
+    view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], places: Dict[int, SegmentId]
 ) -> None:
     """What is made for the backward pass belongs to the latest segment that it takes something of."""
-    for node in sweep.forward:
+    for node in backward.forward:
         if node in recomputable and node not in places:
             own = [places[p] for p, _ in data_inputs(view, node) if p in places and places[p][0] == stages[node]]
             places[node] = max(own or [(stages[node], 0)])

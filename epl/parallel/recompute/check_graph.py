@@ -19,7 +19,7 @@ from epl.ir.dataflow import batch_nodes, data_inputs, shown_variables, viewed_va
 from epl.ir.gradient_boundary import variables_by_gradient
 from epl.ir.view import GraphView
 from epl.parallel.plan.stages import stage_of_op
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import GradientCheck, Rewrite
 from epl.utils import tf_compat
 
@@ -30,18 +30,18 @@ _FIRST_NAMES = 5  # of a long list in a message
 
 
 def keep_plain(
-    rewrite: Rewrite, view: GraphView, sweep: Sweep, segments: Sequence[Segment], ends: Set[int]
+    rewrite: Rewrite, view: GraphView, backward: BackwardPass, segments: Sequence[Segment], ends: Set[int]
 ) -> List[GradientCheck]:
     """Clones the backward pass before it is changed, and adds the comparisons.
 
     Args:
       rewrite: the rewriting.
       view: of the graph before it recomputes.
-      sweep: the passes.
+      backward: the passes.
       segments: what will be recomputed.
       ends: the nodes that pass gradients on.
     """
-    changed = view.descendants([use.consumer for segment in segments for use in segment.uses]) & sweep.backward
+    changed = view.descendants([use.consumer for segment in segments for use in segment.uses]) & backward.nodes
     once = _only_once(rewrite.tf_graph, view, changed)
     clonable = changed - view.descendants(once)
     prefix = PREFIX[:-1] + (f"_{len(rewrite.gradient_checks)}/" if rewrite.gradient_checks else "/")

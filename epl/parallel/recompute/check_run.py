@@ -5,57 +5,48 @@ The comparisons stand in the graph (`epl/parallel/recompute/check_graph.py`). He
 what the user fetches, in the same run, as another run would have other data.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
+from epl.parallel.feature import Run, RunRequest
 from epl.parallel.rewriting.context import GradientCheck, Rewrite
 from epl.utils.errors import FeedError, PlanError
 
 TOLERANCE = 1e-5  # of the largest value of a gradient
 
 
-RunStep = Callable[[Sequence[tf.Tensor], Dict[tf.Tensor, Any]], List[Any]]
-ReadBefore = Callable[[Sequence[tf.Tensor]], List[Any]]
-
-
-def run(
-    session: tf.Session,
-    targets: Sequence[tf.Operation],
-    fetches: Sequence[tf.Tensor],
-    feeds: Dict[tf.Tensor, Any],
-    run_step: RunStep,
-    read: ReadBefore,
-) -> Any:
+def run(graph: Graph, request: RunRequest, run_step: Run) -> List[Any]:
     """Runs a step, the first training step with the comparisons.
 
     Args:
-      session: the session.
-      targets, fetches, feeds: what is asked for.
-      run_step: runs the step with these fetches and feeds.
-      read: gives values of tensors that need variables alone, as they are when a step begins.
+      graph: the annotated model.
+      request: what is asked for.
+      run_step: runs it.
 
     Returns:
-      The values of `fetches`.
+      The values of the fetches.
 
     Raises:
       PlanError: a gradient differs from the plain one.
       FeedError: a tensor is fed that the backward pass computes again, from something else.
     """
-    rewrite = recomputing(session)
+    rewrite = recomputing(graph)
     if rewrite is None:
-        return run_step(fetches, feeds)
-    _refuse_feeds(rewrite, targets, fetches, feeds)
+        return run_step(request)
+    session, fetches, targets = request.session, request.fetches, request.targets
+    _refuse_feeds(rewrite, targets, fetches, request.feeds)
     checks = _due(rewrite, _done(session), targets, fetches)
     if not checks:
-        return run_step(fetches, feeds)
+        return run_step(request)
     tensor = session.graph.get_tensor_by_name
     copies = [tensor(name) for name in sorted(frozenset().union(*[check.copies for check in checks]))]
-    feeds = dict(list(feeds.items()) + list(zip(copies, read(copies) if copies else [])))
-    values = run_step(list(fetches) + [tensor(check.difference) for check in checks], feeds)
+    feeds = {**request.feeds, **dict(zip(copies, request.read(copies) if copies else []))}
+    compared = fetches + [tensor(check.difference) for check in checks]
+    values = run_step(request._replace(fetches=compared, feeds=feeds))
     _done(session).update(check.gradient for check in checks)
     differences = values[len(fetches) :]
     for check, difference in zip(checks, differences):
@@ -74,9 +65,8 @@ def run(
     return values[: len(fetches)]
 
 
-def recomputing(session: tf.Session) -> Optional[Rewrite]:
-    """How the graph of the session was rewritten, if something of it is recomputed: its runs are looked at."""
-    graph = Graph.of(session.graph)
+def recomputing(graph: Optional[Graph]) -> Optional[Rewrite]:
+    """How a graph was rewritten, if something of it is recomputed: its runs are looked at."""
     rewrite: Optional[Rewrite] = None if graph is None else graph.plan
     return rewrite if rewrite is not None and rewrite.recomputed else None
 

@@ -1,16 +1,26 @@
 """Recomputation (`gradient_checkpoint.type`) as a feature."""
 
+from typing import Any, List
+
 from epl.config.config import Config
 from epl.ir.graph import Graph
-from epl.parallel.feature import Feature
-from epl.parallel.recompute import recompute_segments
+from epl.parallel.feature import Feature, Run, RunRequest
+from epl.parallel.recompute import check_run, recompute_segments
 
 
-class Recompute(Feature):
+class RecomputeFeature(Feature):
     """Ops of the forward pass are computed a second time, so that their outputs need not be kept."""
 
     name = "gradient_checkpoint.type"
     passes = (recompute_segments.PASS,)
+
+    def changes_runs(self, graph: Graph) -> bool:
+        """Feeds are looked at."""
+        return check_run.recomputing(graph) is not None
+
+    def around_run(self, graph: Graph, request: RunRequest, run: Run) -> List[Any]:
+        """Refuses feeds of what is computed again; compares gradients in the first step, where that is asked for."""
+        return check_run.run(graph, request, run)
 
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
         """Segments are found by the pass."""

@@ -11,12 +11,12 @@ the segment behind it, whose memory is then free. A wait that would make a circl
 from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from epl.ir.view import GraphView
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 
 
 def find_waits(
     view: GraphView,
-    sweep: Sweep,
+    backward: BackwardPass,
     segments: Sequence[Segment],
     moving: Set[int],
     depths: Sequence[Tuple[int, int]],
@@ -26,7 +26,7 @@ def find_waits(
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       segments: in the order of the forward pass.
       moving: nodes that depend on the data of the step; others are there from the beginning.
       depths: of loops and branches, per node: an op in a branch that is not taken would wait for ever.
@@ -37,9 +37,9 @@ def find_waits(
     waits: List[List[int]] = [[] for _ in segments]
     for number in range(len(segments) - 1, -1, -1):
         stage = segments[number].place[0]
-        after = _after(view, sweep.backward, users[number], users, waiting)
+        after = _after(view, backward.nodes, users[number], users, waiting)
         first = users[number] - after
-        wanted = {p for node in first for p in view.producers[node] if p in sweep.backward}
+        wanted = {p for node in first for p in view.producers[node] if p in backward.nodes}
         if number + 1 < len(segments) and segments[number + 1].place[0] == stage:
             wanted |= users[number + 1]
         allowed = {
@@ -48,7 +48,7 @@ def find_waits(
             if node in moving and depths[node] == (0, 0) and stages[node] >= stage
         }
         if not allowed:  # the gradient knows nothing of the data yet: at least the forward pass is to be over
-            allowed = {node for node in sweep.ys if depths[node] == (0, 0) and stages[node] >= stage}
+            allowed = {node for node in backward.ys if depths[node] == (0, 0) and stages[node] >= stage}
         waits[number] = sorted(allowed)
         for node in allowed:
             waiting.setdefault(node, []).append(number)
@@ -57,7 +57,7 @@ def find_waits(
 
 def late_reads(
     view: GraphView,
-    sweep: Sweep,
+    backward: BackwardPass,
     segments: Sequence[Segment],
     waits: Sequence[Sequence[int]],
     gradients: Mapping[int, Collection[int]],
@@ -67,7 +67,7 @@ def late_reads(
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       segments: in the order of the forward pass.
       waits: what they wait for.
       gradients: variable -> the nodes that give its gradient.
@@ -89,7 +89,7 @@ def late_reads(
                     readers.setdefault(gradient, {})[node] = number
     found: Dict[int, List[int]] = {}
     for gradient, copies in readers.items():
-        after = _after(view, sweep.backward, [gradient], users, waiting) | {gradient}
+        after = _after(view, backward.nodes, [gradient], users, waiting) | {gradient}
         later = {number for number in set(copies.values()) if not after.isdisjoint(waits[number])}
         found[gradient] = sorted(node for node, number in copies.items() if number not in later)
     return found

@@ -35,10 +35,10 @@ from epl.parallel.recompute import check_graph
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits, late_reads
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
 
@@ -56,14 +56,14 @@ class _Recomputation(NamedTuple):
     Attributes:
       call: the call.
       ends: the nodes that pass its gradients on.
-      sweep: its backward pass.
+      backward: its backward pass.
       stages: of all nodes.
       segments: what is recomputed.
     """
 
     call: GradientCall
     ends: Set[int]
-    sweep: Sweep
+    backward: BackwardPass
     stages: Sequence[int]
     segments: List[Segment]
 
@@ -97,17 +97,17 @@ def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
 
 def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
     ends = _ends(rewrite, view, call)
-    sweep = recompute.find_sweep(
+    backward = recompute.find_backward_pass(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
-    segments = _segments(rewrite, view, sweep, stages, ends)
+    segments = _segments(rewrite, view, backward, stages, ends)
     if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
             rewrite.config.gradient_checkpoint.type,
             ", ".join(y.name for y in call.ys),
         )
-    return _Recomputation(call, ends, sweep, stages, segments)
+    return _Recomputation(call, ends, backward, stages, segments)
 
 
 def _summary(view: GraphView, call: GradientCall, segment: Segment) -> Recomputed:
@@ -142,13 +142,13 @@ def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) 
 
 def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
     view = GraphView(rewrite.tf_graph)
-    _, ends, sweep, stages, segments = recomputation
+    _, ends, backward, stages, segments = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
-        rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, sweep, segments, ends)
+        rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, backward, segments, ends)
     # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
     prefixes = ["{}/stage{}_segment{}/".format(scope, *segment.place) for segment in segments]
     depths = depths_of(view)
-    waits = find_waits(view, sweep, segments, _moving(rewrite.tf_graph, view), depths, stages)
+    waits = find_waits(view, backward, segments, _moving(rewrite.tf_graph, view), depths, stages)
     for segment, wait, prefix in zip(segments, waits, prefixes):
         _clone(rewrite.tf_graph, view, segment, wait, prefix)
         _rewire(rewrite, view, segment, prefix)
@@ -157,8 +157,8 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
     }
     for node, copy in copies.items():
         rewrite.recomputed.setdefault(view.nodes[node].name, []).append(copy)
-    gradients = _gradients(rewrite, view, sweep, ends, depths)
-    late = late_reads(view, sweep, segments, waits, gradients, viewed_variables(view))
+    gradients = _gradients(rewrite, view, backward, ends, depths)
+    late = late_reads(view, backward, segments, waits, gradients, viewed_variables(view))
     delayed = {gradient: [copies[node] for node in readers] for gradient, readers in late.items() if readers}
     delay_gradients(rewrite, view, delayed, scope)
 
@@ -169,34 +169,36 @@ def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
-def _segments(rewrite: Rewrite, view: GraphView, sweep: Sweep, stages: Sequence[int], ends: Set[int]) -> List[Segment]:
+def _segments(
+    rewrite: Rewrite, view: GraphView, backward: BackwardPass, stages: Sequence[int], ends: Set[int]
+) -> List[Segment]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
     writes = find_training_writes(tf_graph, view, view.writes(), ends)
     if config.type == "auto":
-        costs = node_costs(tf_graph, view, sweep.forward, rewrite.plan.device_type.lower())
-        recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, costs.types)
+        costs = node_costs(tf_graph, view, backward.forward, rewrite.plan.device_type.lower())
+        recomputable = recompute.find_recomputable(tf_graph, view, backward, writes, costs.types)
         if config.end_taskgraph >= 0:
             recomputable = {node for node in recomputable if _taskgraph(view, node) <= config.end_taskgraph}
         if config.memory_budget:
             for note in costs.notes:
                 logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
-        choice = choose(view, sweep, recomputable, stages, costs, config.memory_budget)
-        return recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
-    types, _ = output_types(tf_graph, view, sweep.forward)
-    recomputable = recompute.find_recomputable(tf_graph, view, sweep, writes, types)
-    checkpoints = _collected(rewrite, view, sweep)
+        choice = choose(view, backward, recomputable, stages, costs, config.memory_budget)
+        return recompute.find_segments(view, backward, recomputable, choice.places, (), choice.whole)
+    types, _ = output_types(tf_graph, view, backward.forward)
+    recomputable = recompute.find_recomputable(tf_graph, view, backward, writes, types)
+    checkpoints = _collected(rewrite, view, backward)
     if not checkpoints or not recomputable:
         return []
-    numbers = recompute.number_by_checkpoints(view, sweep, checkpoints)
+    numbers = recompute.number_by_checkpoints(view, backward, checkpoints)
     places = {node: (stages[node], numbers[node]) for node in recomputable}
-    return recompute.find_segments(view, sweep, recomputable, places, checkpoints, {max(places.values())})
+    return recompute.find_segments(view, backward, recomputable, places, checkpoints, {max(places.values())})
 
 
-def _collected(rewrite: Rewrite, view: GraphView, sweep: Sweep) -> Set[int]:
+def _collected(rewrite: Rewrite, view: GraphView, backward: BackwardPass) -> Set[int]:
     """The checkpoints of the collection that end a segment."""
     found = set()
-    forward = set(sweep.forward)
+    forward = set(backward.forward)
     depths = depths_of(view)
     ranks = replica_groups(rewrite.graph)
     for item in rewrite.tf_graph.get_collection(COLLECTION):
@@ -223,7 +225,7 @@ def _taskgraph(view: GraphView, node: int) -> int:
 
 
 def _gradients(
-    rewrite: Rewrite, view: GraphView, sweep: Sweep, ends: Set[int], depths: Sequence[Tuple[int, int]]
+    rewrite: Rewrite, view: GraphView, backward: BackwardPass, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
     """By variable, the nodes of the backward pass that give its gradient."""
     variables = variables_by_gradient(rewrite.graph)
@@ -231,7 +233,7 @@ def _gradients(
     for end in ends:
         for node, output in data_inputs(view, end):
             variable = variables.get(f"{view.nodes[node].name}:{output}")
-            if variable is not None and node in sweep.backward and depths[node] == (0, 0):
+            if variable is not None and node in backward.nodes and depths[node] == (0, 0):
                 found.setdefault(view.index[variable], []).append(node)
     return found
 
@@ -268,4 +270,10 @@ def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) ->
         tf_compat.set_input(consumer, use.position, copy.outputs[use.output])
 
 
-PASS = Pass("recompute", run, provides=frozenset(["recomputed"]), plain=True, optional=True)
+PASS = Pass(
+    "recompute",
+    run,
+    provides=names("recomputed gradient_checks"),
+    plain=True,
+    optional=True,
+)

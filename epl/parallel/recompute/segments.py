@@ -25,27 +25,27 @@ from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.utils import tf_compat
 
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
-Place = Tuple[int, int]
+SegmentId = Tuple[int, int]
 
 
-class Sweep(NamedTuple):
+class BackwardPass(NamedTuple):
     """A backward pass and the forward pass that it needs.
 
     Attributes:
       forward: the nodes of the forward pass, each after its producers; what TensorFlow prepares for the backward pass
         (shapes, masks) is among them, at the end.
-      backward: those that depend on the gradient of the objective.
+      nodes: those that depend on the gradient of the objective.
       seeds: where the backward pass begins.
       ys: the objective.
     """
 
     forward: List[int]
-    backward: Set[int]
+    nodes: Set[int]
     seeds: List[int]
     ys: List[int]
 
 
-class Use(NamedTuple):
+class SegmentUse(NamedTuple):
     """A node of the backward pass takes an output of a node of the forward pass."""
 
     consumer: int
@@ -63,25 +63,25 @@ class Segment(NamedTuple):
       uses: what the backward pass takes of them.
     """
 
-    place: Place
+    place: SegmentId
     nodes: List[int]
-    uses: List[Use]
+    uses: List[SegmentUse]
 
 
-def find_sweep(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: Iterable[int]) -> Sweep:
+def find_backward_pass(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: Iterable[int]) -> BackwardPass:
     """The backward pass from `seeds` to `ends`, nodes that pass gradients on to whoever applies them."""
     seeds = sorted(seeds)
     needed = view.ancestors({producer for end in ends for producer in view.producers[end]})
     backward = view.descendants(seeds) & needed
     forward = [node for node in data_order(view) if node in needed and node not in backward]
-    return Sweep(forward, backward, seeds, sorted(ys))
+    return BackwardPass(forward, backward, seeds, sorted(ys))
 
 
 # ---- What may be recomputed
 
 
 def find_recomputable(
-    tf_graph: tf.Graph, view: GraphView, sweep: Sweep, writes: Collection[int], types: Types
+    tf_graph: tf.Graph, view: GraphView, backward: BackwardPass, writes: Collection[int], types: Types
 ) -> Set[int]:
     """The nodes of the forward pass that give the same again when they are computed again, and differ with the batch.
 
@@ -90,7 +90,7 @@ def find_recomputable(
     Args:
       tf_graph: the graph.
       view: of it.
-      sweep: the passes.
+      backward: the passes.
       writes: the nodes that write variables in a training step.
       types: shape and dtype of the outputs of the forward pass.
     """
@@ -107,11 +107,11 @@ def find_recomputable(
     never |= collectives
     depths = depths_of(view)
     batch = batch_nodes(view, stateful - collectives)  # which give the same for the same: whole weights
-    unsteady = _readers_of_written(view, writes, view.descendants(sweep.seeds))
+    unsteady = _readers_of_written(view, writes, view.descendants(backward.seeds))
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {
         node
-        for node in sweep.forward
+        for node in backward.forward
         if (node in batch or WEIGHT_ATTR in view.nodes[node].attr)
         and view.types[node] not in never
         and depths[node] == (0, 0)
@@ -119,7 +119,7 @@ def find_recomputable(
         and not any(_is_handle(output) for output in types[node])
         and not (library and _calls_function(view, node, library))
     }
-    return found - _kept_random(view, sweep, found, types)
+    return found - _kept_random(view, backward, found, types)
 
 
 def _is_handle(output: TensorType) -> bool:
@@ -145,15 +145,15 @@ def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[
     return {consumer for node in written for consumer in consumers[node]}
 
 
-def _kept_random(view: GraphView, sweep: Sweep, recomputable: Set[int], types: Types) -> Set[int]:
+def _kept_random(view: GraphView, backward: BackwardPass, recomputable: Set[int], types: Types) -> Set[int]:
     """What is kept of random numbers: the smallest of what is computed from them alone, such as a mask of dropout.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
     """
     consumers = view.consumers()
-    forward = set(sweep.forward)
+    forward = set(backward.forward)
     kept = set()
-    for node in sweep.forward:
+    for node in backward.forward:
         if "seed2" not in view.nodes[node].attr or node in recomputable:
             continue
         smallest = node
@@ -178,12 +178,12 @@ def output_bytes(types: Types, node: int) -> int:
 # ---- Segments
 
 
-def number_by_checkpoints(view: GraphView, sweep: Sweep, checkpoints: Collection[int]) -> Dict[int, int]:
+def number_by_checkpoints(view: GraphView, backward: BackwardPass, checkpoints: Collection[int]) -> Dict[int, int]:
     """For each node of the forward pass, how many checkpoints, in order, the data has passed."""
     numbers: Dict[int, int] = {}
-    order = [node for node in sweep.forward if node in checkpoints]
+    order = [node for node in backward.forward if node in checkpoints]
     behind = {node: 1 + at for at, node in enumerate(order)}
-    for node in sweep.forward:
+    for node in backward.forward:
         before = [max(numbers[p], behind.get(p, 0)) for p, _ in data_inputs(view, node) if p in numbers]
         numbers[node] = max(before or [0])
     return numbers
@@ -191,17 +191,17 @@ def number_by_checkpoints(view: GraphView, sweep: Sweep, checkpoints: Collection
 
 def find_segments(
     view: GraphView,
-    sweep: Sweep,
+    backward: BackwardPass,
     recomputable: Set[int],
-    places: Mapping[int, Place],
+    places: Mapping[int, SegmentId],
     checkpoints: Collection[int],
-    whole: Collection[Place],
+    whole: Collection[SegmentId],
 ) -> List[Segment]:
     """The segments that are recomputed, in the order of the forward pass, stage by stage.
 
     Args:
       view: the graph.
-      sweep: the passes.
+      backward: the passes.
       recomputable: the nodes that may be recomputed.
       places: of these, which segment they are in.
       checkpoints: nodes that are kept in any case.
@@ -209,11 +209,11 @@ def find_segments(
     """
     places = _with_copies_of_weights(view, recomputable, places)
     kept = _kept(view, recomputable, places, checkpoints)
-    uses: Dict[Place, List[Use]] = {}
-    for consumer in sorted(sweep.backward):
+    uses: Dict[SegmentId, List[SegmentUse]] = {}
+    for consumer in sorted(backward.nodes):
         for position, (producer, output) in enumerate(data_inputs(view, consumer)):
             if producer in recomputable and producer not in kept and places[producer] not in whole:
-                uses.setdefault(places[producer], []).append(Use(consumer, position, producer, output))
+                uses.setdefault(places[producer], []).append(SegmentUse(consumer, position, producer, output))
     segments = []
     for place in sorted(uses):
         nodes = {use.producer for use in uses[place]}
@@ -228,8 +228,8 @@ def find_segments(
 
 
 def _with_copies_of_weights(
-    view: GraphView, recomputable: Set[int], places: Mapping[int, Place]
-) -> Mapping[int, Place]:
+    view: GraphView, recomputable: Set[int], places: Mapping[int, SegmentId]
+) -> Mapping[int, SegmentId]:
     """The places, a copy of a weight in half precision with the one op that takes it."""
     moved = {}
     for node in recomputable:
@@ -241,7 +241,7 @@ def _with_copies_of_weights(
 
 
 def _kept(
-    view: GraphView, recomputable: Set[int], places: Mapping[int, Place], checkpoints: Collection[int]
+    view: GraphView, recomputable: Set[int], places: Mapping[int, SegmentId], checkpoints: Collection[int]
 ) -> Set[int]:
     """What another segment takes, and the checkpoints; with an alias, the memory that it shows."""
     kept = set(checkpoints) & recomputable

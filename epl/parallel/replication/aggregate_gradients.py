@@ -27,7 +27,7 @@ from epl.parallel.plan.plan import GradientGroup
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.rewriting.context import Gate, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.sharding.packed import reduce_scatter
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.utils import tf_compat
@@ -43,7 +43,7 @@ def run(rewrite: Rewrite) -> None:
     else:
         with rewrite.building("rows"):
             weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
-    rewrite.weights = [weight]
+    rewrite.weight = weight
     if rewrite.graph.shards is not None:
         rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
     accumulations = agree_steps.by_boundary(rewrite.graph)
@@ -202,4 +202,10 @@ def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
         tf_compat.set_input(rewrite.remember(op), 0, tensor)
 
 
-PASS = Pass("aggregate_gradients", run, requires=frozenset(["divided batches"]), provides=frozenset(["aggregated"]))
+PASS = Pass(
+    "aggregate_gradients",
+    run,
+    provides=names("gates weight"),
+    adds=names("collectives"),
+    after=names("clone_micro_batches divide_batches"),
+)

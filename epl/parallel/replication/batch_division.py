@@ -34,7 +34,7 @@ _RANDOM = frozenset(
 _FAILED_OP = re.compile(r"(?:for|[Nn]ode) '([^']+)'")
 
 
-class Division(NamedTuple):
+class BatchDivision(NamedTuple):
     """How the batch of one data source is divided.
 
     Attributes:
@@ -48,7 +48,7 @@ class Division(NamedTuple):
     sparse: Tuple[str, ...]
 
 
-def find(rewrite: Rewrite) -> Tuple[Division, ...]:
+def find(rewrite: Rewrite) -> Tuple[BatchDivision, ...]:
     """The data sources of the training step whose batches are divided; () if every replica reads its own.
 
     Raises:
@@ -77,11 +77,11 @@ def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
     return [rewrite.operation(view.nodes[node].name) for node in view.of_types(readers) if node in needed]
 
 
-def _divide(rewrite: Rewrite, source: tf.Operation) -> Division:
+def _divide(rewrite: Rewrite, source: tf.Operation) -> BatchDivision:
     whole = {tensor.name for tensor in rewrite.graph.whole_inputs}
     outputs = [tensor for tensor in source.outputs if tensor.name not in whole]
     if not outputs:
-        return Division(source.name, (), ())
+        return BatchDivision(source.name, (), ())
     dense = tuple(tensor.value_index for tensor in outputs if has_open_rows(tensor))
     sparse = tuple(op.name for tensor in outputs for op in deserialized(tensor))
     if not dense and not sparse:
@@ -93,7 +93,7 @@ def _divide(rewrite: Rewrite, source: tf.Operation) -> Division:
             "another.".format(_strategy(rewrite), source.name, user_line(source))
         )
     _refuse_beside_cut(rewrite, source, outputs)
-    return Division(source.name, dense, sparse)
+    return BatchDivision(source.name, dense, sparse)
 
 
 def _refuse_beside_cut(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
@@ -146,7 +146,9 @@ def _strategy(rewrite: Rewrite) -> str:
     return rewrite.plan.stages[0].strategy
 
 
-def _refuse_constant_rows(rewrite: Rewrite, view: GraphView, forward: Set[int], divisions: Sequence[Division]) -> None:
+def _refuse_constant_rows(
+    rewrite: Rewrite, view: GraphView, forward: Set[int], divisions: Sequence[BatchDivision]
+) -> None:
     """Raises PlanError if the forward pass counts on batches of some size."""
     cut = {division.source: division for division in divisions if division.dense}
     if not cut:
@@ -181,7 +183,7 @@ def _refuse_constant_rows(rewrite: Rewrite, view: GraphView, forward: Set[int], 
 
 
 def _add_to_trial(
-    graph_def: tf.GraphDef, op: tf.Operation, cut: Dict[str, Division], batches: Set[str], names: Dict[str, str]
+    graph_def: tf.GraphDef, op: tf.Operation, cut: Dict[str, BatchDivision], batches: Set[str], names: Dict[str, str]
 ) -> None:
     """Adds an op, with placeholders of `_TRIAL_ROWS` rows in place of the batches that it takes."""
     copy = graph_def.node.add()

@@ -15,13 +15,14 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.parallel.replication.batch_division import deserialized
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
 def run(rewrite: Rewrite) -> None:
     """Gives the weight of replica 0 its value, where data is read."""
-    if not rewrite.weights:
+    weight = rewrite.weight
+    if weight is None:
         return
     view = rewrite.view = current_view(rewrite)
     source = next(iter(_sources(rewrite, view)), None)
@@ -30,7 +31,7 @@ def run(rewrite: Rewrite) -> None:
     sources = [rewrite.operation(prefix + source.name) for prefix in rewrite.micro_prefixes_of(source.name)]
     with rewrite.building("rows"):
         rows = tf.add_n([_rows(rewrite, one) for one in sources])
-    tf_compat.set_input(rewrite.remember(rewrite.weights[0].op), 0, rows)
+    tf_compat.set_input(rewrite.remember(weight.op), 0, rows)
     rewrite.counted = frozenset(one.name for one in sources)
 
 
@@ -47,11 +48,11 @@ def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
     needed = rewrite.needed_by(view, gradients, view.of_types(op_types.SHARED_STATE))
     ops = [rewrite.operation(view.nodes[node].name) for node in view.of_types(op_types.DATA_SOURCES) if node in needed]
     return [
-        op for op in ops if tf_compat.control_flow_context_of(op) is None and _carrier(op) is not None
+        op for op in ops if tf_compat.control_flow_context_of(op) is None and _with_rows(op) is not None
     ]  # fmt: skip
 
 
-def _carrier(source: tf.Operation) -> Optional[tf.Tensor]:
+def _with_rows(source: tf.Operation) -> Optional[tf.Tensor]:
     """The output by whose first dimension rows are counted; the dense shape of a sparse one."""
     outputs = [tensor for tensor in source.outputs if tensor.dtype not in (tf.variant, tf.resource)]
     open_rows = [tensor for tensor in outputs if tensor.shape.ndims and tf.dimension_value(tensor.shape[0]) is None]
@@ -65,20 +66,20 @@ def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
     """float64 []."""
     if source.name in rewrite.rows_read:
         return rewrite.rows_read[source.name]
-    carrier = _carrier(source)
-    assert carrier is not None
-    if carrier.op is not source:
-        return tf.cast(carrier[0], tf.float64)
-    if carrier.shape.ndims and tf.dimension_value(carrier.shape[0]) is not None:
-        return tf.constant(tf.dimension_value(carrier.shape[0]), tf.float64)
+    with_rows = _with_rows(source)
+    assert with_rows is not None
+    if with_rows.op is not source:
+        return tf.cast(with_rows[0], tf.float64)
+    if with_rows.shape.ndims and tf.dimension_value(with_rows.shape[0]) is not None:
+        return tf.constant(tf.dimension_value(with_rows.shape[0]), tf.float64)
     # A scalar is one row.
-    return tf.cast(tf.concat([tf.shape(carrier), [1]], axis=0)[0], tf.float64)
+    return tf.cast(tf.concat([tf.shape(with_rows), [1]], axis=0)[0], tf.float64)
 
 
 PASS = Pass(
     "count_rows",
     run,
-    requires=frozenset(["aggregated"]),
-    provides=frozenset(["weights"]),
-    after=frozenset(["global outputs"]),
+    provides=names("counted"),
+    requires=names("weight rows_read micro_batched gates barriers later_writes orders"),
+    after=names("merge_global_outputs"),
 )

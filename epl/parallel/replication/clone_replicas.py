@@ -19,7 +19,7 @@ from epl.parallel.plan.stages import stages_of_rewritten
 from epl.parallel.replication import divide_batches, sync_variables
 from epl.parallel.rewriting.context import Rewrite, local_name
 from epl.parallel.rewriting.function_seeds import OwnSeeds
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -32,7 +32,7 @@ def run(rewrite: Rewrite) -> None:
     """Places replica 0, varies its seeds, clones it."""
     view = rewrite.view
     assert view is not None
-    devices = own_devices(rewrite, view)
+    devices = pinned_devices(rewrite, view)
     stages = (
         stages_of_rewritten(view, rewrite.plan.stages, rewrite.stage_of)
         if len(rewrite.plan.stages) > 1
@@ -51,6 +51,7 @@ def run(rewrite: Rewrite) -> None:
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
+        rewrite.weights = [] if rewrite.weight is None else [rewrite.weight]
         clone_nodes(rewrite.tf_graph, view, [], [], lambda copy, original: Edit(None, None), nodes)
         return
     targets = [_devices_of(rewrite, replica) for replica in replicas]
@@ -102,8 +103,9 @@ def run(rewrite: Rewrite) -> None:
             "as gradient * 0.0 is; or choose a size that the number of devices divides.".format(error)
         ) from error
     rewrite.added_functions |= seeds.functions
-    weight = rewrite.weights[0].name
-    rewrite.weights += [rewrite.tf_graph.get_tensor_by_name(prefix + weight) for prefix in prefixes]
+    if rewrite.weight is not None:
+        copies = [prefix + rewrite.weight.name for prefix in prefixes]
+        rewrite.weights = [rewrite.weight, *map(rewrite.tf_graph.get_tensor_by_name, copies)]
 
 
 def _devices_of(rewrite: Rewrite, replica: int) -> List[str]:
@@ -112,7 +114,7 @@ def _devices_of(rewrite: Rewrite, replica: int) -> List[str]:
     return [rewrite.device(stage, replica) for stage in stages] + [rewrite.host_of(stage, replica) for stage in stages]
 
 
-def own_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
+def pinned_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
     host = rewrite.host
     shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}
@@ -211,4 +213,10 @@ def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device:
     return seeds.edit(view.nodes[node], device, rank)
 
 
-PASS = Pass("clone_replicas", run, requires=frozenset(["selection"]), provides=frozenset(["replicas"]))
+PASS = Pass(
+    "clone_replicas",
+    run,
+    provides=names("weights"),
+    adds=names("syncs"),
+    requires=names("weight cloned read_once stage_of batch_index batch_count collectives"),
+)

@@ -17,10 +17,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.replication.batch_division import Division
+from epl.parallel.replication.batch_division import BatchDivision
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
@@ -43,7 +43,7 @@ def run(rewrite: Rewrite) -> None:
         tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
 
 
-def _in_micro_batches(rewrite: Rewrite, division: Division) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
+def _in_micro_batches(rewrite: Rewrite, division: BatchDivision) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
     """The source and its DeserializeSparse ops in every micro batch."""
     return [
         (rewrite.operation(prefix + division.source), [rewrite.operation(prefix + name) for name in division.sparse])
@@ -60,7 +60,7 @@ class _Cut:
         self._index = index
         self._count = count
 
-    def replace(self, division: Division, sparse: Sequence[tf.Operation]) -> None:
+    def replace(self, division: BatchDivision, sparse: Sequence[tf.Operation]) -> None:
         """Gives all that takes the batch this replica's rows of it."""
         if not division.dense and not sparse:
             return
@@ -152,4 +152,10 @@ def own_index(rewrite: Rewrite, rank: int) -> Dict[str, Sequence[Tuple[str, tf.A
     }
 
 
-PASS = Pass("divide_batches", run, requires=frozenset(["micro batches"]), provides=frozenset(["divided batches"]))
+PASS = Pass(
+    "divide_batches",
+    run,
+    provides=names("batch_index batch_count batch_checks rows_read"),
+    adds=names("over_micro_batches"),
+    requires=names("micro_batched micro_merged"),
+)

@@ -18,7 +18,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.plan import Output
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
@@ -98,7 +98,9 @@ def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[
     key = f"output {output.tensor}"
     if output.merge != "mean" and _is_of_group(rewrite, output):
         tensor = _counted_once(rewrite, tensor, output.merge)
-    tensor = _without_copied_row(rewrite, output, tensor, rewrite.weights[0])
+    weight = rewrite.weight
+    assert weight is not None  # there are several replicas
+    tensor = _without_copied_row(rewrite, output, tensor, weight)
     if output.merge == "concat":
         merged = communicator.all_gather(tensor, rank, key)
         return merged, _collective_of(merged)
@@ -108,7 +110,6 @@ def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[
     if not tensor.dtype.is_floating:
         merged = communicator.all_reduce(tensor, rank, key, "mean")
         return merged, _collective_of(merged)
-    weight = rewrite.weights[0]
     total, rows = communicator.all_reduce([tensor, tf.ones([], tensor.dtype)], rank, key, "sum", weight=weight)
     return total / rows, _collective_of(total)
 
@@ -170,14 +171,15 @@ def _update_summaries(rewrite: Rewrite) -> None:
 GLOBAL_PASS = Pass(
     "merge_global_outputs",
     run_global,
-    requires=frozenset(["aggregated"]),
-    provides=frozenset(["global outputs"]),
-    after=frozenset(["step writes"]),
+    adds=names("collectives merged"),
+    requires=names("weight over_micro_batches batch_index"),
+    after=names("order_step_writes"),
 )
 LOCAL_PASS = Pass(
     "merge_local_outputs",
     run_local,
-    requires=frozenset(["replicas"]),
-    provides=frozenset(["local outputs"]),
-    after=frozenset(["broadcast"]),
+    provides=names("summarized plain_summaries"),
+    adds=names("merged"),
+    requires=names("weights over_micro_batches batch_index cloned"),
+    after=names("broadcast_variables"),
 )

@@ -31,7 +31,7 @@ from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
 from epl.parallel.rewriting.data_waits import ends_of_data
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
 
@@ -163,7 +163,8 @@ def _ends(view: GraphView, nodes: Iterable[int], depths: Sequence[Tuple[int, int
 PASS = Pass(
     "order_step_writes",
     run,
-    provides=frozenset(["step writes"]),
-    after=frozenset(["aggregated", "scale order"]),
+    adds=names("orders"),
+    requires=names("gates micro_batched micro_merged stage_of"),
+    after=names("order_scale_updates"),
     plain=True,
 )

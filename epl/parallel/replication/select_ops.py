@@ -13,7 +13,7 @@ from epl.ir.view import GraphView
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.data_waits import ends_of_data
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -37,7 +37,7 @@ def run(rewrite: Rewrite) -> None:
         roots.update(view.index[name] for name in rewrite.graph.shards.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
-    roots.update(view.index[weight.op.name] for weight in rewrite.weights)
+    roots.update([] if rewrite.weight is None else [view.index[rewrite.weight.op.name]])
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     rewrite.cloned = _with_staging(view, roots, shared)
@@ -155,7 +155,9 @@ def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
 PASS = Pass(
     "select_ops",
     run,
-    requires=frozenset(["aggregated", "global outputs", "weights"]),
-    provides=frozenset(["selection"]),
-    after=frozenset(["step writes"]),
+    provides=names("cloned writes foreign_writes read_once"),
+    requires=names(
+        "gates collectives weight orders barriers later_writes over_micro_batches batch_index micro_batched"
+    ),
+    after=names("order_step_writes count_rows"),
 )

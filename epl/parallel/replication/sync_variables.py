@@ -18,7 +18,7 @@ from epl.ops.communicator import Communicator
 from epl.parallel.plan.communicators import PARTS
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, VariableSync
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 
 _SYNC_SCOPE = PLAN_SCOPE + "/variables/"
 # The key that ranks compare: it is what a message shows when one rank copies variables and another is in a step.
@@ -152,6 +152,7 @@ def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
 PASS = Pass(
     "broadcast_variables",
     run_broadcast,
-    requires=frozenset(["selection", "replicas"]),
-    provides=frozenset(["broadcast"]),
+    provides=names("broadcasts"),
+    requires=names("cloned"),
+    after=names("clone_replicas"),
 )

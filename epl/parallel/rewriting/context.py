@@ -2,7 +2,21 @@
 
 import contextlib
 import re
-from typing import Any, Container, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Container,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -22,6 +36,9 @@ from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import span_processes
 from epl.utils import tf_compat
+
+if TYPE_CHECKING:
+    from epl.parallel.rewriting.pass_manager import Pass
 
 # Every op that the passes add stands under one of these names; they are for people, nothing is read from them.
 PLAN_SCOPE = "EPL_PLAN"
@@ -105,6 +122,7 @@ class Rewrite:
     """State of the rewriting of one graph.
 
     Attributes:
+      running: the pass that runs.
       graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
       groups: where gradients are aggregated, in the order of `plan.groups`.
       trainings: the backward passes behind them.
@@ -133,6 +151,7 @@ class Rewrite:
       rows_read: name of a data source whose batch is divided -> rows of replica 0's part, float64.
       read_once: names of the ops that replicas with a common batch share: what reads it, and what that needs.
       data_shown: tensor name of an output of a data source -> the op that has run once it has a value.
+      weight: of replica 0, the scalar tensor that weighs its samples; None if there is one replica.
       weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut.
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: by group, and of accumulations that have none; groups that count together share the op.
@@ -157,6 +176,7 @@ class Rewrite:
         config: Config,
         cluster: Cluster,
     ) -> None:
+        self.running: Optional[Pass] = None
         self.graph = graph
         self.tf_graph = graph.tf_graph
         self.plan = plan
@@ -190,6 +210,7 @@ class Rewrite:
         self.rows_read: Dict[str, tf.Tensor] = {}
         self.read_once: FrozenSet[str] = frozenset()
         self.data_shown: Dict[str, tf.Operation] = {}
+        self.weight: Optional[tf.Tensor] = None
         self.weights: List[tf.Tensor] = []
         self.counted: FrozenSet[str] = frozenset()
         self.gates: List[Gate] = []

@@ -13,7 +13,8 @@ come last in their lane. The barriers are built when the micro batches are in th
 first collective of a micro batch comes behind the last one of the micro batch before.
 """
 
-from typing import List, Sequence, Set
+from types import MappingProxyType
+from typing import Container, List, Mapping, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +24,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.resharding import Lane
 from epl.utils import tf_compat
@@ -53,17 +54,25 @@ def _put_trained_first(rewrite: Rewrite) -> None:
             tf_compat.add_control_inputs(rewrite.remember(op), [before])
 
 
-def skip_unneeded(rewrite: Rewrite) -> None:
-    """Puts barriers between the collectives of each lane, those of its micro batches included."""
+def skip_unneeded(
+    rewrite: Rewrite, copied: Container[str] = (), stage_of: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Puts barriers between the collectives of each lane, those of its micro batches included.
+
+    Args:
+      rewrite: the rewriting.
+      copied: names of the ops of which each micro batch has a copy.
+      stage_of: the stages of ops by name; the first one for those that are not there.
+    """
     for number, lane in enumerate(_lanes(rewrite)):
-        ops = _in_order(rewrite, lane)
+        ops = _in_order(rewrite, lane, copied)
         passed: List[tf.Operation] = []
         for place, op in enumerate(ops):
             _forget(rewrite, op, set(ops[:place]))
             tf_compat.add_control_inputs(rewrite.remember(op), passed)
             if op is not ops[-1]:
                 scope = f"exchange/lane{number}_{place}"
-                with rewrite.building(scope, rewrite.stage_of.get(op.name, 0)):
+                with rewrite.building(scope, stage_of.get(op.name, 0)):
                     name, barrier = build_barrier([op])
                 tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))
                 tf_compat.add_control_inputs(barrier, passed)
@@ -81,10 +90,10 @@ def _lanes(rewrite: Rewrite) -> Sequence[Lane]:
     ]
 
 
-def _in_order(rewrite: Rewrite, lane: Lane) -> List[tf.Operation]:
+def _in_order(rewrite: Rewrite, lane: Lane, has_copies: Container[str]) -> List[tf.Operation]:
     """The collectives of a lane: micro batch after micro batch, then those of which micro batches have no copies."""
     names = [op.name for op in lane.collectives]
-    copied = [name for name in names if name in rewrite.micro_batched]
+    copied = [name for name in names if name in has_copies]
     ordered = [rewrite.in_micro_batch(name, copy) for copy in range(rewrite.plan.num_micro_batch) for name in copied]
     return [rewrite.operation(name) for name in dict.fromkeys([*ordered, *names])]
 
@@ -110,6 +119,6 @@ def _trained(rewrite: Rewrite) -> Set[str]:
 PASS = Pass(
     "order_exchange",
     run,
-    provides=frozenset(["exchange order"]),
-    after=frozenset(["recomputed", "offloaded", "regathered"]),
+    adds=names("orders"),
+    after=names("recompute offload regather"),
 )

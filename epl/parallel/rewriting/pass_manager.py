@@ -2,13 +2,13 @@
 
 EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
 EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
-EPL_VERIFY=1               checks the graph after each pass
+EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and what passes read and set
 """
 
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence, Set
+from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence
 
 from epl.parallel.rewriting import verifier
 from epl.utils import tf_compat
@@ -28,20 +28,27 @@ class Pass(NamedTuple):
     Attributes:
       name: for reports.
       run: does it.
-      requires: what passes before it must have provided.
-      provides: what holds afterwards.
-      after: what passes before it have provided, where there are such passes.
+      provides: what of the context it sets, by the name of the attribute; nobody else does.
+      adds: collections of the context that it adds to, as others may.
+      requires: what of the context it reads, once all have provided it and added to it.
+      after: names of passes that change the graph before it, where they are there.
       plain: whether it has something to do in a graph of one replica on one device.
       optional: whether the model computes the same bits without it: it saves memory or waiting.
     """
 
     name: str
     run: Callable[["Rewrite"], None]
-    requires: FrozenSet[str] = _NOTHING
     provides: FrozenSet[str] = _NOTHING
+    adds: FrozenSet[str] = _NOTHING
+    requires: FrozenSet[str] = _NOTHING
     after: FrozenSet[str] = _NOTHING
     plain: bool = False
     optional: bool = False
+
+
+def names(text: str) -> FrozenSet[str]:
+    """The words of a text, for contracts."""
+    return frozenset(text.split())
 
 
 class PassReport(NamedTuple):
@@ -53,24 +60,24 @@ class PassReport(NamedTuple):
 
 
 def in_order(passes: Sequence[Pass]) -> List[Pass]:
-    """The passes, each after those that provide what it requires or comes after; else in the order given.
+    """The passes, each after those that make what it requires and those that it names; else in the order given.
 
     Raises:
-      ValueError: nobody provides what a pass requires, or passes wait for each other.
+      ValueError: passes wait for each other.
     """
-    provided = _NOTHING.union(*[p.provides for p in passes])
-    for p in passes:
-        if p.requires - provided:
-            raise ValueError(f"Pass {p.name!r} requires {sorted(p.requires - provided)}, which no pass provides.")
     waiting, result = list(passes), []
     while waiting:
-        missing = _NOTHING.union(*[p.provides for p in waiting])
-        ready = next((p for p in waiting if not (p.requires | p.after) & (missing - p.provides)), None)
+        ready = next((p for p in waiting if not any(_goes_ahead(other, p) for other in waiting)), None)
         if ready is None:
             raise ValueError("Passes wait for each other: {}.".format(", ".join(repr(p.name) for p in waiting)))
         waiting.remove(ready)
         result.append(ready)
     return result
+
+
+def _goes_ahead(one: Pass, other: Pass) -> bool:
+    """Whether a pass has to run before another one."""
+    return one is not other and (one.name in other.after or bool((one.provides | one.adds) & other.requires))
 
 
 def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
@@ -96,16 +103,17 @@ def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
 def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
     """Runs the passes, in the order that their contracts ask for."""
     reports: List[PassReport] = []
-    provided: Set[str] = set()
-    dump, verify = os.environ.get("EPL_DUMP_GRAPH"), bool(os.environ.get("EPL_VERIFY"))
-    for number, p in enumerate(_without_skipped(in_order(passes))):
+    dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
+    ordered = _without_skipped(in_order(passes))
+    for number, p in enumerate(ordered):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
+        rewrite.running = p
         p.run(rewrite)
+        rewrite.running = None
         report = PassReport(p.name, time.process_time() - start, tf_compat.num_nodes(rewrite.tf_graph) - ops)
         reports.append(report)
-        provided |= p.provides
-        if verify:
-            verifier.check_rewrite(rewrite, p.name, frozenset(provided))
+        if verify and (verify != "last" or p is ordered[-1]):
+            verifier.check_rewrite(rewrite, [one.name for one in reports])
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)
         if dump:
             _dump(rewrite, dump, f"{rewrite.plan.name}_{number:02d}_{p.name}.pbtxt")

@@ -5,7 +5,7 @@ It reads the GraphDef and the tables of op types, and nothing that the passes wr
 """
 
 import re
-from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -26,15 +26,14 @@ class VerificationError(RuntimeError):
     """A pass left the graph in a state that cannot run, or that cannot run right."""
 
 
-def check_rewrite(rewrite: "Rewrite", pass_name: str, provided: FrozenSet[str]) -> None:
+def check_rewrite(rewrite: "Rewrite", done: Sequence[str]) -> None:
     """Raises VerificationError if the graph is broken after a pass.
 
     Args:
       rewrite: the rewriting that goes on.
-      pass_name: the pass that ran last, for the message.
-      provided: what the passes have provided so far; devices and copies are final once "replicas" is among it.
+      done: names of the passes that have run.
     """
-    copied = "replicas" in provided
+    copied = "clone_replicas" in done  # devices and copies are final
     devices = [
         rewrite.device(stage, replica)
         for replica in range(rewrite.local_replicas)
@@ -43,11 +42,11 @@ def check_rewrite(rewrite: "Rewrite", pass_name: str, provided: FrozenSet[str]) 
     problems = verify(rewrite.tf_graph, devices if copied else None)
     if copied:
         problems += _missing_copies(rewrite)
-    elif rewrite.view is not None and "selection" in provided:
+    elif rewrite.view is not None and "select_ops" in done:
         problems += differences(rewrite.view, GraphView(rewrite.tf_graph))
     if problems:
         raise VerificationError(
-            "After pass {!r} the graph has {} problem(s):\n  {}".format(pass_name, len(problems), "\n  ".join(problems))
+            "After pass {!r} the graph has {} problem(s):\n  {}".format(done[-1], len(problems), "\n  ".join(problems))
         )
 
 

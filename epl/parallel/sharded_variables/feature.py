@@ -8,7 +8,7 @@ from epl.parallel.sharded_variables.slots import watched_slots
 from epl.parallel.sharded_variables.state import fetched
 
 
-class ShardedSlots(Feature):
+class ShardedSlotsFeature(Feature):
     """Variables that an optimizer makes for shards are shards, too; whoever fetches one gets the full value."""
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:

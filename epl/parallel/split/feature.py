@@ -15,7 +15,7 @@ from epl.utils.containers import as_list
 from epl.utils.errors import NotAvailableError, PlanError
 
 
-class Split(Feature):
+class SplitFeature(Feature):
     """Tensor parallelism."""
 
     name = "epl.split"

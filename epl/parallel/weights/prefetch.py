@@ -23,7 +23,7 @@ from epl.ir.view import GraphView
 from epl.parallel.weights.regions import WeightRegion
 
 
-class Use(NamedTuple):
+class WeightUse(NamedTuple):
     """An op on a device that takes a weight.
 
     Attributes:
@@ -53,7 +53,7 @@ class Fetch(NamedTuple):
 
     source: int
     output: int
-    uses: List[Use]
+    uses: List[WeightUse]
     waits: Tuple[int, ...]
     block: int
 
@@ -69,7 +69,7 @@ Section = Tuple[int, bool]
 
 def find_uses(
     tf_graph: tf.Graph, view: GraphView, region: WeightRegion, late: Set[int], changing: Set[int]
-) -> List[Use]:
+) -> List[WeightUse]:
     """The uses of weights, in the order in which they run.
 
     Args:
@@ -99,12 +99,12 @@ def find_uses(
                     p for p in dict.fromkeys(view.producers[node]) if p not in sources and region.depths[p] == (0, 0)
                 ]
                 waits = [p for p in others if p in region.moving] or [p for p in others if p in region.of_step]
-                uses.append(Use(producer, output, node, position, sizes[producer, output], tuple(waits)))
+                uses.append(WeightUse(producer, output, node, position, sizes[producer, output], tuple(waits)))
     return sorted(uses, key=lambda use: levels[use.consumer])
 
 
 def plan_fetches(
-    view: GraphView, uses: Sequence[Use], sections: Mapping[int, Section], order: Sequence[int], block: int
+    view: GraphView, uses: Sequence[WeightUse], sections: Mapping[int, Section], order: Sequence[int], block: int
 ) -> List[Fetch]:
     """The copies, and what each of them waits for; uses of which none can wait are left out.
 
@@ -116,13 +116,13 @@ def plan_fetches(
       block: bytes with which a block is full, if no weight in it has more.
     """
     needed = Needed(view, order, {wait for use in uses for wait in use.waits})
-    by_section: Dict[Section, List[Use]] = {}
+    by_section: Dict[Section, List[WeightUse]] = {}
     for use in uses:
         by_section.setdefault(sections[use.consumer], []).append(use)
     fetches: List[Fetch] = []
     blocks = 0
     for own in by_section.values():
-        before: List[Use] = []
+        before: List[WeightUse] = []
         for number, members in enumerate(cut_blocks(own, block), blocks):
             for of_weight in _by_weight(members):
                 fetches += _fetches(of_weight, before or members, needed, number)
@@ -130,9 +130,9 @@ def plan_fetches(
     return fetches
 
 
-def cut_blocks(uses: Sequence[Use], block: int) -> List[List[Use]]:
+def cut_blocks(uses: Sequence[WeightUse], block: int) -> List[List[WeightUse]]:
     """Consecutive uses, of little more bytes than `block` or the largest of them; a weight counts once in a block."""
-    blocks: List[List[Use]] = []
+    blocks: List[List[WeightUse]] = []
     held: Dict[Tuple[int, int], int] = {}
     for use in uses:
         is_new = (use.source, use.output) not in held
@@ -144,19 +144,19 @@ def cut_blocks(uses: Sequence[Use], block: int) -> List[List[Use]]:
     return blocks
 
 
-def largest(uses: Sequence[Use]) -> int:
+def largest(uses: Sequence[WeightUse]) -> int:
     """Bytes of the largest weight."""
     return max([use.bytes for use in uses] or [0])
 
 
-def _by_weight(block: Sequence[Use]) -> List[List[Use]]:
-    found: Dict[Tuple[int, int], List[Use]] = {}
+def _by_weight(block: Sequence[WeightUse]) -> List[List[WeightUse]]:
+    found: Dict[Tuple[int, int], List[WeightUse]] = {}
     for use in block:
         found.setdefault((use.source, use.output), []).append(use)
     return list(found.values())
 
 
-def _fetches(members: List[Use], before: Sequence[Use], needed: "Needed", block: int) -> List[Fetch]:
+def _fetches(members: List[WeightUse], before: Sequence[WeightUse], needed: "Needed", block: int) -> List[Fetch]:
     """The copies of a weight for its uses in a block, given the uses in the block before."""
     first = members[0]
     waits = next((use.waits for use in before if needed.by_all(members, use.waits)), ())
@@ -187,7 +187,7 @@ class Needed:
                 masks[node], more = mask, True
         return more
 
-    def by_all(self, uses: Sequence[Use], nodes: Sequence[int]) -> bool:
+    def by_all(self, uses: Sequence[WeightUse], nodes: Sequence[int]) -> bool:
         """Whether there are any of these nodes, and all ops of the uses need all of them before they run."""
         return bool(nodes) and all(use.consumer not in nodes and self.by(use.consumer, nodes) for use in uses)
 

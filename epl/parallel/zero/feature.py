@@ -9,7 +9,7 @@ from epl.parallel.zero.model import hold_parts, known_to_optimizers, zero_of
 from epl.utils.containers import map_items
 
 
-class Zero(Feature):
+class ZeroFeature(Feature):
     """Data parallelism in which each rank holds a shard of the weights and of what the optimizer keeps."""
 
     name = "zero.level"

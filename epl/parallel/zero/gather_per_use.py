@@ -20,7 +20,7 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.rewriting.context import Regathered, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
 from epl.parallel.zero.model import zero_of
@@ -134,4 +134,9 @@ class _Regathering:
         return weight_bytes(self._rewrite.tf_graph, self._view, whole, 0)
 
 
-PASS = Pass("regather", run, provides=frozenset(["regathered"]), after=frozenset(["recomputed", "offloaded"]))
+PASS = Pass(
+    "regather",
+    run,
+    provides=names("regathered regather_lanes idle_wholes"),
+    after=names("recompute offload"),
+)

@@ -29,7 +29,7 @@ from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import transport_between
-from epl.parallel.plan.dedicated_devices import has_own_devices
+from epl.parallel.plan.dedicated_devices import has_dedicated_devices
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import Cut, ScatteredGradients
@@ -115,7 +115,7 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     cluster = Env.get().cluster
     assert cluster is not None
     if stages > 1 and replica_groups(graph) is not None:
-        on_own_devices = has_own_devices(graph.taskgraphs, cluster)
+        on_own_devices = has_dedicated_devices(graph.taskgraphs, cluster)
         raise NotAvailableError(
             "zero.level",
             "It is {!r}, which does not go together with epl.split {}.".format(

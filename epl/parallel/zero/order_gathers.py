@@ -19,7 +19,7 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, Regathered, Rewrite
-from epl.parallel.rewriting.pass_manager import Pass
+from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.weights.prefetch import Needed
 from epl.parallel.zero.model import zero_of
 from epl.utils import tf_compat
@@ -85,7 +85,7 @@ def _last_blocks(view: GraphView, blocks: Dict[int, int], nodes: Sequence[int]) 
 PASS = Pass(
     "order_gathers",
     run,
-    requires=frozenset(["regathered", "aggregated"]),
-    provides=frozenset(["gather order"]),
+    adds=names("orders"),
+    requires=names("regather_lanes gates"),
     optional=True,
 )

@@ -18,8 +18,8 @@ from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
 from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.context import Rewrite
-from epl.profiler.estimate.program import TRANSFER, Devices, Step, StepProgram, make_program
-from epl.profiler.estimate.simulation import Peak, Program, simulate
+from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedStep, StepProgram, make_program
+from epl.profiler.estimate.simulation import Peak, SimulatedProgram, simulate
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
 HOST = " (host)"  # follows the name of a device: its host memory, used by `offload.level`
@@ -52,7 +52,7 @@ class DeviceMemory(NamedTuple):
     peak_op: str
 
 
-class Change(NamedTuple):
+class MemoryDifference(NamedTuple):
     """A change of the configuration that lowers the largest peak.
 
     Attributes:
@@ -78,7 +78,7 @@ class MemoryEstimate(NamedTuple):
     """
 
     devices: Tuple[DeviceMemory, ...]
-    changes: Tuple[Change, ...]
+    changes: Tuple[MemoryDifference, ...]
     notes: Tuple[str, ...]
 
 
@@ -180,7 +180,7 @@ def _families(view: GraphView, rewrite: Optional[Rewrite]) -> List[Dict[int, int
     return families
 
 
-def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
+def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> EstimatedDevices:
     """The devices of a graph, those of ops without one first; the host is one of its own where weights are kept there.
 
     Args:
@@ -201,7 +201,7 @@ def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> Devices:
     names = list(dict.fromkeys([known.get(("", False), default.to_string())] + list(known.values())))
     processes = [name.rpartition("/device:")[0] for name in names]
     number = {key: names.index(name) for key, name in known.items()}
-    return Devices(
+    return EstimatedDevices(
         tuple(names), tuple(processes), lambda node: number[view.nodes[node].device, is_hosted[node]], threads
     )
 
@@ -210,7 +210,7 @@ class StepEstimate(NamedTuple):
     """A step as a program, and its devices: the input of an estimate."""
 
     made: StepProgram
-    devices: Devices
+    devices: EstimatedDevices
 
 
 def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int]], threads: int = 1) -> StepEstimate:
@@ -226,12 +226,12 @@ def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int
     devices = find_devices(graph, nodes, threads)
     fetched = frozenset(graph.view.index[name] for name in ops)
     device_type = "GPU" if any("GPU" in name for name in devices.names) else "CPU"
-    step = Step(nodes, fetched, fed)
+    step = EstimatedStep(nodes, fetched, fed)
     made = make_program(graph.tf_graph, graph.view, step, devices, graph.same_as, graph.role_of, device_type)
     return StepEstimate(made, devices)
 
 
-def estimate(graph: StepGraph, step: StepEstimate, program: Optional[Program] = None) -> MemoryEstimate:
+def estimate(graph: StepGraph, step: StepEstimate, program: Optional[SimulatedProgram] = None) -> MemoryEstimate:
     """The memory of a step on each device.
 
     Args:
@@ -248,7 +248,7 @@ def estimate(graph: StepGraph, step: StepEstimate, program: Optional[Program] = 
     return MemoryEstimate(tuple(rows), (), made.notes)
 
 
-def _variables(graph: StepGraph, devices: Devices) -> List[List[int]]:
+def _variables(graph: StepGraph, devices: EstimatedDevices) -> List[List[int]]:
     """Per device, the bytes of the variables that are trained and of the others."""
     view = graph.view
     sizes = [[0, 0] for _ in devices.names]

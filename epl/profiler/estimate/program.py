@@ -21,7 +21,7 @@ from epl.parallel.costs.ops import Kind, op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.profiler.estimate import grappler, kernels
 from epl.profiler.estimate.matched_collectives import collectives_of
-from epl.profiler.estimate.simulation import Op, Output, Program
+from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram
 
 TRANSFER = "communication"  # role of tensors from another device
 
@@ -33,7 +33,7 @@ _STORES = {"StackPushV2": (0, 1), "TensorArrayWriteV3": (0, 2), "TensorArrayScat
            "TensorArraySplitV3": (0, 1)}  # fmt: skip
 
 
-class Devices(NamedTuple):
+class EstimatedDevices(NamedTuple):
     """Where ops run.
 
     Attributes:
@@ -49,7 +49,7 @@ class Devices(NamedTuple):
     threads: int
 
 
-class Step(NamedTuple):
+class EstimatedStep(NamedTuple):
     """The nodes and feeds of a run.
 
     Attributes:
@@ -73,7 +73,7 @@ class StepProgram(NamedTuple):
       notes: assumptions.
     """
 
-    program: Program
+    program: SimulatedProgram
     order: List[int]
     types: Types
     notes: Tuple[str, ...]
@@ -82,8 +82,8 @@ class StepProgram(NamedTuple):
 def make_program(
     tf_graph: tf.Graph,
     view: GraphView,
-    step: Step,
-    devices: Devices,
+    step: EstimatedStep,
+    devices: EstimatedDevices,
     same_as: Mapping[int, int],
     role_of: Callable[[int], str],
     device_type: str,
@@ -113,7 +113,7 @@ def make_program(
             builder.add_waiting(node)
         else:
             builder.add(node, role_of(node), same_as.get(node, node))
-    program = Program(
+    program = SimulatedProgram(
         builder.ops,
         *_pools(devices),
         fetched=tuple(builder.number[node] for node in sorted(step.fetched) if node in builder.number),
@@ -131,7 +131,7 @@ def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
     )
 
 
-def _pools(devices: Devices) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+def _pools(devices: EstimatedDevices) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     """The threads that run the ops of each device: those of its process; on a GPU one stream."""
     keys = [name if _is_gpu(name) else process for name, process in zip(devices.names, devices.processes)]
     pools = list(dict.fromkeys(keys))
@@ -144,7 +144,7 @@ def _is_gpu(device: str) -> bool:
 
 
 def _types(
-    tf_graph: tf.Graph, view: GraphView, step: Step, same_as: Mapping[int, int], copies: Mapping[int, int]
+    tf_graph: tf.Graph, view: GraphView, step: EstimatedStep, same_as: Mapping[int, int], copies: Mapping[int, int]
 ) -> Tuple[Types, List[str]]:
     """Types of all nodes that run, and of their originals; `copies` as for `output_types` of `costs/shapes.py`."""
     needed = {same_as.get(node, node) for node in step.nodes}
@@ -219,8 +219,8 @@ class _Builder:
     def __init__(
         self,
         view: GraphView,
-        step: Step,
-        devices: Devices,
+        step: EstimatedStep,
+        devices: EstimatedDevices,
         types: Types,
         device_type: str,
         repeated: Collection[Tuple[int, int]],
@@ -228,7 +228,7 @@ class _Builder:
         frames: costs_loops.Frames,
         ends: Mapping[int, Sequence[int]],
     ) -> None:
-        self.ops: List[Op] = []
+        self.ops: List[SimulatedOp] = []
         self.order: List[int] = []
         self.number: Dict[int, int] = {}
         self.notes: List[str] = []
@@ -286,22 +286,22 @@ class _Builder:
                     for at in kernels.in_place_inputs(op_type, index, len(sources))
                     if at < len(sources) and input_types[at].dtype == output.dtype
                 )
-            made.append(Output(size, alias, in_place, role, persistent))
+            made.append(SimulatedOutput(size, alias, in_place, role, persistent))
         stores = (-1, 0)
         if op_type in _STORES:
             grown, added = _STORES[op_type]
             stores = (grown, self._runs.get(node, 1) * num_bytes(input_types[added]))
         self.number[node] = len(self.ops)
         self.order.append(node)
-        self.ops.append(Op(device, seconds, cheap, sources, after, tuple(made), temporary, stores))
+        self.ops.append(SimulatedOp(device, seconds, cheap, sources, after, tuple(made), temporary, stores))
 
     def add_waiting(self, node: int) -> None:
         """An op that only waits for its producers; its output, if any, is a constant."""
         after = self._numbers(node, self._view.producers[node])
         self.number[node] = len(self.ops)
         self.order.append(node)
-        outputs = (Output(0, -1, (), "", True),) * len(self._types[node])
-        self.ops.append(Op(self._devices.of_node(node), 0.0, True, (), after, outputs, 0, (-1, 0)))
+        outputs = (SimulatedOutput(0, -1, (), "", True),) * len(self._types[node])
+        self.ops.append(SimulatedOp(self._devices.of_node(node), 0.0, True, (), after, outputs, 0, (-1, 0)))
 
     def _kernel(
         self, node: tf.NodeDef, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
@@ -355,9 +355,9 @@ class _Builder:
         key = (number, output, device)
         if key not in self._transfers:
             size = self._type_bytes(number, output)
-            made = Output(size, -1, (), TRANSFER, False)
+            made = SimulatedOutput(size, -1, (), TRANSFER, False)
             seconds = self._machine.overhead + size / self._machine.bandwidth
             self._transfers[key] = len(self.ops)
             self.order.append(-1)
-            self.ops.append(Op(device, seconds, True, ((number, output),), (), (made,), 0, (-1, 0)))
+            self.ops.append(SimulatedOp(device, seconds, True, ((number, output),), (), (made,), 0, (-1, 0)))
         return self._transfers[key]

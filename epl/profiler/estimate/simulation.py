@@ -4,11 +4,11 @@
     buffers    |-- a --------|                          a is free once its last consumer has run
                         |-- b ------------------ ...    the second Tanh takes the memory of MatMul: b, too
 
-A `Program` is a graph without TensorFlow: devices, times, buffers and edges by number. The order follows TensorFlow's
-executor: an op is ready when all its inputs are there. A thread goes on with the cheap ops that it made ready, and at
-most one other; the rest waits in a queue for an idle thread. A collective holds no thread: it begins when all its ranks
-have come, and the ops that it makes ready wait in the queue. A real run may differ, because times are estimates, and
-because a thread of TensorFlow prefers ops that it has put into the queue itself.
+A `SimulatedProgram` is a graph without TensorFlow: devices, times, buffers and edges by number. The order follows
+TensorFlow's executor: an op is ready when all its inputs are there. A thread goes on with the cheap ops that it made
+ready, and at most one other; the rest waits in a queue for an idle thread. A collective holds no thread: it begins when
+all its ranks have come, and the ops that it makes ready wait in the queue. A real run may differ, because times are
+estimates, and because a thread of TensorFlow prefers ops that it has put into the queue itself.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from collections import deque
 from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
-class Output(NamedTuple):
+class SimulatedOutput(NamedTuple):
     """The memory of one output of an op.
 
     Attributes:
@@ -34,7 +34,7 @@ class Output(NamedTuple):
     persistent: bool
 
 
-class Op(NamedTuple):
+class SimulatedOp(NamedTuple):
     """One op of a program.
 
     Attributes:
@@ -54,12 +54,12 @@ class Op(NamedTuple):
     cheap: bool
     inputs: Tuple[Tuple[int, int], ...]
     after: Tuple[int, ...]
-    outputs: Tuple[Output, ...]
+    outputs: Tuple[SimulatedOutput, ...]
     temporary: int
     stores: Tuple[int, int]
 
 
-class Program(NamedTuple):
+class SimulatedProgram(NamedTuple):
     """A step.
 
     Attributes:
@@ -70,7 +70,7 @@ class Program(NamedTuple):
       collectives: the ops of each collective, one for each rank of this process.
     """
 
-    ops: List[Op]
+    ops: List[SimulatedOp]
     pools: Tuple[int, ...]
     threads: Tuple[int, ...]
     fetched: Tuple[int, ...]
@@ -146,7 +146,7 @@ class _Pool:
 class _Run:
     """One run of a program."""
 
-    def __init__(self, program: Program, temporary_role: str) -> None:
+    def __init__(self, program: SimulatedProgram, temporary_role: str) -> None:
         ops = program.ops
         self._program = program
         self._temporary_role = temporary_role
@@ -233,7 +233,7 @@ class _Run:
             memory.add(op.device, self._temporary_role, op.temporary)
         memory.note(op.device, number)
 
-    def _buffer_of(self, op: Op, output: Output, inputs: Sequence[_Buffer]) -> _Buffer:
+    def _buffer_of(self, op: SimulatedOp, output: SimulatedOutput, inputs: Sequence[_Buffer]) -> _Buffer:
         if output.persistent:
             return _EXTERNAL
         if output.alias >= 0:
@@ -302,7 +302,7 @@ class _Run:
                 pool.inline[thread].append(current)
 
 
-def simulate(program: Program, temporary_role: str) -> List[Peak]:
+def simulate(program: SimulatedProgram, temporary_role: str) -> List[Peak]:
     """Per device, the peak of the bytes that ops allocate.
 
     Args:

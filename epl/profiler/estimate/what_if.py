@@ -18,18 +18,18 @@ from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits
-from epl.parallel.recompute.segments import Segment, Sweep
+from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import Rewrite
 from epl.profiler.estimate.estimate import (
-    Change,
     DeviceMemory,
+    MemoryDifference,
     MemoryEstimate,
     StepEstimate,
     StepGraph,
     estimate,
     prepare,
 )
-from epl.profiler.estimate.simulation import Op, Program
+from epl.profiler.estimate.simulation import SimulatedOp, SimulatedProgram
 from epl.profiler.estimate.what_if_state import changes as changes_of_state
 from epl.utils import tf_compat
 
@@ -42,7 +42,7 @@ def changes(
     before: MemoryEstimate,
     ops: Sequence[str],
     fed: Mapping[str, Sequence[int]],
-) -> Tuple[Change, ...]:
+) -> Tuple[MemoryDifference, ...]:
     """Changes that would lower the peak, the cheapest first.
 
     Args:
@@ -67,7 +67,7 @@ def changes(
 # ---- Recomputation
 
 
-def _recomputation(graph: StepGraph, step: StepEstimate) -> Optional[Change]:
+def _recomputation(graph: StepGraph, step: StepEstimate) -> Optional[MemoryDifference]:
     assert graph.rewrite is not None
     if graph.rewrite.config.gradient_checkpoint.type:
         return None
@@ -81,12 +81,14 @@ def _recomputation(graph: StepGraph, step: StepEstimate) -> Optional[Change]:
         return None
     after = sum(op.seconds for op in program.ops)
     peak = max(device.peak for device in estimate(graph, step, program).devices)
-    return Change("gradient_checkpoint.type = auto", peak, after / seconds - 1, "activations are computed twice")
+    return MemoryDifference(
+        "gradient_checkpoint.type = auto", peak, after / seconds - 1, "activations are computed twice"
+    )
 
 
 def _recomputed(
-    graph: StepGraph, step: StepEstimate, program: Program, seeds: Set[int], ys: Set[int]
-) -> Optional[Program]:
+    graph: StepGraph, step: StepEstimate, program: SimulatedProgram, seeds: Set[int], ys: Set[int]
+) -> Optional[SimulatedProgram]:
     """The program with the segments of one backward pass computed again; None if there are none."""
     view, made = graph.view, step.made
     number = {node: at for at, node in enumerate(made.order) if node >= 0}
@@ -101,19 +103,19 @@ def _recomputed(
     forward = [node for node in made.order if node in needed and node not in backward]
     if not backward or not forward:
         return None
-    sweep = Sweep(forward, backward, sorted(seeds), sorted(ys))
+    passed = BackwardPass(forward, backward, sorted(seeds), sorted(ys))
     writes = [node for node in view.writes() if node in number]
-    recomputable = recompute.find_recomputable(graph.tf_graph, view, sweep, writes, made.types)
+    recomputable = recompute.find_recomputable(graph.tf_graph, view, passed, writes, made.types)
     stages = [0] * len(view) if graph.rewrite is None else stages_of_nodes(view, graph.rewrite.plan.stages)
     seconds = {node: program.ops[number[node]].seconds for node in forward}
     costs = Costs(seconds, {}, seconds, seconds, dict.fromkeys(forward, 0), made.types, ())
-    choice = choose(view, sweep, recomputable, stages, costs)
-    segments = recompute.find_segments(view, sweep, recomputable, choice.places, (), choice.whole)
+    choice = choose(view, passed, recomputable, stages, costs)
+    segments = recompute.find_segments(view, passed, recomputable, choice.places, (), choice.whole)
     if not segments:
         return None
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(graph.tf_graph, op_type)}
     moving = batch_nodes(view, stateful)
-    waits = find_waits(view, sweep, segments, moving, depths_of(view), stages)
+    waits = find_waits(view, passed, segments, moving, depths_of(view), stages)
     ops = list(program.ops)
     originals: Dict[int, int] = {}
     for family in [originals] + graph.families:
@@ -124,7 +126,7 @@ def _recomputed(
 
 
 def _add_segments(
-    ops: List[Op], segments: Sequence[Segment], waits: Sequence[Sequence[int]], numbers: Mapping[int, int]
+    ops: List[SimulatedOp], segments: Sequence[Segment], waits: Sequence[Sequence[int]], numbers: Mapping[int, int]
 ) -> None:
     """Appends the copies of the segments, and makes the backward pass take them; `numbers` has the op of a node."""
     for segment, wait in zip(segments, waits):
@@ -155,7 +157,7 @@ def _smaller_micro_batches(
     before: MemoryEstimate,
     ops: Sequence[str],
     fed: Mapping[str, Sequence[int]],
-) -> Optional[Change]:
+) -> Optional[MemoryDifference]:
     """Twice as many micro batches of half the rows each, if all rows are fed."""
     assert graph.rewrite is not None
     plan, config = graph.rewrite.plan, graph.rewrite.config
@@ -177,7 +179,7 @@ def _smaller_micro_batches(
     time = max(0.0, 2 * sum(op.seconds for op in half.made.program.ops) / seconds - 1)
     value = 2 * config.pipeline.num_micro_batch
     why = "half the rows in each {}".format("run, gradients are added up" if stages == 1 else "micro batch")
-    return Change(f"pipeline.num_micro_batch = {value}", peak, time, why)
+    return MemoryDifference(f"pipeline.num_micro_batch = {value}", peak, time, why)
 
 
 def _is_barrier(graph: StepGraph, tensor: str) -> bool:
@@ -187,7 +189,7 @@ def _is_barrier(graph: StepGraph, tensor: str) -> bool:
     return graph.view.nodes[graph.original(node)].name in built
 
 
-def _schedule(rewrite: Rewrite, before: MemoryEstimate, peak: int) -> Optional[Change]:
+def _schedule(rewrite: Rewrite, before: MemoryEstimate, peak: int) -> Optional[MemoryDifference]:
     """1F1B in place of GPipe."""
     plan = rewrite.plan
     if not plan.schedule or rewrite.config.pipeline.strategy != "preferforward":
@@ -202,15 +204,15 @@ def _schedule(rewrite: Rewrite, before: MemoryEstimate, peak: int) -> Optional[C
             part = less[stage] / float(max(1, flight[stage]))
             kept[device] = max(part, kept.get(device, 0.0))
     after = [_with(device, "activations", kept.get(device.device, 1.0)) for device in before.devices]
-    return Change("pipeline.strategy = PreferBackward", max(after), 0.0, "fewer micro batches in flight")
+    return MemoryDifference("pipeline.strategy = PreferBackward", max(after), 0.0, "fewer micro batches in flight")
 
 
-def _groups(rewrite: Rewrite, before: MemoryEstimate) -> Optional[Change]:
+def _groups(rewrite: Rewrite, before: MemoryEstimate) -> Optional[MemoryDifference]:
     if rewrite.config.optimizer.num_apply_group > 1:
         return None
     after = max(_with(device, "updates", 1.0 / _GROUPS) for device in before.devices)
     config = f"optimizer.num_apply_group = {_GROUPS}"
-    return Change(config, after, 0.0, "updates of some variables at a time")
+    return MemoryDifference(config, after, 0.0, "updates of some variables at a time")
 
 
 def _with(device: DeviceMemory, role: str, part: float) -> int:

@@ -16,9 +16,9 @@ from epl.ir.view import variable_bytes
 from epl.parallel.costs.costs import MACHINES
 from epl.parallel.plan.plan import world_size
 from epl.parallel.split.resharding_paths import LINKS
-from epl.profiler.estimate.estimate import UPDATES, Change, StepEstimate, StepGraph, estimate
+from epl.profiler.estimate.estimate import UPDATES, MemoryDifference, StepEstimate, StepGraph, estimate
 from epl.profiler.estimate.program import TRANSFER
-from epl.profiler.estimate.simulation import Op, Output, Program
+from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
 
@@ -42,7 +42,7 @@ class _Use(NamedTuple):
     position: int
 
 
-def changes(graph: StepGraph, step: StepEstimate) -> List[Change]:
+def changes(graph: StepGraph, step: StepEstimate) -> List[MemoryDifference]:
     """ZeRO, and on GPUs offload, if they are off and work with the other features."""
     rewrite = graph.rewrite
     if rewrite is None or not graph.calls or rewrite.config.zero.level or rewrite.config.offload.level:
@@ -58,7 +58,7 @@ def changes(graph: StepGraph, step: StepEstimate) -> List[Change]:
     return [change for change in found if change is not None]
 
 
-def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Change]:
+def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[MemoryDifference]:
     """ZeRO of one level; None if nothing is trained."""
     assert graph.rewrite is not None
     state = _state(graph, step)
@@ -74,10 +74,10 @@ def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Chan
     again = saved * (sum(state.trained[weight] for weight, _ in fetches) - sum(state.trained.values()))
     seconds = len(fetches) * link.latency + max(0.0, again) / link.bandwidth
     why = f"weights and optimizer state in parts over {ranks} replicas"
-    return Change(f"zero.level = {level}", peak, seconds / _seconds(step), why)
+    return MemoryDifference(f"zero.level = {level}", peak, seconds / _seconds(step), why)
 
 
-def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[Change]:
+def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[MemoryDifference]:
     state = _state(graph, step)
     if not state.trained:
         return None
@@ -87,7 +87,9 @@ def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[Change]:
     gradients = sum(state.trained.values())
     moved = (sum(state.trained[weight] for weight, _ in fetches) + gradients) / LINKS["gpu"].bandwidth
     updated = 2 * sum(state.bytes) / MACHINES["cpu"].bandwidth
-    return Change("offload.level = v0", peak, (moved + updated) / _seconds(step), "weights are in host memory")
+    return MemoryDifference(
+        "offload.level = v0", peak, (moved + updated) / _seconds(step), "weights are in host memory"
+    )
 
 
 def _device_type(step: StepEstimate) -> str:
@@ -144,7 +146,7 @@ def _fetches(
     return sorted(((weight, uses) for (weight, _), uses in found.items()), key=lambda fetch: fetch[1][0])
 
 
-def _fetched(step: StepEstimate, state: _State, fetches: List[Tuple[int, List[_Use]]]) -> Program:
+def _fetched(step: StepEstimate, state: _State, fetches: List[Tuple[int, List[_Use]]]) -> SimulatedProgram:
     """The program with the fetches; if a weight has several, each waits for the inputs of the use before it."""
     ops = list(step.made.program.ops)
     early = len(fetches) == len({weight for weight, _ in fetches})
@@ -154,9 +156,9 @@ def _fetched(step: StepEstimate, state: _State, fetches: List[Tuple[int, List[_U
         device, size = ops[weight].device, state.trained[weight]
         fetch, waits = last.get(device, (-1, ()))
         after = (() if fetch < 0 else (fetch,)) + (() if early else waits)
-        output = Output(size, -1, (), TRANSFER, False)
+        output = SimulatedOutput(size, -1, (), TRANSFER, False)
         number = len(ops)
-        ops.append(Op(device, size / bandwidth, False, ((weight, 0),), after, (output,), 0, (-1, 0)))
+        ops.append(SimulatedOp(device, size / bandwidth, False, ((weight, 0),), after, (output,), 0, (-1, 0)))
         first = ops[uses[0].op]
         others = {p for position, (p, _) in enumerate(first.inputs) if p >= 0 and position != uses[0].position}
         last[device] = number, tuple(sorted(others - state.trained.keys()))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.plan.communicators import PROCESSES, transport_of
-from epl.parallel.weights.prefetch import Use, cut_blocks
+from epl.parallel.weights.prefetch import WeightUse, cut_blocks
 from epl.profiler import step_stats
 from epl.utils import tf_compat
 from tests.parallel.in_process import error_text, rewritten
@@ -385,7 +385,7 @@ def test_a_graph_on_one_device_is_as_it_was_without_the_key(init):
 
 
 def _use(source, size):
-    return Use(source, 0, source + 100, 1, size, ())
+    return WeightUse(source, 0, source + 100, 1, size, ())
 
 
 def test_blocks_are_little_larger_than_what_fills_one():

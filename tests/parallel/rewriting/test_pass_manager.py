@@ -6,46 +6,80 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.features import FEATURES
+from epl.parallel.rewriting import contracts
+from epl.parallel.rewriting.contracts import CheckedRewrite, ContractError
 from epl.parallel.rewriting.pass_manager import Pass, in_order, run_passes
+from epl.parallel.rewriting.pass_manager import names as words
 from epl.parallel.transformation import passes_of
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear
 
 
-def a_pass(name, requires=(), provides=(), after=(), run=lambda rewrite: None, optional=False):
-    return Pass(name, run, frozenset(requires), frozenset(provides), frozenset(after), optional=optional)
+def a_pass(name, provides="", requires="", after="", adds="", run=lambda rewrite: None):
+    contract = {"provides": provides, "requires": requires, "after": after, "adds": adds}
+    return Pass(name, run, **{key: words(text) for key, text in contract.items()})
 
 
 def names(passes):
     return [p.name for p in passes]
 
 
+@pytest.fixture
+def checked(init):
+    """A rewriting that looks at every access to what passes hand on."""
+    init()
+    Linear().minimize()
+    transformation.transform()
+    rewrite = Graph.get().plan
+    assert isinstance(rewrite, CheckedRewrite)
+    return rewrite
+
+
 def test_a_pass_runs_after_what_provides_what_it_requires():
-    later, earlier = a_pass("later", requires=["ground"]), a_pass("earlier", provides=["ground"])
+    later, earlier = a_pass("later", requires="gates"), a_pass("earlier", provides="gates")
     assert names(in_order([later, earlier])) == ["earlier", "later"]
-    with pytest.raises(ValueError, match="'later' requires .'ground'."):
-        in_order([later])
+    adding = a_pass("adding", adds="orders")
+    assert names(in_order([a_pass("reading", requires="orders"), adding, earlier])) == ["adding", "reading", "earlier"]
 
 
 def test_a_pass_runs_after_another_only_where_there_is_one():
-    later, earlier = a_pass("later", after=["ground"]), a_pass("earlier", provides=["ground"])
+    later, earlier = a_pass("later", after="earlier"), a_pass("earlier")
     assert names(in_order([later, earlier])) == ["earlier", "later"]
     assert names(in_order([later])) == ["later"]
 
 
 def test_passes_that_wait_for_each_other_are_refused():
-    one, other = a_pass("one", after=["b"], provides=["a"]), a_pass("other", after=["a"], provides=["b"])
+    one, other = a_pass("one", after="other"), a_pass("other", after="one")
     with pytest.raises(ValueError, match="'one', 'other'"):
         in_order([one, other])
 
 
-def test_contracts_are_checked_before_anything_runs():
-    ran = []
-    with pytest.raises(ValueError):
-        run_passes([a_pass("first", run=ran.append), a_pass("second", requires=["nothing"])], None)
-    assert ran == []
+def test_a_value_has_one_provider():
+    with pytest.raises(ValueError, match="'gates': .'one', 'other'."):
+        contracts.check([a_pass("one", provides="gates"), a_pass("other", provides="gates")])
+    with pytest.raises(ValueError, match="gates"):
+        contracts.check([a_pass("one", provides="gates"), a_pass("other", adds="gates")])
+    contracts.check([a_pass("one", adds="orders"), a_pass("other", adds="orders")])
+    with pytest.raises(ValueError, match="'one' names .'gate'."):
+        contracts.check([a_pass("one", requires="gate")])
+
+
+def test_a_pass_reads_what_its_contract_names(checked):
+    with pytest.raises(ContractError, match="'one' reads 'gates'"):
+        run_passes([a_pass("one", run=lambda rewrite: rewrite.gates)], checked)
+    run_passes([a_pass("one", requires="gates", run=lambda rewrite: rewrite.gates)], checked)
+
+
+def test_a_pass_sets_what_its_contract_says_it_provides(checked):
+    def change(rewrite):
+        rewrite.counted = frozenset()
+
+    with pytest.raises(ContractError, match="'one' sets 'counted'"):
+        run_passes([a_pass("one", requires="counted", run=change)], checked)
+    run_passes([a_pass("one", provides="counted", run=change)], checked)
 
 
 def test_a_feature_that_stands_elsewhere_in_the_list_changes_no_order():

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.runtime.step import StepFinder
+from epl.runtime.run_plan import RunPlanner
 from tests.parallel.in_process import rewritten
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
@@ -94,7 +94,7 @@ def test_a_global_mean_is_merged_in_each_step_of_parts_alone(init):
     epl.add_to_collection([model.loss, outside], KEYS.GLOBAL_MEAN_OBJECTS)
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
     rewrite = rewritten()
-    targets = {op.name for op in StepFinder(rewrite).find([], [train_op], [model.x]).targets}
+    targets = {op.name for op in RunPlanner(rewrite).plan_run([], [train_op], [model.x]).targets}
     assert len(rewrite.merged) >= 2 and {one.op for one in rewrite.merged.values() if one.op} <= targets
 
 

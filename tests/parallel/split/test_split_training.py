@@ -13,7 +13,7 @@ from epl.ir.view import ancestor_ops
 from epl.parallel import transformation
 from epl.parallel.split import model as split_training
 from epl.parallel.split.resharding_paths import LINKS, Link
-from epl.runtime.step import StepFinder
+from epl.runtime.run_plan import RunPlanner
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import error_text, rewritten
 
@@ -46,7 +46,7 @@ def test_a_global_output_is_merged_in_each_step_of_parts_alone(init):
     total = tf.reduce_sum(x)
     epl.add_to_collection(total, epl.GraphKeys.GLOBAL_SUM_OBJECTS)
     rewrite = rewritten()
-    step = StepFinder(rewrite).find([], [train_op], [x])
+    step = RunPlanner(rewrite).plan_run([], [train_op], [x])
     assert rewrite.merged[total.name].op in {op.name for op in step.targets}
 
 

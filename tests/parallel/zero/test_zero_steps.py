@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from epl.runtime.step import StepFinder
+from epl.runtime.run_plan import RunPlanner
 from epl.utils.errors import NotAvailableError, PlanError
 from tests.parallel.in_process import rewritten
 
@@ -47,7 +47,7 @@ def test_a_global_output_of_weights_alone_is_merged_in_each_step(init, level):
     norm = tf.nn.l2_loss(weights)
     epl.add_to_collection(norm, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
     rewrite = rewritten()
-    step = StepFinder(rewrite).find([], [train_op], [x])
+    step = RunPlanner(rewrite).plan_run([], [train_op], [x])
     assert rewrite.merged[norm.name].op in {op.name for op in step.targets}
 
 

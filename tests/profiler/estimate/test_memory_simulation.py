@@ -2,7 +2,7 @@
 
 import pytest
 
-from epl.profiler.estimate.simulation import Op, Output, Program, simulate
+from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram, simulate
 
 NONE = (-1, 0)
 
@@ -11,12 +11,12 @@ def op(
     *inputs, size=0, after=(), alias=-1, in_place=(), temporary=0, device=0, role="a", stores=NONE, persistent=False
 ):
     """An op of one output of `size` bytes that takes output 0 of the ops `inputs`."""
-    output = Output(size, alias, in_place, role, persistent)
-    return Op(device, 1.0, False, tuple((i, 0) for i in inputs), tuple(after), (output,), temporary, stores)
+    output = SimulatedOutput(size, alias, in_place, role, persistent)
+    return SimulatedOp(device, 1.0, False, tuple((i, 0) for i in inputs), tuple(after), (output,), temporary, stores)
 
 
 def peaks(*ops, devices=1, threads=1, fetched=(), collectives=()):
-    return simulate(Program(list(ops), (0,) * devices, (threads,), tuple(fetched), tuple(collectives)), "t")
+    return simulate(SimulatedProgram(list(ops), (0,) * devices, (threads,), tuple(fetched), tuple(collectives)), "t")
 
 
 def peak(*ops, **kwargs):

@@ -16,7 +16,7 @@ import epl
 from epl.cluster import topology
 from epl.env import Env
 from epl.ops import collectives
-from epl.ops.collectives import Member
+from epl.ops.collectives import CollectiveMember
 from epl.ops.service import CommunicatorSpec
 from epl.runtime import hooks
 from epl.runtime.server import ProcessServer
@@ -100,7 +100,7 @@ with tf.device(layout.device(1, replica)):
     weight = tf.get_variable("weight", [2, 1], initializer=tf.ones_initializer(), use_resource=True)
     loss = tf.reduce_sum(tf.matmul(hidden, weight))
     (gradient,) = tf.gradients(loss, [weight])
-    (mean,) = collectives.all_reduce(Member("stage1", replica, "weight", 2), [gradient], "sum", 0.5)
+    (mean,) = collectives.all_reduce(CollectiveMember("stage1", replica, "weight", 2), [gradient], "sum", 0.5)
     train_op = weight.assign_sub(0.001 * mean)
 
 session = tf.Session(server.target, config=server.session_config(layout))

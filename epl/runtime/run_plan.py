@@ -1,6 +1,6 @@
 """What one Session.run means under a plan: which ops of the other replicas run with it, what is fetched instead.
 
-A Step is worked out once for each set of fetches and feeds, from what the fetches need of replica 0:
+A run is planned once for each set of fetches and feeds, from what the fetches need of replica 0:
 
     fetches ----> ancestors in replica 0 ----> collectives and writes among them ----> their copies run too
        |
@@ -11,7 +11,20 @@ The barriers of the schedule order training steps alone: in other runs they are 
 between groups of updates, in runs that do not update all of their variables.
 """
 
-from typing import Dict, FrozenSet, Hashable, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +32,7 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import Rewrite, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables.state import Choice
 from epl.utils.errors import FeedError
@@ -40,7 +53,7 @@ class Written(NamedTuple):
     differs_between_processes: bool
 
 
-class Step(NamedTuple):
+class RunPlan(NamedTuple):
     """A Session.run as it is really run.
 
     Attributes:
@@ -87,15 +100,62 @@ class Step(NamedTuple):
     choices: Tuple[Choice, ...]
 
 
-class StepFinder:
-    """Works out Steps for one rewritten graph."""
+class Asked(NamedTuple):
+    """What a run asks of replica 0; nodes by their index in the view.
+
+    Attributes:
+      fetches, targets: what is asked for.
+      ops: of those, without what is fed.
+      fed: names of the tensors that have a value.
+      idle: barriers that order nothing in this run, and weights of replicas that it does not count.
+      needed: what `ops` need, not looking beyond `idle`.
+      in_micro_batches: targets that every micro batch has a copy of.
+      foreign: whether it changes variables of replica 0 alone.
+    """
+
+    fetches: Tuple[tf.Tensor, ...]
+    targets: Tuple[tf.Operation, ...]
+    ops: Tuple[tf.Operation, ...]
+    fed: FrozenSet[str]
+    idle: AbstractSet[int]
+    needed: AbstractSet[int]
+    in_micro_batches: AbstractSet[int]
+    foreign: bool
+
+
+class Reach(NamedTuple):
+    """What of a run concerns further micro batches, replicas and processes; nodes by their index in the view.
+
+    Attributes:
+      needed: what the run needs of replica 0, in all micro batches.
+      later: copies in further micro batches that run, too.
+      touched: what has to run in other replicas as well.
+      merged: by name of a fetched tensor, what is fetched in its place.
+      outputs: collectives of merged outputs.
+      merges_locally: whether values of the replicas of this process are merged.
+    """
+
+    needed: AbstractSet[int]
+    later: AbstractSet[int]
+    touched: AbstractSet[int]
+    merged: Mapping[str, Sibling]
+    outputs: AbstractSet[int]
+    merges_locally: bool
+
+
+_NO_REACH = Reach(frozenset(), frozenset(), frozenset(), {}, frozenset(), False)
+
+
+class RunPlanner:
+    """Plans runs of one rewritten graph."""
 
     def __init__(self, rewrite: Rewrite) -> None:
         view = rewrite.view
         assert view is not None
         self._rewrite = rewrite
         self._view = view
-        self._cache: Dict[Tuple[Hashable, ...], Step] = {}
+        self._has_shards = rewrite.graph.shards is not None
+        self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
@@ -135,14 +195,14 @@ class StepFinder:
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
         self._variables = {view.nodes[node].name for node in rewrite.cloned if view.types[node] in op_types.VARIABLES}
 
-    def find(
+    def plan_run(
         self,
         fetches: Sequence[tf.Tensor],
         targets: Sequence[tf.Operation],
         fed: Iterable[tf.Tensor],
         known: Iterable[tf.Tensor] = (),
-    ) -> Step:
-        """The Step for what was asked.
+    ) -> RunPlan:
+        """The plan for what was asked.
 
         Args:
           fetches: tensors asked for.
@@ -153,10 +213,10 @@ class StepFinder:
         fed_names = frozenset(tensor.name for tensor in fed)
         known_names = frozenset(tensor.name for tensor in known)
         key = (tuple(t.name for t in fetches), tuple(op.name for op in targets), fed_names, known_names)
-        step = self._cache.get(key)
-        if step is None:
-            step = self._cache[key] = self._work_out(fetches, targets, fed_names, known_names)
-        return step
+        plan = self._cache.get(key)
+        if plan is None:
+            plan = self._cache[key] = self._work_out(fetches, targets, fed_names, known_names)
+        return plan
 
     def _work_out(
         self,
@@ -164,99 +224,131 @@ class StepFinder:
         targets: Sequence[tf.Operation],
         by_user: FrozenSet[str],
         known: FrozenSet[str],
-    ) -> Step:
-        fed = by_user | known
-        rewrite, view = self._rewrite, self._view
-        asked = [t.op for t in fetches if t.name not in fed] + list(targets)
-        idle = self._idle_barriers(asked, fed) | self._weights
-        needed, foreign = self._needed(asked, fed, idle)
-        by_hand = self._writes_by_hand(fetches, needed, fed)
-        repeats_feeds = bool(by_hand) or (
-            rewrite.graph.shards is not None
-            and not needed & (self._gradients | rewrite.writes)
-            and self._is_fed_inference(needed, by_user)
-            and not self._merges_globally(fetches, needed, fed)
-        )
-        if repeats_feeds:  # replica 0 has the values of all that is fed: nothing is merged
-            fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
-            targets = [self._plain_summary(op) for op in targets]
-            asked = [t.op for t in fetches if t.name not in fed] + list(targets)
-            if rewrite.micro_batched:  # so has the first micro batch
-                idle = idle | (needed & self._later_writes)
-            needed, foreign = self._needed(asked, fed, idle)
-        asked_micro = {view.index[op.name] for op in targets if op.name in rewrite.micro_batched}
-        later = set() if by_hand else self._later_micro_batches((needed & rewrite.writes) | asked_micro)
-        needed |= view.ancestors(later, idle.__contains__)
-        touched = needed & (self._collectives | rewrite.writes | self._staging)
-        merged = {t.name: rewrite.merged[t.name] for t in fetches if t.name in rewrite.merged and t.name not in fed}
+    ) -> RunPlan:
+        """From what is asked for to what replicas do, and to what is fed."""
+        asked = self._asked(fetches, targets, by_user | known)
+        by_hand = self._writes_by_hand(asked)
+        repeats_feeds = bool(by_hand) or self._has_all_that_is_fed(asked, by_user)
         if repeats_feeds:
-            merged = {}
+            asked = self._without_merges(asked)
+        reach = self._reach(asked, merges=not repeats_feeds, in_all_micro_batches=not by_hand)
+        if self._is_of_replica_0(asked, reach, by_user):
+            asked, reach = self._plain(asked), _NO_REACH._replace(needed=reach.needed)
+        return self._planned(asked, reach, by_hand, by_user, repeats_feeds)
+
+    def _asked(
+        self,
+        fetches: Sequence[tf.Tensor],
+        targets: Sequence[tf.Operation],
+        fed: FrozenSet[str],
+        idle: Optional[AbstractSet[int]] = None,
+    ) -> Asked:
+        """What a run asks of replica 0; what is fed is not asked for."""
+        ops = [tensor.op for tensor in fetches if tensor.name not in fed] + list(targets)
+        if idle is None:
+            idle = self._idle_barriers(ops, fed) | self._weights
+        needed, foreign = self._needed(ops, fed, idle)
+        later = {self._view.index[op.name] for op in targets if op.name in self._rewrite.micro_batched}
+        return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign)
+
+    def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
+        """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
+        return (
+            self._has_shards
+            and not asked.needed & (self._gradients | self._rewrite.writes)
+            and self._is_fed_inference(asked.needed, by_user)
+            and not self._merges_globally(asked)
+        )
+
+    def _without_merges(self, asked: Asked) -> Asked:
+        """The same of replica 0, or its first micro batch, which has all that is fed: nothing is merged."""
+        plain = self._plain(asked)
+        return self._asked(plain.fetches, plain.targets, plain.fed, plain.idle)
+
+    def _plain(self, asked: Asked) -> Asked:
+        """The same without summaries of merged values, and without what waits for further micro batches."""
+        return asked._replace(
+            fetches=tuple(self._plain_summary(t.op).outputs[t.value_index] for t in asked.fetches),
+            targets=tuple(self._plain_summary(op) for op in asked.targets),
+            idle=asked.idle | (asked.needed & self._later_writes),
+        )
+
+    def _reach(self, asked: Asked, merges: bool, in_all_micro_batches: bool) -> Reach:
+        """What of the run concerns further micro batches, replicas and processes."""
+        rewrite, view = self._rewrite, self._view
+        later: Set[int] = set()
+        if in_all_micro_batches:
+            later = self._later_micro_batches((asked.needed & rewrite.writes) | asked.in_micro_batches)
+        needed = asked.needed | view.ancestors(later, asked.idle.__contains__)
+        merged = {t.name: rewrite.merged[t.name] for t in asked.fetches if t.name in rewrite.merged} if merges else {}
+        merged = {name: sibling for name, sibling in merged.items() if name not in asked.fed}
         shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}
-        is_training = bool(needed & self._gradients)
-        outputs = {view.index[sibling.op] for sibling in shown.union(merged.values()) if sibling.op}
-        if is_training:
-            outputs |= self._outputs_of_a_training_step(needed, idle)
-        touched |= outputs
-        touched |= {view.index[op.name] for op in targets if view.index.get(op.name) in rewrite.cloned}
-        local_merges = any(not sibling.op for sibling in shown.union(merged.values()))
+        siblings = shown.union(merged.values())
+        outputs = {view.index[sibling.op] for sibling in siblings if sibling.op}
+        if needed & self._gradients:
+            outputs |= self._outputs_of_a_training_step(needed, asked.idle)
+        touched = needed & (self._collectives | rewrite.writes | self._staging)
+        touched |= {view.index[op.name] for op in asked.targets if view.index.get(op.name) in rewrite.cloned}
+        return Reach(needed, later, touched | outputs, merged, outputs, any(not sibling.op for sibling in siblings))
+
+    def _is_of_replica_0(self, asked: Asked, reach: Reach, by_user: FrozenSet[str]) -> bool:
+        """Whether replica 0 by itself gives what is asked for: it has all data, and changes nothing of others."""
         together = self._collectives | self._global_writes | self._staging
-        # Gradients are of all that is fed, and so is what is asked for beside them.
-        alone = not touched & together and not needed & self._all_boundaries
-        has_all_data = self._is_fed_inference(needed, by_user) or self._divides_one_batch()
-        if alone and has_all_data and self._can_show_plain(asked, fed, idle):
-            fetches = [self._plain_summary(t.op).outputs[t.value_index] for t in fetches]
-            targets = [self._plain_summary(op) for op in targets]
-            touched = set()
-            merged = {}
-            later = set()
-            local_merges = False
-            idle = idle | (needed & self._later_writes)
-        last = self._last_of(touched, idle)
+        # Gradients are of all that is fed, and so is what is asked for next to them.
+        if reach.touched & together or reach.needed & self._all_boundaries:
+            return False
+        has_all_data = self._is_fed_inference(reach.needed, by_user) or self._divides_one_batch()
+        return has_all_data and self._can_show_plain(asked)
+
+    def _planned(
+        self, asked: Asked, reach: Reach, by_hand: Set[int], by_user: FrozenSet[str], repeats_feeds: bool
+    ) -> RunPlan:
+        rewrite, view = self._rewrite, self._view
+        needed = reach.needed
+        last = self._last_of(reach.touched, asked.idle)
         extra = self._copies(last)
         if extra:  # TensorFlow may leave out on replica 0 what it finds that no value of the run depends on
             extra += [rewrite.operation(view.nodes[node].name) for node in sorted(last & self._collectives)]
-        extra += [rewrite.operation(view.nodes[node].name) for node in sorted(outputs | later)]
-        uses_replicas = rewrite.local_replicas > 1 and (bool(touched) or local_merges)
-        is_collective = bool(touched & self._collectives)
-        return Step(
-            fetches=tuple(merged[t.name].tensor if t.name in merged else t for t in fetches),
-            targets=tuple(targets) + tuple(extra),
+        extra += [rewrite.operation(view.nodes[node].name) for node in sorted(reach.outputs | reach.later)]
+        uses_replicas = rewrite.local_replicas > 1 and (bool(reach.touched) or reach.merges_locally)
+        is_collective = bool(reach.touched & self._collectives)
+        in_micro_batches = reach.touched or reach.merges_locally or needed & self._all_boundaries
+        shares_feeds = uses_replicas or is_collective or bool(rewrite.micro_batched and in_micro_batches)
+        idle = (asked.idle - self._weights) & view.ancestors(
+            needed | reach.touched | reach.later, asked.idle.__contains__
+        )
+        return RunPlan(
+            fetches=tuple(reach.merged[t.name].tensor if t.name in reach.merged else t for t in asked.fetches),
+            targets=asked.targets + tuple(extra),
             uses_replicas=uses_replicas,
             is_collective=is_collective,
-            writes_replica_0_alone=foreign,
+            writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
-            only_stages=bool(needed & self._staging) and not touched & (self._collectives | rewrite.writes),
-            shares_feeds=not repeats_feeds
-            and (
-                uses_replicas
-                or is_collective
-                or bool(rewrite.micro_batched and (touched or local_merges or needed & self._all_boundaries))
-            ),
+            only_stages=bool(needed & self._staging) and not reach.touched & (self._collectives | rewrite.writes),
+            shares_feeds=shares_feeds and not repeats_feeds,
             repeats_feeds=repeats_feeds,
-            differentiates=repeats_feeds and _takes_gradients(asked),
+            differentiates=repeats_feeds and _takes_gradients(asked.ops),
             has_whole_batch=rewrite.batch_count is not None and not uses_replicas,
             counts_rows=self._counted <= needed,
-            barriers=self._barrier_tensors(
-                (idle - self._weights) & view.ancestors(needed | touched | later, idle.__contains__)
-            ),
-            unneeded=frozenset(name for name in fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
-            first=self._first(fetches, needed) if needed & self._updates else (),
-            choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, fed)),
+            barriers=self._barrier_tensors(idle),
+            unneeded=frozenset(name for name in asked.fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
+            first=self._first(asked.fetches, needed) if needed & self._updates else (),
+            choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, asked.fed)),
         )
 
-    def _writes_by_hand(self, fetches: Sequence[tf.Tensor], needed: Set[int], fed: FrozenSet[str]) -> Set[int]:
+    def _writes_by_hand(self, asked: Asked) -> Set[int]:
         """The writes of global variables of a run without gradients that reads no data; none if it is no such run.
 
         Raises:
           FeedError: it merges global outputs, for which what is fed is cut, and the writes take what is fed.
         """
-        view = self._view
-        writes = needed & self._global_writes & self._updates
-        if not writes or needed & (self._gradients | self._all_boundaries) or self._reads_data(needed, fed):
+        view, needed = self._view, asked.needed
+        writes = self._global_writes & self._updates & needed
+        if not writes or needed & (self._gradients | self._all_boundaries) or self._reads_data(needed, asked.fed):
             return set()
-        if not self._merges_globally(fetches, needed, fed):
+        if not self._merges_globally(asked):
             return writes
-        taken = self._taken(writes, fed)
+        taken = self._taken(writes, asked.fed)
         if not taken:
             return set()
         raise FeedError(
@@ -266,7 +358,7 @@ class StepFinder:
             )
         )
 
-    def _written(self, writes: Set[int], fed: FrozenSet[str]) -> Written:
+    def _written(self, writes: AbstractSet[int], fed: FrozenSet[str]) -> Written:
         """What `writes` without gradients write, given the names of what is fed."""
         view = self._view
         needed = view.ancestors(writes)
@@ -276,12 +368,12 @@ class StepFinder:
         differs = (own or bool(self._taken(writes, fed))) and not written.isdisjoint(self._trained_with)
         return Written(tuple(values), own, differs)
 
-    def _taken(self, nodes: Set[int], fed: FrozenSet[str]) -> List[str]:
+    def _taken(self, nodes: AbstractSet[int], fed: FrozenSet[str]) -> List[str]:
         """Those of `fed` that nodes need."""
         needed = self._view.ancestors(nodes)
         return sorted(name for name in fed if self._view.index.get(_op_name(name)) in needed)
 
-    def _chooses(self, choice: Choice, needed: Set[int], fed: FrozenSet[str]) -> bool:
+    def _chooses(self, choice: Choice, needed: AbstractSet[int], fed: FrozenSet[str]) -> bool:
         """Whether a run begins something with a variable to which it does not give its initial value itself."""
         index = self._view.index
         asks = any(index[flag.op.name] in needed and flag.name not in fed for flag in choice.flags)
@@ -291,7 +383,7 @@ class StepFinder:
         shards = self._rewrite.graph.shards
         return () if shards is None else shards.initializers()
 
-    def _first(self, fetches: Sequence[tf.Tensor], needed: Set[int]) -> Tuple[tf.Tensor, ...]:
+    def _first(self, fetches: Sequence[tf.Tensor], needed: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite
         reads = () if rewrite.graph.shards is None else rewrite.graph.shards.reads
         wholes = [self._idle_wholes[node] for node in sorted(needed & self._idle_wholes.keys())]
@@ -307,7 +399,7 @@ class StepFinder:
         idle += [barriers for barriers, writes in self._orders if not writes <= needed]
         return set().union(*idle)
 
-    def _barrier_tensors(self, nodes: Set[int]) -> Tuple[tf.Tensor, ...]:
+    def _barrier_tensors(self, nodes: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite
         return tuple(
             rewrite.tf_graph.get_tensor_by_name(rewrite.prefix(replica) + self._view.nodes[node].name + ":0")
@@ -316,7 +408,7 @@ class StepFinder:
             if not replica or node in rewrite.cloned
         )
 
-    def _later_micro_batches(self, nodes: Set[int]) -> Set[int]:
+    def _later_micro_batches(self, nodes: AbstractSet[int]) -> Set[int]:
         """The copies of ops of micro batch 0 in the further micro batches of replica 0."""
         rewrite, view = self._rewrite, self._view
         return {
@@ -326,7 +418,9 @@ class StepFinder:
             for copy in range(1, rewrite.plan.num_micro_batch)
         }
 
-    def _needed(self, ops: Sequence[tf.Operation], fed: FrozenSet[str], idle: Set[int]) -> Tuple[Set[int], bool]:
+    def _needed(
+        self, ops: Sequence[tf.Operation], fed: FrozenSet[str], idle: AbstractSet[int]
+    ) -> Tuple[Set[int], bool]:
         """What `ops` need of replica 0, not looking beyond `idle`; and whether that changes variables of it alone.
 
         Ops that the user created after the rewriting are followed op by op until they meet ops that are in the view.
@@ -357,7 +451,7 @@ class StepFinder:
     def _is_fed(op: tf.Operation, fed: FrozenSet[str]) -> bool:
         return bool(op.outputs) and all(t.name in fed for t in op.outputs)
 
-    def _outputs_of_a_training_step(self, needed: Set[int], idle: Set[int]) -> Set[int]:
+    def _outputs_of_a_training_step(self, needed: AbstractSet[int], idle: AbstractSet[int]) -> Set[int]:
         """Global outputs that a training step merges, fetched or not.
 
         A summary hook of one process fetches them in some steps, and a merge needs every process. Those are left out
@@ -373,18 +467,18 @@ class StepFinder:
                     outputs.add(node)
         return outputs
 
-    def _is_fed_inference(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
+    def _is_fed_inference(self, needed: AbstractSet[int], fed: FrozenSet[str]) -> bool:
         """Whether all data of the run is fed: replica 0 then computes values and metrics on all of it."""
         return bool(fed) and not self._reads_data(needed, fed)
 
-    def _reads_data(self, needed: Set[int], fed: FrozenSet[str]) -> bool:
+    def _reads_data(self, needed: AbstractSet[int], fed: FrozenSet[str]) -> bool:
         """Whether a run reads data, or divides it, which it does to a batch that is fed in its place, too."""
         read = needed & self._readers
         if self._rewrite.batch_count is not None:
             return bool(read)
         return any(not self._is_taken_from(fed, node, needed) for node in read)
 
-    def _is_taken_from(self, fed: FrozenSet[str], node: int, takers: Set[int]) -> bool:
+    def _is_taken_from(self, fed: FrozenSet[str], node: int, takers: AbstractSet[int]) -> bool:
         """Whether all that `takers` take of a data source is fed."""
         op = self._rewrite.operation(self._view.nodes[node].name)
         taken = outputs_taken(self._view, node, takers)
@@ -394,31 +488,31 @@ class StepFinder:
         """Whether replicas divide a batch, so that replica 0 by itself can have what they have together."""
         return self._rewrite.batch_count is not None and self._rewrite.plan.num_micro_batch == 1
 
-    def _merges_globally(self, fetches: Sequence[tf.Tensor], needed: Set[int], fed: FrozenSet[str]) -> bool:
+    def _merges_globally(self, asked: Asked) -> bool:
         """Whether outputs of all processes are asked for: what is fed is shared out then, as in data parallelism."""
         rewrite = self._rewrite
-        names = {t.name for t in fetches if t.name in rewrite.merged and t.name not in fed}
-        names.update(name for node, name in rewrite.summarized.items() if node in needed)
+        names = {t.name for t in asked.fetches if t.name in rewrite.merged and t.name not in asked.fed}
+        names.update(name for node, name in rewrite.summarized.items() if node in asked.needed)
         return any(rewrite.merged[name].op for name in names)
 
-    def _can_show_plain(self, asked: Sequence[tf.Operation], fed: FrozenSet[str], idle: Set[int]) -> bool:
+    def _can_show_plain(self, asked: Asked) -> bool:
         """Whether no summary of merged values is needed once those that are asked for show replica 0's."""
         if not self._rewrite.summarized:
             return True
-        needed, _ = self._needed([self._plain_summary(op) for op in asked], fed, idle)
+        needed, _ = self._needed([self._plain_summary(op) for op in asked.ops], asked.fed, asked.idle)
         return needed.isdisjoint(self._rewrite.summarized)
 
     def _plain_summary(self, op: tf.Operation) -> tf.Operation:
         plain = self._rewrite.plain_summaries.get(op.name)
         return op if plain is None else self._rewrite.operation(plain)
 
-    def _last_of(self, nodes: Set[int], idle: Set[int]) -> Set[int]:
+    def _last_of(self, nodes: AbstractSet[int], idle: AbstractSet[int]) -> Set[int]:
         """Those of `nodes` that no other of them needs, not looking beyond `idle`: running these runs all."""
         view = self._view
         before = view.ancestors({p for node in nodes for p in view.producers[node]}, idle.__contains__)
-        return (nodes - before) | (nodes & self._looping)
+        return set(nodes - before) | (self._looping & nodes)
 
-    def _copies(self, nodes: Set[int]) -> List[tf.Operation]:
+    def _copies(self, nodes: AbstractSet[int]) -> List[tf.Operation]:
         rewrite = self._rewrite
         return [
             rewrite.tf_graph.get_operation_by_name(rewrite.prefix(replica) + self._view.nodes[node].name)

@@ -4,17 +4,17 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from epl.runtime.step import StepFinder
+from epl.runtime.run_plan import RunPlanner
 from tests.parallel.in_process import Linear, rewritten
 
 
 def prepare(resource=False, step=False):
-    """A trained model with accuracy, its StepFinder."""
+    """A trained model with accuracy, its RunPlanner."""
     model = Linear(resource=resource)
     model.accuracy = tf.reduce_max(model.out, name="accuracy")
     model.minimize()
     model.init = tf.global_variables_initializer()
-    return model, StepFinder(rewritten())
+    return model, RunPlanner(rewritten())
 
 
 def extra(step, asked=()):
@@ -24,8 +24,8 @@ def extra(step, asked=()):
 @pytest.mark.parametrize("resource", [False, True])
 def test_the_training_op_runs_on_every_replica_with_the_others(init, resource):
     init(3)
-    model, finder = prepare(resource)
-    step = finder.find([], [model.train_op], model.feed())
+    model, planner = prepare(resource)
+    step = planner.plan_run([], [model.train_op], model.feed())
     assert step.is_collective and step.uses_replicas and not step.writes_replica_0_alone
     write = next(op for op in model.train_op.control_inputs if "Apply" in op.type).name
     assert [name for name in extra(step) if name.startswith("EPL")] == [f"EPL_REPLICA_{i}/{write}" for i in (1, 2)]
@@ -33,16 +33,16 @@ def test_the_training_op_runs_on_every_replica_with_the_others(init, resource):
 
 def test_the_loss_alone_on_fed_data_is_computed_on_all_of_it(init):
     init()
-    model, finder = prepare()
-    step = finder.find([model.loss], [], model.feed())
+    model, planner = prepare()
+    step = planner.plan_run([model.loss], [], model.feed())
     assert step.fetches == (model.loss,) and step.targets == ()
     assert not step.uses_replicas and not step.is_collective
 
 
 def test_the_loss_of_a_training_step_is_the_mean_over_the_replicas(init):
     init()
-    model, finder = prepare()
-    step = finder.find([model.loss, model.accuracy], [model.train_op], model.feed())
+    model, planner = prepare()
+    step = planner.plan_run([model.loss, model.accuracy], [model.train_op], model.feed())
     assert step.fetches[0] is not model.loss and step.fetches[1] is model.accuracy
 
 
@@ -51,14 +51,14 @@ def test_the_loss_alone_on_data_that_is_read_is_the_mean_over_the_replicas(init)
     x = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat().make_one_shot_iterator().get_next()
     loss = tf.reduce_mean(tf.layers.dense(x, 1))
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    step = StepFinder(rewritten()).find([loss], [], {})
+    step = RunPlanner(rewritten()).plan_run([loss], [], {})
     assert step.fetches[0] is not loss and step.uses_replicas and not step.is_collective
 
 
 def test_the_accuracy_alone_uses_no_replica(init):
     init()
-    model, finder = prepare()
-    step = finder.find([model.accuracy], [], model.feed())
+    model, planner = prepare()
+    step = planner.plan_run([model.accuracy], [], model.feed())
     assert (step.fetches, step.targets, step.barriers) == ((model.accuracy,), (), ())
     assert not step.uses_replicas and not step.is_collective and not step.writes_replica_0_alone
     assert not step.shares_feeds and step.unneeded == {"y:0"}
@@ -66,11 +66,11 @@ def test_the_accuracy_alone_uses_no_replica(init):
 
 def test_a_group_made_after_the_rewriting_means_what_it_groups(init):
     init()
-    model, finder = prepare()
+    model, planner = prepare()
     group = tf.group(model.train_op, tf.no_op())
-    step = finder.find([], [group], model.feed())
+    step = planner.plan_run([], [group], model.feed())
     assert step.is_collective and step.uses_replicas
-    direct = finder.find([], [model.train_op], model.feed())
+    direct = planner.plan_run([], [model.train_op], model.feed())
     assert step.targets[1:] == direct.targets[1:] and step.targets[0] is group
     assert any(name.startswith("EPL_REPLICA_1/") for name in extra(step))
 
@@ -81,21 +81,21 @@ def test_an_update_op_made_before_runs_on_every_replica_without_the_others(init)
     count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
     add = count.assign_add(1.0)
     model.minimize()
-    step = StepFinder(rewritten()).find([add], [], {})
+    step = RunPlanner(rewritten()).plan_run([add], [], {})
     assert not step.is_collective and step.uses_replicas and extra(step) == ["EPL_REPLICA_1/" + add.op.name]
 
 
 def test_initializers_write_replica_0_alone(init):
     init()
-    model, finder = prepare()
-    step = finder.find([], [model.init], {})
+    model, planner = prepare()
+    step = planner.plan_run([], [model.init], {})
     assert step.writes_replica_0_alone and not step.is_collective and extra(step, [model.init]) == []
 
 
 def test_an_initializer_made_after_the_rewriting(init):
     init()
-    _, finder = prepare()
-    step = finder.find([], [tf.global_variables_initializer()], {})
+    _, planner = prepare()
+    step = planner.plan_run([], [tf.global_variables_initializer()], {})
     assert step.writes_replica_0_alone and not step.uses_replicas
 
 
@@ -104,31 +104,31 @@ def test_a_restore_writes_replica_0_alone(init):
     model = Linear()
     model.minimize()
     saver = tf.train.Saver()
-    finder = StepFinder(rewritten())
+    planner = RunPlanner(rewritten())
     restore = tf.get_default_graph().get_operation_by_name(saver.saver_def.restore_op_name)
-    assert finder.find([], [restore], {}).writes_replica_0_alone
+    assert planner.plan_run([], [restore], {}).writes_replica_0_alone
     later = tf.train.Saver()
     restore = tf.get_default_graph().get_operation_by_name(later.saver_def.restore_op_name)
-    assert finder.find([], [restore], {}).writes_replica_0_alone
+    assert planner.plan_run([], [restore], {}).writes_replica_0_alone
 
 
 @pytest.mark.parametrize("resource", [False, True])
 def test_loading_a_value_writes_replica_0_alone(init, resource):
     init()
-    model, finder = prepare(resource)
-    step = finder.find([], [model.w.initializer], [model.w.initializer.inputs[1]])
+    model, planner = prepare(resource)
+    step = planner.plan_run([], [model.w.initializer], [model.w.initializer.inputs[1]])
     assert step.writes_replica_0_alone and not step.uses_replicas
 
 
 def test_a_fed_tensor_needs_nothing_behind_it(init):
     init()
-    model, finder = prepare()
+    model, planner = prepare()
     update = model.w.assign_add(tf.ones([3, 1]) * model.accuracy)
-    assert finder.find([], [update.op], []).writes_replica_0_alone
+    assert planner.plan_run([], [update.op], []).writes_replica_0_alone
     with tf.control_dependencies([model.train_op]):
         trained = tf.identity(model.loss)
-    assert finder.find([trained], [], []).is_collective
-    assert not finder.find([trained], [], [trained]).is_collective
+    assert planner.plan_run([trained], [], []).is_collective
+    assert not planner.plan_run([trained], [], [trained]).is_collective
 
 
 def test_a_global_output_is_merged_with_a_training_step_even_when_not_fetched(init):
@@ -137,10 +137,10 @@ def test_a_global_output_is_merged_with_a_training_step_even_when_not_fetched(in
     model.minimize()
     epl.add_to_collection(model.out, epl.GraphKeys.GLOBAL_CONCAT_OBJECTS)
     rewrite = rewritten()
-    finder = StepFinder(rewrite)
+    planner = RunPlanner(rewrite)
     output = rewrite.merged["out:0"].op
-    assert output in extra(finder.find([], [model.train_op], model.feed()))
-    step = finder.find([model.out], [], model.feed())
+    assert output in extra(planner.plan_run([], [model.train_op], model.feed()))
+    step = planner.plan_run([model.out], [], model.feed())
     assert step.is_collective and {output, "EPL_REPLICA_1/" + output} == set(extra(step))
 
 
@@ -151,14 +151,14 @@ def test_an_output_that_reads_other_data_is_not_merged_with_a_training_step(init
     model.minimize()
     epl.add_to_collection(other, epl.GraphKeys.GLOBAL_SUM_OBJECTS)
     rewrite = rewritten()
-    step = StepFinder(rewrite).find([], [model.train_op], model.feed())
+    step = RunPlanner(rewrite).plan_run([], [model.train_op], model.feed())
     assert rewrite.merged[other.name].op not in extra(step)
 
 
 def test_a_step_is_worked_out_once(init):
     init()
-    model, finder = prepare()
-    assert finder.find([model.loss], [], []) is finder.find([model.loss], [], [])
+    model, planner = prepare()
+    assert planner.plan_run([model.loss], [], []) is planner.plan_run([model.loss], [], [])
 
 
 def test_a_write_inside_a_loop_runs_on_every_replica(init):
@@ -172,6 +172,6 @@ def test_a_write_inside_a_loop_runs_on_every_replica(init):
 
     loop = tf.while_loop(lambda i: i < 3, body, [0])
     model.minimize()
-    step = StepFinder(rewritten()).find([loop], [], {})
+    step = RunPlanner(rewritten()).plan_run([loop], [], {})
     assert step.uses_replicas
     assert extra(step), "no op of replica 1 runs the loop"
