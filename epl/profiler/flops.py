@@ -13,7 +13,7 @@ from epl.profiler.traced_runs import TracedRunsHook
 logger = logging.getLogger("epl")
 
 CMDS = ("scope", "op", "graph")
-_PASSES = (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE)  # the passes that EPL distinguishes where it recorded the model
+_PASSES = (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE)  # known where EPL recorded the model
 _SMALLEST_SHARE = 0.01  # a scope with a smaller share is not listed
 _LONGEST_LIST = 50  # of ops
 
