@@ -111,14 +111,10 @@ class Graph:
         self.run_gradients: List[Gradient] = []  # boundaries that gradients pass in every run, ahead of those
         self.local_variables: Set[str] = set()  # by name: every replica has values of its own
         self.replacements: Dict[str, Replacement] = {}  # by the name of the user's tensor
-        self.split: Any = None  # the SplitModel, set when a split is lowered, by epl.parallel.split.model
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
-        self.zero: Any = None  # the ZeroModel, set when gradients are applied, by epl.parallel.zero.model
-        self.shards_together: Any = None  # of both, set with the ZeroModel
         self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
         self.own_ops: Set[tf.Operation] = set()  # what `building_own_ops` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
-        self.showing_lock = threading.Lock()  # and one opens communicators for what it fetches first
         self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
         self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
         self.failure: Optional[Exception] = None  # why a rewriting broke off
@@ -192,7 +188,7 @@ class Graph:
     @property
     def has_ops_of_plan(self) -> bool:
         """Whether the tf.Graph has other ops than those of the user: replicas, collectives, parts of variables."""
-        changed = self.failure is not None or self.shards is not None
+        changed = self.failure is not None or bool(self.parts_ops)
         return changed or (self.plan is not None and bool(self.plan.added))
 
     @property
@@ -212,13 +208,6 @@ class Graph:
                 "of its own: `with tf.Graph().as_default():` around it, or no `with graph.as_default()` and no `with "
                 "tf.Session()` around epl.init, which then begins a new default graph."
             )
-
-    @property
-    def shards(self) -> Any:
-        """The variables of which each rank has a part; None if there are none."""
-        if self.split is not None and self.zero is not None:
-            return self.shards_together
-        return self.zero if self.split is None else self.split
 
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
         """What has the value of a tensor, in its type: its replacement, if it has one that a run can ask for."""

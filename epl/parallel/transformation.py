@@ -42,6 +42,8 @@ from epl.parallel.rewriting import contracts, order_exchange
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.contracts import CheckedRewrite
 from epl.parallel.rewriting.pass_manager import Pass, PassReport, in_order, run_passes
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -142,10 +144,15 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         graph.placement.undo(graph.tf_graph)
         graph.placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
-        digest = _digest_of(graph, cluster, env.config)
-        if graph.shards is not None:
+        sharded = graph.state_of(ShardedVariables)
+        if sharded is not None:
             changes.enter_context(graph.changing())
-            graph.shards.finish()
+            with graph.building_parts():
+                sharded.adopt_updates()  # of moving averages, which are built after apply_gradients
+        digest = _digest_of(graph, cluster, env.config)
+        if sharded is not None:
+            for owner in sharded.owners.values():
+                owner.finish()
         for feature in features.FEATURES:
             feature.complete(graph)
         stages, owners = plan_stages(graph, cluster)
@@ -177,8 +184,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
-                if graph.shards is not None:
-                    graph.shards.checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+                checkpoints = graph.state_of(Checkpoints)
+                if checkpoints is not None:
+                    checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
                     agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
         else:
@@ -226,8 +234,8 @@ def _open_communicators(rewrite: Rewrite) -> None:
     server = agreement.process_server()
     if server is None:
         agreement.refuse_local_session()
-    shards = rewrite.graph.shards
-    server.open(all_communicators(rewrite.plan) + ([] if shards is None else shards.unopened))
+    sharded = rewrite.sharded
+    server.open(all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
 
 
 def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:

@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.transformation import ToldByWorkers
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -187,12 +188,12 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
     Raises:
       PlanError: this worker does not see that checkpoint, or has begun with another one.
     """
-    facts, cluster = graph.state_of(ToldByWorkers), Env.get().cluster
+    facts, cluster, sharded = graph.state_of(ToldByWorkers), Env.get().cluster, graph.state_of(ShardedVariables)
     told = told_by_worker_0(graph)
     own_text = "" if facts is None else facts.own
     if facts is not None:
         graph.keep(ToldByWorkers, facts._replace(own=""))
-    if not own_text or told is None or graph.shards is None or cluster is None or cluster.worker_index == 0:
+    if not own_text or told is None or sharded is None or cluster is None or cluster.worker_index == 0:
         return
     own = CheckpointPaths(*json.loads(own_text))
     if told.begins_with == own.begins_with or (told.directory == own.directory and not told.begins_with):

@@ -34,7 +34,8 @@ from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.rewriting.context import Rewrite, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
-from epl.parallel.sharded_variables.state import Choice
+from epl.parallel.sharded_variables.fetching import ShardFetches
+from epl.parallel.sharded_variables.variables import InitializedValue, initialized_values
 from epl.utils.errors import FeedError
 
 
@@ -97,7 +98,7 @@ class RunPlan(NamedTuple):
     barriers: Tuple[tf.Tensor, ...]
     unneeded: FrozenSet[str]
     first: Tuple[tf.Tensor, ...]
-    choices: Tuple[Choice, ...]
+    choices: Tuple[InitializedValue, ...]
 
 
 class Asked(NamedTuple):
@@ -154,7 +155,7 @@ class RunPlanner:
         assert view is not None
         self._rewrite = rewrite
         self._view = view
-        self._has_shards = rewrite.graph.shards is not None
+        self._has_shards = rewrite.sharded is not None
         self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
@@ -185,10 +186,11 @@ class RunPlanner:
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._orders])
         self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
-        shards = rewrite.graph.shards
+        self._fetches = rewrite.graph.state_of(ShardFetches)
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
-        self._choices: Sequence[Choice] = () if shards is None else shards.choices()
+        sharded = rewrite.sharded
+        self._choices = [] if sharded is None else initialized_values(sharded)
         self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
         updated = view.descendants(self._gradients, self._all_barriers.__contains__) & self._updates
         self._trained_with = view.ancestors(self._gradients | updated)
@@ -373,19 +375,19 @@ class RunPlanner:
         needed = self._view.ancestors(nodes)
         return sorted(name for name in fed if self._view.index.get(_op_name(name)) in needed)
 
-    def _chooses(self, choice: Choice, needed: AbstractSet[int], fed: FrozenSet[str]) -> bool:
+    def _chooses(self, choice: InitializedValue, needed: AbstractSet[int], fed: FrozenSet[str]) -> bool:
         """Whether a run begins something with a variable to which it does not give its initial value itself."""
         index = self._view.index
         asks = any(index[flag.op.name] in needed and flag.name not in fed for flag in choice.flags)
         return asks and index[choice.initializer] not in needed
 
     def _initializers(self) -> Sequence[str]:
-        shards = self._rewrite.graph.shards
-        return () if shards is None else shards.initializers()
+        sharded = self._rewrite.sharded
+        return () if sharded is None else sharded.initializers()
 
     def _first(self, fetches: Sequence[tf.Tensor], needed: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite
-        reads = () if rewrite.graph.shards is None else rewrite.graph.shards.reads
+        reads = () if self._fetches is None else self._fetches.reads
         wholes = [self._idle_wholes[node] for node in sorted(needed & self._idle_wholes.keys())]
         found = [t for t in fetches if t in reads] + [rewrite.tf_graph.get_tensor_by_name(name) for name in wholes]
         return tuple(dict.fromkeys(found))

@@ -16,6 +16,7 @@ from epl.parallel import features, inference, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
 from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.runtime import server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
@@ -45,8 +46,9 @@ def rewritten(session: Any, do_run: Callable[..., Any]) -> Optional[GraphRunner]
     rewrite: Optional[Rewrite] = graph.plan
     if rewrite is None or rewrite.runs_as_it_is:
         return None
-    if graph.shards is not None:
-        graph.shards.checkpoints.extend()
+    checkpoints = graph.state_of(Checkpoints)
+    if checkpoints is not None:
+        checkpoints.extend()
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             agreement.refuse_local_session()

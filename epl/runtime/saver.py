@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.runtime.saver_builder import MemoryEfficientBuilder as MemoryEfficientBuilder
 from epl.runtime.sharding_loader import ShardingLoader as ShardingLoader
 from epl.utils import tf_compat
@@ -30,13 +31,13 @@ def add_meta_graph(original: Callable[..., None], builder: Any, *args: Any, **kw
     """
     session = kwargs.get("sess", args[0] if args else None)
     graph = Graph.of(session.graph if isinstance(session, tf_compat.BaseSession) else tf.get_default_graph())
-    if graph is not None and graph.shards is not None:
-        setting = (graph.split or graph.zero).setting
+    sharded = None if graph is None else graph.state_of(ShardedVariables)
+    if sharded is not None:
         raise PlanError(
             "A saved model was asked for of the graph that is trained with {}: it has parts of variables and what "
             "exchanges them, which plain TensorFlow cannot load. Write a checkpoint, build the model in a tf.Graph of "
             "its own without tf.gradients or minimize, restore the checkpoint there and save that; "
-            "Estimator.export_saved_model does so.".format(setting)
+            "Estimator.export_saved_model does so.".format(next(iter(sharded.owners)))
         )
     original(builder, *args, **kwargs)
 

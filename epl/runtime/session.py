@@ -13,7 +13,9 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.rewriting.context import Rewrite
-from epl.parallel.sharded_variables.state import Choice
+from epl.parallel.sharded_variables.checkpoints import Checkpoints
+from epl.parallel.sharded_variables.fetching import ShardFetches
+from epl.parallel.sharded_variables.variables import InitializedValue
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.run_plan import RunPlan, RunPlanner
 from epl.utils.errors import PlanError
@@ -45,7 +47,8 @@ class GraphRunner:
         """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
         self._raw = raw
-        self._shards = rewrite.graph.shards
+        self._fetches = rewrite.graph.state_of(ShardFetches)
+        self._checkpoints = rewrite.graph.state_of(Checkpoints)
         self.feeds = FeedSharing(rewrite)
         self._planner = RunPlanner(rewrite)
         self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
@@ -79,7 +82,7 @@ class GraphRunner:
         if not plan.first and not chosen:
             return self._run(session, plan, fetches, feeds, {}, options, metadata)
         first = tuple(dict.fromkeys([*plan.first, *chosen.values()]))
-        reads = self._shards.reads
+        reads = {} if self._fetches is None else self._fetches.reads
         others = [op for tensor in first for op in reads.get(tensor, ())]
         plan = self._planner.plan_run(first, others, ())
         values = dict(zip(first, self._run(session, plan, first, {}, {}, None, None)))
@@ -98,18 +101,15 @@ class GraphRunner:
             found.update((tensor.name, result) for tensor, result in zip(rest, results))
         return [found[tensor.name] for tensor in fetches]
 
-    def _chosen(self, session: tf.Session, choices: Sequence[Choice]) -> Dict[Choice, tf.Tensor]:
+    def _chosen(self, session: tf.Session, choices: Sequence[InitializedValue]) -> Dict[InitializedValue, tf.Tensor]:
         """The choices whose variables have a value, and what gives it."""
-        if not choices:
+        fetches = self._fetches
+        if not choices or fetches is None:
             return {}
         checks = {sync.variable: sync.is_initialized for sync in self.rewrite.syncs}
-        first = [op.outputs[0] for op in self._ops([checks[choice.part] for choice in choices])]
-        flags = [self._shards.has_value(choice.part, flag) for choice, flag in zip(choices, first)]
-        others = [op for flag in flags for op in flag.others]
-        asked = [flag.tensor for flag in flags]
-        ask = functools.partial(self._raw, session, None, others, asked, {}, None, None)
-        has_value = ask() if self._shards.gathered.isdisjoint(asked) else self._gathering(ask)
-        return {choice: self._shards.shown(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
+        flags = [op.outputs[0] for op in self._ops([checks[choice.shard] for choice in choices])]
+        has_value = self._raw(session, None, [], flags, {}, None, None)
+        return {choice: fetches.fetch_value(choice.variable).tensor for choice, has in zip(choices, has_value) if has}
 
     def _run(
         self,
@@ -128,11 +128,12 @@ class GraphRunner:
             feeds = self.feeds.share(feeds, plan.unneeded)
         elif plan.repeats_feeds:
             feeds = self.feeds.repeat(feeds)
-            if self._shards is not None:
-                self._shards.refuse_copied_rows([*fetches, *plan.written.values], plan.differentiates)
-            if self._shards is not None and not plan.differentiates:
-                for tensor, by_rank in self._shards.leads().items():
-                    feeds.update(self.feeds.by_replica(tensor, by_rank))
+            sharded = self.rewrite.sharded
+            for owner in () if sharded is None else sharded.owners.values():
+                owner.refuse_replicated_rows([*fetches, *plan.written.values], plan.differentiates)
+                if not plan.differentiates:
+                    for tensor, by_rank in owner.primary_ranks().items():
+                        feeds.update(self.feeds.by_replica(tensor, by_rank))
         feeds = dict(feeds)
         if self.rewrite.counted and not plan.counts_rows:
             for weight in self.rewrite.weights:
@@ -142,8 +143,8 @@ class GraphRunner:
             feeds.update(dict.fromkeys(self.rewrite.batch_checks, np.asarray(True)))
         feeds.update(dict.fromkeys(plan.barriers, np.asarray(True)))
         feeds.update(wholes)
-        if self._shards is not None:
-            feeds.update(self._shards.checkpoints.feeds(state.number))
+        if self._checkpoints is not None:
+            feeds.update(self._checkpoints.feeds(state.number))
 
         def run_step() -> List[Any]:
             if plan.is_collective:
@@ -159,10 +160,10 @@ class GraphRunner:
 
         if plan.is_collective:
             result = self._collectively(run_step)
-            if self._shards is not None:
-                self._shards.checkpoints.step_done()
+            if self._checkpoints is not None:
+                self._checkpoints.step_done()
             return result
-        if self._shards is not None and not self._shards.gathered.isdisjoint(plan.fetches):
+        if self._fetches is not None and not self._fetches.gathered.isdisjoint(plan.fetches):
             run_step = functools.partial(self._gathering, run_step)
         if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
@@ -173,8 +174,8 @@ class GraphRunner:
         """The session is about to close."""
         with self._lock:
             state = self._states.pop(session, None)
-        if state is not None and self._shards is not None:
-            self._shards.checkpoints.session_closes(state.number)
+        if state is not None and self._checkpoints is not None:
+            self._checkpoints.session_closes(state.number)
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
         """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
@@ -222,7 +223,7 @@ class GraphRunner:
         except tf.errors.OutOfRangeError as error:
             if _NO_VALUE not in error.message:
                 raise
-            # Of another process, which has rows of the variable.
+            # Of another process, which has found it first.
             raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
 
     def _telling_others(self, run_step: Callable[[], Any], *ends: Type[tf.errors.OpError]) -> Any:
@@ -261,8 +262,8 @@ class GraphRunner:
             if session not in self._states:
                 self._check_devices(session)
                 state = self._states[session] = SessionState()
-                if self._shards is not None:
-                    state.number = self._shards.checkpoints.session_begins(
+                if self._checkpoints is not None:
+                    state.number = self._checkpoints.session_begins(
                         lambda tensors: self._raw(session, None, [], list(tensors), {}, None, None)
                     )
             return self._states[session]

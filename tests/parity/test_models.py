@@ -10,9 +10,7 @@ from tests.parity.scripts import models
 
 # Their gradients depend on which rows are normalised together.
 WITH_STATISTICS = ["batch_norm", "fused_batch_norm"]
-# test_zero_few_rows.py
-OF_ZERO = ["narrow", "narrow_embedding"]
-SEPARABLE = sorted(set(models.MODELS) - set(WITH_STATISTICS) - set(OF_ZERO))
+SEPARABLE = sorted(set(models.MODELS) - set(WITH_STATISTICS))
 
 
 # Keras layers make their variables where no tower can share them.

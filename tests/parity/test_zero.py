@@ -269,3 +269,13 @@ def test_misuse_of_a_variable_in_parts_is_refused(oracle: Oracle) -> None:
 
 def test_one_device_has_no_parts(oracle: Oracle) -> None:
     oracle.check((1, 1), zero.train, name="layers", zero__level="v1")
+
+
+@pytest.mark.parametrize(
+    "topology,level", [((4, 1), "v1"), pytest.param((2, 2), "v2", marks=pytest.mark.long)], ids=str
+)
+def test_variables_without_a_value_and_checkpoints_in_pieces(oracle: Oracle, topology: Topology, level: str) -> None:
+    """Where a variable has no value, all workers say so; and it is saved whole."""
+    answers = oracle.check(topology, zero.in_pieces, zero__level=level)
+    assert {kind for answer in answers for kind in answer.results["errors"][0]} == {"FailedPreconditionError"}
+    assert len(answers[0].results["same"]) > 1 and all(answers[0].results["same"])

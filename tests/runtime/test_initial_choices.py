@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils.errors import PlanError
 
 KINDS = pytest.mark.parametrize("resource", [False, True])
@@ -22,7 +23,7 @@ def weight_in_parts(init, cut, resource):
 
 
 def is_in_parts(name):
-    return Graph.of(tf.get_default_graph()).shards.part_of(name) != name
+    return Graph.of(tf.get_default_graph()).state_of(ShardedVariables).shard_of(name) != name
 
 
 def train(output, **arguments):

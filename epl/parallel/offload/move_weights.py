@@ -69,8 +69,7 @@ def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
 
 def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:
     """Of a variable; of parts those of the largest one: the plan is the same for all ranks."""
-    shards = rewrite.graph.shards
-    shapes = () if shards is None else shards.shapes.get(view.nodes[node].name, ())
+    shapes = () if rewrite.sharded is None else rewrite.sharded.shapes.get(view.nodes[node].name, ())
     if not shapes:
         return variable_bytes(view, node) or 0
     size = tf.as_dtype(view.nodes[node].attr["dtype"].type).size

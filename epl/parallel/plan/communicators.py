@@ -1,10 +1,10 @@
 """The communicators of a plan: their names, ranks and transports."""
 
-from typing import List
+from typing import List, Sequence
 
 from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.service import CommunicatorSpec
-from epl.parallel.plan.plan import GradientGroup, Plan, worker_of
+from epl.parallel.plan.plan import GradientGroup, Plan, Stage, worker_of
 from epl.parallel.plan.stages import span_processes
 
 PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
@@ -13,7 +13,12 @@ PARTS = "/parts"  # and those of the ranks that hold the same part of what is sp
 
 def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
     """The process that runs a stage, by replica."""
-    return [worker_of(device) for device in plan.stages[stage].devices]
+    return processes_of(plan.stages)[stage]
+
+
+def processes_of(stages: Sequence[Stage]) -> List[List[int]]:
+    """By stage, the process that runs it, by replica."""
+    return [[worker_of(device) for device in stage.devices] for stage in stages]
 
 
 def transport_of(plan: Plan, name: str = "") -> str:

@@ -45,6 +45,7 @@ from epl.parallel.plan.function_digest import (
     with_back_edges,
 )
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 
 # Attributes that may differ between workers that compute the same.
 OMITTED_ATTRS = frozenset(
@@ -182,10 +183,10 @@ class Rules:
         self._seeds = {view.producers[node][SEED_INPUTS[view.types[node]]] for node in drawing}
         self.parts: Set[int] = set()
         self._held: FrozenSet[str] = frozenset()
-        shards = graph.shards
-        if shards is not None:
+        sharded = graph.state_of(ShardedVariables)
+        if sharded is not None:
             # Sums of gradients that are kept between runs are as large as the parts.
-            self._held = frozenset(shards.held).union(graph.local_variables)
+            self._held = frozenset(sharded.variables).union(graph.local_variables)
             self.parts = {view.index[op.name] for op in graph.parts_ops}
             self.parts.update(view.of_types(COLLECTIVE_OP_TYPES))
         if replica_groups(graph) is not None:
@@ -197,7 +198,7 @@ class Rules:
         computing = view.ancestors(gradients | objectives, self._ends.__contains__)
         self.compared = view.ancestors(computing | writes, self._ends.__contains__)
         # Constants of updates may be shapes of parts.
-        self._of_updates = set() if shards is None else self.compared - computing
+        self._of_updates = set() if sharded is None else self.compared - computing
 
     def taken(self, node: int) -> Sequence[int]:
         """The producers that count."""

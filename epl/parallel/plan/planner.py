@@ -20,6 +20,7 @@ from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.schedule import to_text
 from epl.parallel.plan.schedule_generators import generate
 from epl.parallel.plan.stages import device_of_stage, stage_of_op
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -86,7 +87,9 @@ def make_plan(
 def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
     if group.of_parts:
-        reductions = tuple(_of_any_rank(graph.shards.held.get(one.variable), one) for one in reductions)
+        sharded = graph.state_of(ShardedVariables)
+        variables = {} if sharded is None else sharded.variables
+        reductions = tuple(_of_any_rank(variables.get(one.variable), one) for one in reductions)
     ranks = replica_groups(graph)
     if group.of_parts and ranks is not None and len(ranks.groups) == 1:
         return GradientGroup(group.name, group.stage, group.of_parts, reductions, ())

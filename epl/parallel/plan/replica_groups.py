@@ -18,16 +18,25 @@ class ReplicaGroups:
     """The groups of one graph. The feature that makes them implements it.
 
     Attributes:
-      groups: ranks of the job, by group.
-      sub_communicators: of the groups, and of the ranks that have the same shards.
-      exchange: moves data between the ranks of a group.
       complete: names of the ops of gradients that the ranks of a group need not make a mean of.
     """
 
-    groups: Tuple[Tuple[int, ...], ...]
-    sub_communicators: List[SubCommunicators]
-    exchange: Exchange
     complete: Set[str]
+
+    @property
+    def groups(self) -> Tuple[Tuple[int, ...], ...]:
+        """Ranks of the job, by group."""
+        raise NotImplementedError
+
+    @property
+    def exchange(self) -> Exchange:
+        """Moves data between the ranks of a group."""
+        raise NotImplementedError
+
+    @property
+    def sub_communicators(self) -> List[SubCommunicators]:
+        """Of the groups, and of the ranks that have the same shards."""
+        raise NotImplementedError
 
     @property
     def lowered_ops(self) -> FrozenSet[tf.Operation]:

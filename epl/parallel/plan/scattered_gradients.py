@@ -22,13 +22,12 @@ class Cut(NamedTuple):
 
 
 class ScatteredGradients:
-    """Those of one graph. The feature that cuts gradients implements it.
+    """Those of one graph. The feature that cuts gradients implements it."""
 
-    Attributes:
-      exchange: moves data between the ranks.
-    """
-
-    exchange: Exchange
+    @property
+    def exchange(self) -> Exchange:
+        """Moves data between the ranks."""
+        raise NotImplementedError
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether nothing but this rank's shard is needed of a gradient that is to be reduced."""

@@ -44,8 +44,8 @@ def run(rewrite: Rewrite) -> None:
         with rewrite.building("rows"):
             weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
     rewrite.weight = weight
-    if rewrite.graph.shards is not None:
-        rewrite.collectives.update(op.name for op in rewrite.graph.shards.collectives)
+    if rewrite.sharded is not None:
+        rewrite.collectives.update(op.name for op in rewrite.sharded.collectives)
     accumulations = agree_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
     for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):

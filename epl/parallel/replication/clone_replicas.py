@@ -25,7 +25,7 @@ from epl.utils.errors import PlanError
 
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
-_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `Shards.own_attrs` gives them
+_OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `rank_attributes` gives them
 
 
 def run(rewrite: Rewrite) -> None:
@@ -44,10 +44,9 @@ def run(rewrite: Rewrite) -> None:
             devices.pop(node, None)
     _place_replica_0(rewrite, view, devices, stages)
     seeds = OwnSeeds(view)
-    shards = rewrite.graph.shards
-    own_parts = {} if shards is None else shards.own_attrs(view, rewrite.cloned)
+    sharded = rewrite.sharded
+    own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
-    _size_variables_of_replica_0(rewrite, view, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -95,7 +94,7 @@ def run(rewrite: Rewrite) -> None:
             leads=Leads(reads, [reader - 1 for reader in rewrite.readers[1:]]),
         )
     except ValueError as error:
-        if shards is None or all(len(set(shapes)) == 1 for shapes in shards.shapes.values()):
+        if sharded is None or all(len(set(shapes)) == 1 for shapes in sharded.shapes.values()):
             raise
         raise PlanError(
             "Parts of a variable differ in size between the devices, and an update has the size of one of them as a "
@@ -191,16 +190,6 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
         for key, value in own.attrs or ():
             tf_compat.set_attr(rewrite.remember(rewrite.operation(node.name)), key, value)
     rewrite.added_functions |= seeds.functions
-
-
-def _size_variables_of_replica_0(rewrite: Rewrite, view: GraphView, own_parts: _OwnAttrs) -> None:
-    """Takes the row away from variables of which replica 0 has none: they were built with one."""
-    for node, by_rank in own_parts.items():
-        proto = view.nodes[node]
-        for key, value in by_rank[rewrite.base_rank]:
-            if proto.op in op_types.VARIABLES and proto.attr[key] != value:
-                tf_compat.set_attr(rewrite.remember(rewrite.operation(proto.name)), key, value)
-                proto.attr[key].CopyFrom(value)
 
 
 def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:

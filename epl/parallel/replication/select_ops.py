@@ -28,13 +28,14 @@ def run(rewrite: Rewrite) -> None:
         rewrite.tf_graph, view, all_writes, [view.index[name] for name in rewrite.gradients()]
     )
     initializers: Set[int] = set()
-    if rewrite.graph.shards is not None:  # every rank initializes its own parts
-        initializers.update(view.index[name] for name in rewrite.graph.shards.initializers())
+    sharded = rewrite.sharded
+    if sharded is not None:  # every rank initializes its own shards
+        initializers.update(view.index[name] for name in sharded.initializers())
         writes.update(initializers)
-        writes.difference_update(view.index[name] for name in rewrite.graph.shards.replaced())
+        writes.difference_update(view.index[name] for name in sharded.replaced())
     roots = set(writes)
-    if rewrite.graph.shards is not None:  # what is fetched of it is computed by all ranks
-        roots.update(view.index[name] for name in rewrite.graph.shards.results())
+    if sharded is not None:  # what is fetched of it is computed by all ranks
+        roots.update(view.index[name] for name in sharded.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update([] if rewrite.weight is None else [view.index[rewrite.weight.op.name]])

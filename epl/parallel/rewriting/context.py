@@ -35,6 +35,7 @@ from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import span_processes
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 
 if TYPE_CHECKING:
@@ -257,13 +258,18 @@ class Rewrite:
         return self.is_plain and not self.orders and not self.graph.replacements
 
     @property
+    def sharded(self) -> Optional[ShardedVariables]:
+        """The registry of the graph's sharded variables, if it has any."""
+        return self.graph.state_of(ShardedVariables)
+
+    @property
     def held(self) -> Container[str]:
         """Names of the variables of which each rank has a part."""
-        return () if self.graph.shards is None else self.graph.shards.held
+        return () if self.sharded is None else self.sharded.variables
 
     def part_of(self, variable: str) -> str:
         """The variable op that is trained in place of one of the user; both by name."""
-        return variable if self.graph.shards is None else self.graph.shards.part_of(variable)
+        return variable if self.sharded is None else self.sharded.shard_of(variable)
 
     @property
     def readers(self) -> List[int]:

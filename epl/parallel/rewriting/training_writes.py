@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 
 
 def find_training_writes(
@@ -22,8 +23,9 @@ def find_training_writes(
     """
     graph = Graph.of(tf_graph)
     others = initializers_of(tf_graph)
-    if graph is not None and graph.shards is not None:
-        others.update(graph.shards.replaced())
+    sharded = None if graph is None else graph.state_of(ShardedVariables)
+    if sharded is not None:
+        others.update(sharded.replaced())
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
     trained = view.descendants(gradients)  # a queue of results is no input
@@ -43,7 +45,8 @@ def find_training_writes(
 def initializers_of(tf_graph: tf.Graph) -> Set[str]:
     """Names of the ops that initialize what is in any collection, or a part of it."""
     graph = Graph.of(tf_graph)
-    found = set() if graph is None or graph.shards is None else set(graph.shards.initializers())
+    sharded = None if graph is None else graph.state_of(ShardedVariables)
+    found = set() if sharded is None else set(sharded.initializers())
     for key in tf_graph.get_all_collection_keys():
         for item in tf_graph.get_collection_ref(key):
             initializer = getattr(item, "initializer", None)

@@ -1,10 +1,10 @@
-"""Checkpoints of a graph with parts: its Savers write and read the parts of all ranks, whatever has cut them.
+"""Checkpoints of a graph with sharded variables: its Savers write and read the shards of all ranks.
 
 Which ops of a Saver are changed is `savers.py`'s, what other processes write is `checkpoint_parts.py`'s.
 """
 
 import atexit
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -14,52 +14,70 @@ from epl.ops.job import Job
 from epl.ops.waits import Limits
 from epl.parallel.plan.agreement import process_server
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
-from epl.parallel.sharded_variables.savers import Slice, complete_savers, value_of
+from epl.parallel.sharded_variables.savers import Slice, complete_savers, slices_of, value_of
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 
 
 class Checkpoints:
-    """What Savers need to know of the parts that some Shards hold."""
+    """What Savers need to know of the sharded variables of a graph."""
 
-    def __init__(self, graph: Graph, holders: Sequence[Any]) -> None:
-        """Takes the Shards; each has all ranks of the job."""
+    def __init__(self, graph: Graph, variables: ShardedVariables) -> None:
+        """Takes the registry, which has nothing yet."""
         self._completed_through = 0  # number of the last op that was looked at
         self._graph = graph
-        self._holders = list(holders)
+        self._variables = variables
         self._parts: Optional[CheckpointParts] = None  # where there are several processes
         self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
 
     def complete(self, prefixes: Sequence[str]) -> None:
-        """Lets Savers read the parts of all ranks of this process, and write each part once.
+        """Lets Savers read the shards of all ranks of this process, and write each shard once.
 
         Args:
           prefixes: of the copies of these ranks.
         """
-        slices: Dict[str, List[Slice]] = {}
-        for holder in self._holders:
-            slices.update(holder.slices(prefixes))
+        slices = self._slices(prefixes)
         job = Job.current()
         assert job is not None
-        if self._parts is None and any(holder.writes_elsewhere for holder in self._holders):
-            own = [one for holder in self._holders for one in holder.written(prefixes)]
+        groups = [owner.group for owner in self._variables.owners.values()]
+        if self._parts is None and any(group.owners[rank] for group in groups for rank in group.writers):
+            own = self._written(slices)
             self._values = {one.variable: value_of(self._graph.tf_graph, one.variable) for one in own}
             held = {one.variable: (one.full_name, one.spec) for one in own}
             communication = Env.get().config.communication
             limits = Limits(communication.stall_warning, communication.timeout)
-            self._parts = CheckpointParts(_companion(job, self._holders[0].processes), held, limits)
+            self._parts = CheckpointParts(_companion(job, sorted(set(groups[0].owners))), held, limits)
             atexit.register(self._parts.leave)
         parts = self._parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._completed_through, parts)
         self._completed_through = tf_compat.last_op_id(self._graph.tf_graph)
 
+    def _slices(self, prefixes: Sequence[str]) -> Dict[str, List[Slice]]:
+        """What the ranks of this process hold, see `slices_of`."""
+        slices: Dict[str, List[Slice]] = {}
+        for setting, owner in self._variables.owners.items():
+            group = owner.group
+            places = [(prefix, group.place(group.rank + copy).rank) for copy, prefix in enumerate(prefixes)]
+            slices.update(slices_of(self._variables.of(setting), places, self._variables.full_names(setting)))
+        return slices
+
+    def _written(self, slices: Mapping[str, Sequence[Slice]]) -> List[Slice]:
+        """Those of the slices that this process writes into checkpoints: each shard is written by one rank."""
+        found = []
+        for name in self._variables.variables:
+            group = self._variables.owner_of(name).group
+            writers = group.writers
+            found += [one for copy, one in enumerate(slices[name]) if group.rank + copy in writers]
+        return found
+
     def extend(self) -> None:
-        """Sees to what was built behind the first run, before a session gets it."""
+        """Sees to what was built after the first run, before a session gets it."""
         tf_graph, rewrite = self._graph.tf_graph, self._graph.plan
         with self._graph.late_lock:
             if tf_compat.last_op_id(tf_graph) > self._completed_through:
                 with tf_compat.unfinalized(tf_graph):
-                    for holder in self._holders:
-                        holder.follow_late()
+                    for owner in self._variables.owners.values():
+                        owner.follow_late()
                     self.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
     def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> int:

@@ -4,8 +4,9 @@ from typing import Any
 
 from epl.ir.graph import Graph
 from epl.parallel.feature import Apply, ApplyRequest, Feature, RunRequest
+from epl.parallel.sharded_variables.fetching import fetch_values
 from epl.parallel.sharded_variables.slots import watched_slots
-from epl.parallel.sharded_variables.state import fetched
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 
 
 class ShardedSlotsFeature(Feature):
@@ -13,15 +14,16 @@ class ShardedSlotsFeature(Feature):
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Makes the new slots known."""
-        if graph.shards is None:
+        sharded = graph.state_of(ShardedVariables)
+        if sharded is None:
             return apply(request)
         with watched_slots() as made:
             applied = apply(request)
         with graph.building_parts():
-            graph.shards.adopt_updates(made)
+            sharded.adopt_updates(made)
         return applied
 
     def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
         """Fetches full values."""
-        fetches, targets = fetched(graph.tf_graph, request.fetches, request.targets, request.feeds)
+        fetches, targets = fetch_values(graph.tf_graph, request.fetches, request.targets, request.feeds)
         return request._replace(fetches=fetches, targets=targets)

@@ -7,13 +7,18 @@
 The second form is read off the graph: fan-in and fan-out of the whole shape are in the scalars already.
 """
 
+import itertools
 import logging
+import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
+from epl.ir.graph import Graph
+from epl.ops.job import Job
 from epl.parallel.costs.shapes import num_elements
+from epl.parallel.plan.agreement import process_server
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
@@ -38,19 +43,17 @@ def local_shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, 
     return tuple(before + (size,) + behind for size in layout.sizes)
 
 
-def built_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """Where what is built for a rank begins, in every dimension, and its shape: its part, or a row if it has none."""
-    begin, shape = [0] * len(full_shape), list(full_shape)
-    begin[layout.dim], shape[layout.dim] = layout.built(rank)
-    return tuple(begin), tuple(shape)
+def local_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Where a rank's part begins, in every dimension, and its shape."""
+    assert layout.sizes is not None
+    begin = [0] * len(full_shape)
+    begin[layout.dim] = sum(layout.sizes[:rank])
+    return tuple(begin), local_shapes(full_shape, layout)[rank]
 
 
 def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
-    """How TensorFlow's checkpoint ops, which know of no empty slice, write down what is built for a rank.
-
-    "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8].
-    """
-    return spec_of(full_shape, *built_slice(full_shape, layout, rank))
+    """How TensorFlow's checkpoint ops write down a rank's part: "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8]."""
+    return spec_of(full_shape, *local_slice(full_shape, layout, rank))
 
 
 def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
@@ -60,10 +63,10 @@ def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
 
 def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
     """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
-    begin = exchange.own([built_slice(full_shape, layout, rank)[0] for rank in range(exchange.ranks)], tf.int32)
+    begin = exchange.own([local_slice(full_shape, layout, rank)[0] for rank in range(exchange.ranks)], tf.int32)
     size = exchange.own(local_shapes(full_shape, layout), tf.int32)
     part = tf.slice(full, begin, size)
-    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
+    part.set_shape(local_slice(full_shape, layout, exchange.rank)[1])
     return part
 
 
@@ -73,26 +76,10 @@ def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange
     return cut(full, full_shape, layout, exchange) if part is None else part
 
 
-def written_part(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
-    """As `part_of`; of a checkpoint's, what is built for this rank: `savers.py` sees to ranks without rows."""
-    part = _restored(full, full_shape, layout, exchange)
-    return cut(full, full_shape, layout, exchange) if part is None else part
-
-
 def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
 ) -> Optional[tf.Tensor]:
     """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
-    part = _restored(full, full_shape, layout, exchange)
-    if part is None or not layout.leaves_out_ranks:
-        return part
-    own = tf.slice(part, [0] * len(full_shape), exchange.own(local_shapes(full_shape, layout), tf.int32))
-    own.set_shape(part.shape)
-    return own
-
-
-def _restored(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> Optional[tf.Tensor]:
-    """The slice that is built for this rank, if `full` is read from a checkpoint."""
     full = source_of(full)
     op = full.op
     if op.type != "RestoreV2":
@@ -106,7 +93,7 @@ def _restored(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchan
         (part,) = tf.raw_ops.RestoreV2(
             prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
         )
-    part.set_shape(built_slice(full_shape, layout, exchange.rank)[1])
+    part.set_shape(local_slice(full_shape, layout, exchange.rank)[1])
     return part
 
 
@@ -138,7 +125,7 @@ def initial_part(
     size = num_elements(tuple(full_shape)) * full.dtype.size
     if size > LARGEST_CUT:
         redraw = Redraw(full_shape, local_shapes(full_shape, layout), exchange)
-        part = redraw.build(full, built_slice(full_shape, layout, exchange.rank)[1])
+        part = redraw.build(full)
         if part is not None:
             return part, redraw.seeds
         logger.info(
@@ -173,13 +160,13 @@ class Redraw:
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self.unknown = ""
 
-    def build(self, tensor: tf.Tensor, shape: Sequence[int]) -> Optional[tf.Tensor]:
-        """What stands for `tensor`, of static shape; None if some op is not known. Builds nothing then."""
+    def build(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
+        """What replaces `tensor`, of static shape; None if some op is not known. Builds nothing then."""
         self.unknown = self._find_unknown(tensor)
         if self.unknown:
             return None
         part = self._built(tensor, self._exchange.own(self._shapes, tf.int32))
-        part.set_shape(shape)
+        part.set_shape(self._shapes[self._exchange.rank])
         return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:
@@ -249,3 +236,25 @@ def share_seed(full: tf.Tensor, seed: int) -> None:
         if "seed2" in attrs and not attrs["seed"].i and not attrs["seed2"].i:
             tf_compat.set_attr(op, "seed", tf.AttrValue(i=seed % _MOST_SEED or 1))
             tf_compat.set_attr(op, "seed2", tf.AttrValue(i=len(seen)))
+
+
+class _AgreedSeeds:
+    """Numbers that all processes have that build a graph, another one at each call of next()."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(_agreed_seed())
+
+
+def next_seed(graph: Graph) -> int:
+    """For an initial value: a number that all processes have that build a graph, another one at each call."""
+    return next((graph.state_of(_AgreedSeeds) or graph.keep(_AgreedSeeds, _AgreedSeeds())).numbers)
+
+
+def _agreed_seed() -> int:
+    """A number that all processes have that build graphs, small enough to count on from it."""
+    job, server = Job.current(), process_server()
+    key, own = "seed of initial values", str(int.from_bytes(os.urandom(4), "little") % 2**30 + 1)
+    if server is not None:  # processes that serve take part in its rounds alone
+        return int(server.service.exchange(key, own)[0])
+    assert job is not None
+    return int(job.exchange(key, own.encode())[0])

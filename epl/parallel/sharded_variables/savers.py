@@ -20,25 +20,10 @@ from epl.ir import op_types
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
 from epl.parallel.sharded_variables.initial_values import slice_spec
 from epl.parallel.sharded_variables.variables import SCOPE, wait_instead
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import hidden
+from epl.parallel.sharding.sharded_variables import ShardInfo
 from epl.utils import tf_compat
 
 _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
-
-
-class Held(NamedTuple):
-    """What a variable op is a part of.
-
-    Attributes:
-      full_name: its name in checkpoints.
-      full_shape: of the full variable.
-      layout: how it is cut.
-    """
-
-    full_name: str
-    full_shape: Tuple[int, ...]
-    layout: Layout
 
 
 class Slice(NamedTuple):
@@ -47,7 +32,7 @@ class Slice(NamedTuple):
     Attributes:
       variable: name of the op.
       full_name: name of the full variable in checkpoints.
-      spec: which part, in TensorFlow's words; "" if it has no rows.
+      spec: which part, in TensorFlow's words.
     """
 
     variable: str
@@ -56,12 +41,12 @@ class Slice(NamedTuple):
 
 
 def slices_of(
-    held: Mapping[str, Held], ranks: Sequence[Tuple[str, int]], before: Mapping[str, str]
+    variables: Mapping[str, ShardInfo], ranks: Sequence[Tuple[str, int]], before: Mapping[str, str]
 ) -> Dict[str, List[Slice]]:
     """The slices that this process holds.
 
     Args:
-      held: name of a variable op of the first rank in this process -> what it is a part of.
+      variables: name of a variable op of the first rank in this process -> what it holds a shard of.
       ranks: (prefix of the copy, rank) of the ranks in this process; the prefix of the first is "".
       before: op of a full variable, which Savers of before the split know -> op of its shard.
 
@@ -69,16 +54,14 @@ def slices_of(
       Name of a variable op -> its slices, those of the first rank first.
     """
     found = {
-        name: [Slice(prefix + name, part.full_name, _spec(part, rank)) for prefix, rank in ranks]
-        for name, part in held.items()
+        name: [
+            Slice(prefix + name, info.full_name, slice_spec(info.full_shape, info.layout, rank))
+            for prefix, rank in ranks
+        ]
+        for name, info in variables.items()
     }
     found.update({full: found[name] for full, name in before.items()})
     return found
-
-
-def _spec(part: Held, rank: int) -> str:
-    assert part.layout.sizes is not None
-    return slice_spec(part.full_shape, part.layout, rank) if part.layout.sizes[rank] else ""
 
 
 def complete_savers(
@@ -128,17 +111,16 @@ def _completed_save(
         wanted.append((key.decode(), parts[0].full_name))
         once: Dict[str, Slice] = {}  # of ranks that hold the same part, the first
         for part in parts:
-            if part.spec:
-                once.setdefault(part.spec, part)
+            once.setdefault(part.spec, part)
         entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
     if not wanted:
         return None
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
         filename = op.inputs[0]
         if others is None:
-            return _save(filename, entries) if entries else tf.no_op()  # a worker that writes nothing, and has no rows
+            return _save(filename, entries)
         own = others.own_prefix(filename)
-        return others.merged(filename, own, _save(own, entries) if entries else None, wanted)
+        return others.merged(filename, own, _save(own, entries), wanted)
 
 
 def _save(prefix: tf.Tensor, entries: Sequence[Tuple[bytes, bytes, tf.Tensor]]) -> tf.Operation:
@@ -169,15 +151,9 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
     further: List[Tuple[bytes, Slice, tf.Operation]] = []
     for index, assign, parts in entries:
         own_names[index] = _key(names[index])
-        if parts[0].spec and own_specs is not None:  # what is not known is the slice of this rank already
+        if own_specs is not None:  # what is not known is the slice of this rank already
             own_specs[index] = parts[0].spec.encode()
-        further += [(own_names[index], part, assign) for part in parts[1:] if part.spec]
-        for part in [part for part in parts if not part.spec]:
-            variable = restore.graph.get_operation_by_name(part.variable)
-            if part is parts[0]:
-                tf_compat.set_input(assign, 1, _without_rows(variable))
-            else:
-                _write_beside(assign, variable, _without_rows(variable))
+        further += [(own_names[index], part, assign) for part in parts[1:]]
     with tf.device(restore.device):
         tf_compat.set_input(restore, 1, _strings(own_names))
         if own_specs is not None:
@@ -193,7 +169,9 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
             dtypes=dtypes,
         )
     for value, (_, part, assign) in zip(values, further):
-        _write_beside(assign, restore.graph.get_operation_by_name(part.variable), value)
+        written = _assign(restore.graph.get_operation_by_name(part.variable), value)
+        for waiting in tf_compat.control_outputs(assign):
+            tf_compat.add_control_inputs(waiting, [written])
 
 
 def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:
@@ -222,19 +200,6 @@ def value_of(tf_graph: tf.Graph, name: str) -> tf.Tensor:
         return op.outputs[0]
     with tf.device(op.device):
         return tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
-
-
-def _without_rows(variable: tf.Operation) -> tf.Tensor:
-    """What a variable without rows is restored with: so far as TensorFlow knows, it has a value then."""
-    shape = tf.TensorShape(variable.get_attr("shape")).as_list()
-    return hidden(tf.zeros(shape, variable.get_attr("dtype")), shape.index(0))  # what was built had a row
-
-
-def _write_beside(assign: tf.Operation, variable: tf.Operation, value: tf.Tensor) -> None:
-    """Whoever waits for an assignment waits for one of another rank, too."""
-    written = _assign(variable, value)
-    for waiting in tf_compat.control_outputs(assign):
-        tf_compat.add_control_inputs(waiting, [written])
 
 
 def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:

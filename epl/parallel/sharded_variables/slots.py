@@ -6,54 +6,28 @@ Where the sizes of parts differ, the shape of a slot is another on each rank, an
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.sharded_variables.initial_values import Redraw, built_slice, local_shapes, restored_part
-from epl.parallel.sharded_variables.savers import Held
+from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_part
 from epl.parallel.sharded_variables.variables import (
     SCOPE,
-    Shard,
     beside,
     initializer_of,
     is_shard,
     mark_shard,
     note_slice,
-    objects_of,
 )
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange, is_uneven
+from epl.parallel.sharding.shard_owner import NewVariable
+from epl.parallel.sharding.sharded_variables import Shard, ShardInfo, Slots, objects_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
-
-
-class Slots(NamedTuple):
-    """The variables that are parts, by the names of their ops.
-
-    Attributes:
-      held: what they are parts of; shards are among them.
-      shapes, seeds: what differs between ranks, as in `Shard`; shards are not among them.
-    """
-
-    held: Dict[str, Held]
-    shapes: Dict[str, Tuple[Tuple[int, ...], ...]]
-    seeds: Dict[str, Tuple[int, ...]]
-
-
-class Made(NamedTuple):
-    """A variable that was made while gradients were applied.
-
-    Attributes:
-      variable: the object.
-      name: begins with the name of the whole variable, if it was made for a part.
-    """
-
-    variable: Any
-    name: str
 
 
 class SlotLayouts(NamedTuple):
@@ -69,15 +43,15 @@ class SlotLayouts(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched_slots() -> Iterator[List[Made]]:
+def watched_slots() -> Iterator[List[NewVariable]]:
     """Gives variables that are made inside the names that they have on one device; gives a list of them."""
-    made: List[Made] = []
+    made: List[NewVariable] = []
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         asked = kwargs.get("name") or ""
         outer, scope, name = asked.rpartition(SCOPE + "/")
         variable = next_creator(**dict(kwargs, name=outer + name if scope else kwargs.get("name")))
-        made.append(Made(variable, name if scope else variable.op.name))
+        made.append(NewVariable(variable, name if scope else variable.op.name))
         return variable
 
     with _stored_as_asked(), tf.variable_creator_scope(create):
@@ -105,7 +79,7 @@ def _stored_as_asked() -> Iterator[None]:
                 note_slice(variable)  # found again, it has got another from TensorFlow
 
 
-def slot_layouts(made: Sequence[Made], shards: Sequence[Shard]) -> SlotLayouts:
+def slot_layouts(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLayouts:
     """Tells slots of parts; those of another shape lose what TensorFlow's slot creator took over from the part."""
     found = SlotLayouts({}, {})
     for variable, name in made:
@@ -128,7 +102,7 @@ def _primary(name: str, shards: Sequence[Shard]) -> Optional[Shard]:
     return max(of_name, key=lambda one: len(one.name)) if of_name else None
 
 
-def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
+def adopt_slots(written: Mapping[str, Layout], exchange: Exchange, owner: str) -> Slots:
     """Makes the variables that updates of shards write known as parts.
 
     Their objects get the names of the single-device program and SaveSliceInfo, so that a Saver that is made from now on
@@ -137,6 +111,7 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
     Args:
       written: op name of a variable -> layout (`Updates.variables` of epl/parallel/sharding/updates.py).
       exchange: of this rank.
+      owner: as that of ShardInfo.
 
     Returns:
       What they are parts of, and what differs between ranks.
@@ -149,33 +124,33 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange) -> Slots:
     for name, layout in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
-        assert shape[layout.dim] in (layout.built(exchange.rank)[1], -1), (name, shape, layout)
+        assert layout.sizes is not None
+        assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
         full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
             if is_uneven(layout):
                 slots.shapes[name] = local_shapes(full_shape, layout)
             continue
-        held = slots.held[name] = Held(name.replace(SCOPE + "/", "", 1), full_shape, layout)
+        info = slots.variables[name] = ShardInfo(name.replace(SCOPE + "/", "", 1), full_shape, layout, owner)
         if any(is_shard(variable) for variable in objects):
             continue
         for variable in objects:
-            mark_shard(variable, *held, exchange=exchange)
+            mark_shard(variable, info.full_name, full_shape, layout, exchange)
         if is_uneven(layout):
-            _resize(op, held, exchange, written, slots)
+            _resize(op, info, exchange, written, slots)
     return slots
 
 
-def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
+def _resize(op: tf.Operation, info: ShardInfo, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
     """Lets the initial value follow the size of the part."""
-    shapes = local_shapes(held.full_shape, held.layout)
+    shapes = local_shapes(info.full_shape, info.layout)
     slots.shapes[op.name] = shapes
-    built = built_slice(held.full_shape, held.layout, exchange.rank)[1]
     for assign in _initializers(op):
         value = assign.inputs[1]
-        redraw = Redraw(built, shapes, exchange)
+        redraw = Redraw(shapes[exchange.rank], shapes, exchange)
         with beside(op), tf.name_scope("Initializer"):
-            part = redraw.build(value, built)
+            part = redraw.build(value)
         if part is not None:
             tf_compat.set_input(assign, 1, part)
             slots.seeds.update(redraw.seeds)
@@ -184,7 +159,7 @@ def _resize(op: tf.Operation, held: Held, exchange: Exchange, written: Mapping[s
                 "The initial value of {!r} has the size of a part of a variable that is split in parts of different "
                 "sizes, {}, and comes from {}, which EPL cannot make in other sizes. Begin with zeros, a number, or "
                 "what is computed from the variable; or choose a size that {} divides.".format(
-                    held.full_name, held.layout, redraw.unknown, exchange.ranks
+                    info.full_name, info.layout, redraw.unknown, exchange.ranks
                 )
             )
 

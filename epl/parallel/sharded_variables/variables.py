@@ -22,6 +22,7 @@ from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.sharded_variables import initial_values
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.sharded_variables import Shard, ShardedVariables, objects_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -31,34 +32,6 @@ _INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
 _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
     ["AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"]
 )
-
-
-class Shard(NamedTuple):
-    """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
-
-    Attributes:
-      name: of the full variable's op, which is its name in checkpoints.
-      variable: the user's object, which is the shard now.
-      layout: the shard, with sizes.
-      full_shape: of the full variable.
-      old: the reference or handle of the full variable. Nothing may read it any more.
-      reads: (value of the full variable, value of the shard) for each op that read it.
-      users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
-      replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
-      shapes: name of a variable op -> its attribute `shape` by rank.
-      seeds: name of a random op -> its second seed by rank.
-    """
-
-    name: str
-    variable: Any
-    layout: Layout
-    full_shape: Tuple[int, ...]
-    old: tf.Tensor
-    reads: Tuple[Tuple[tf.Tensor, tf.Tensor], ...]
-    users: Tuple[tf.Operation, ...]
-    replaced: Dict[tf.Operation, tf.Operation]
-    shapes: Dict[str, Tuple[Tuple[int, ...], ...]]
-    seeds: Dict[str, Tuple[int, ...]]
 
 
 class _ShardObject:
@@ -211,17 +184,6 @@ def _shard(
     return new, seeds
 
 
-def objects_of(op: tf.Operation) -> List[Any]:
-    """The Python objects of a variable in the collections: the user's own, and others, as an imported graph has."""
-    found: List[Any] = []
-    for key in op.graph.get_all_collection_keys():
-        for member in op.graph.get_collection_ref(key):
-            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is op:
-                if not any(member is other for other in found):
-                    found.append(member)
-    return found
-
-
 def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange) -> None:
     """Lets a variable object know what it is a part of: its name, its place in checkpoints, what it does with values.
 
@@ -242,7 +204,7 @@ def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: La
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
     name, full_shape, layout, exchange = variable._epl_full
-    offset, shape = initial_values.built_slice(full_shape, layout, exchange.rank)
+    offset, shape = initial_values.local_slice(full_shape, layout, exchange.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
@@ -342,7 +304,7 @@ class Users:
             self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
-            after = self._copied(op, [initial_values.written_part(value, *self._cut)])
+            after = self._copied(op, [initial_values.part_of(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))
@@ -375,26 +337,43 @@ def _chooses(flag: tf.Tensor) -> bool:
     """Whether a flag chooses between a variable and its initial value: `initialized_value` of before the split.
 
     It goes on asking for the full variable, which never has a value, so that the initial value is taken, unless the
-    session says otherwise: see `choices_of`.
+    session says otherwise: see `initialized_values`.
     """
     return any(
         op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
     )
 
 
-def choices_of(old: tf.Tensor) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
-    """What `initialized_value` has built for a variable before that became a part.
+class InitializedValue(NamedTuple):
+    """`initialized_value` of a sharded variable: its value, or the initial value if it has none yet.
 
-    Args:
-      old: the reference or handle of the full variable.
-
-    Returns:
-      The flags that choose; and what stands for the value of the variable where that is chosen.
+    Attributes:
+      flags: what chooses; left to itself, it chooses the initial value.
+      reads: the value that is to be chosen.
+      variable: has this value; for `fetch_value`.
+      shard: name of the op of the shard.
+      initializer: name of the op that gives the shard its initial value.
     """
-    flags = [op.outputs[0] for op in old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
-    taken = [op.outputs[1] for op in old.consumers() if is_choice(op)]
-    reads = [op.outputs[0] for value in taken for op in value.consumers() if op.type in op_types.READS]
-    return flags, reads
+
+    flags: Tuple[tf.Tensor, ...]
+    reads: Tuple[tf.Tensor, ...]
+    variable: tf.Tensor
+    shard: str
+    initializer: str
+
+
+def initialized_values(variables: ShardedVariables) -> List[InitializedValue]:
+    """Those that were built for variables before they were cut."""
+    found = []
+    for shard in variables.shards:
+        flags = [op.outputs[0] for op in shard.old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
+        if not flags:
+            continue
+        taken = [op.outputs[1] for op in shard.old.consumers() if is_choice(op)]
+        reads = [op.outputs[0] for value in taken for op in value.consumers() if op.type in op_types.READS]
+        name, initializer = shard.variable.op.name, initializer_of(shard.variable).name
+        found.append(InitializedValue(tuple(flags), tuple(reads), shard.old, name, initializer))
+    return found
 
 
 def is_choice(op: tf.Operation) -> bool:

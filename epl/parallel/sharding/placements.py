@@ -8,9 +8,6 @@
 
 A sharded op that takes a FULL tensor has a part of its gradient only. Such an op takes the tensor through
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
-
-Some ranks may have no rows of a small variable (ZeRO deals few rows out). Such a part is built with a row, since the
-number that a slot begins with is in the tensor that the optimizer makes; the row goes when the graph is rewritten.
 """
 
 import itertools
@@ -47,17 +44,6 @@ class Layout(NamedTuple):
         """Of the dimension that is cut; None: not known."""
         return None if self.sizes is None else sum(self.sizes)
 
-    @property
-    def leaves_out_ranks(self) -> bool:
-        """Whether some ranks have no rows."""
-        return 0 in (self.sizes or ())
-
-    def built(self, rank: int) -> Tuple[int, int]:
-        """Where what is built for a rank begins, and its size: its part, or any row if it has none."""
-        assert self.sizes is not None
-        begin, size = sum(self.sizes[:rank]), self.sizes[rank]
-        return (begin, size) if size else (min(begin, sum(self.sizes) - 1), 1)
-
     def __str__(self) -> str:
         if not self.is_shard:
             return self.kind
@@ -93,28 +79,26 @@ def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tupl
 
 
 def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -> Optional[Tuple[int, ...]]:
-    """Sizes of parts as near to the given ratios as they come, by the largest remainders; empty where the ratio is 0.
+    """Sizes of parts as near to the given ratios as they come, by the largest remainders; no part is empty.
 
     Args:
       size: of the dimension.
-      ratios: by rank.
+      ratios: positive, by rank.
       granularity: every part is a multiple of it.
 
     Returns:
-      The sizes; None if `size` is not a multiple of `granularity`, or another rank would have nothing.
+      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
     """
     units, rest = divmod(size, granularity)
-    having = [rank for rank, ratio in enumerate(ratios) if ratio]
-    if rest or units < len(having):
+    if rest or units < len(ratios):
         return None
     counts = [ratio * units // sum(ratios) for ratio in ratios]
     by_remainder = sorted(range(len(ratios)), key=lambda rank: -(ratios[rank] * units % sum(ratios)))
     for rank in by_remainder[: units - sum(counts)]:
         counts[rank] += 1
-    for rank in having:
-        if not counts[rank]:
-            counts[counts.index(max(counts))] -= 1
-            counts[rank] = 1
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
     return tuple(count * granularity for count in counts)
 
 

@@ -8,11 +8,11 @@ on the batch of all, once. So gradients are divided by the rank's share in the m
 replicate code, and multiplied by it on their way back: the *bridges* (epl/parallel/split/bridges.py).
 
 Here: when it is done, and what the user's program sees of it. The program itself is made by epl/parallel/split;
-variables, slots and checkpoints are the `shard_*` modules'.
+variables, slots and checkpoints are in `epl/parallel/sharded_variables`.
 """
 
 import logging
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -27,18 +27,26 @@ from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
-from epl.parallel.plan.communicators import transport_between
+from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.sharded_variables.state import Shards, Shown, variable_of
-from epl.parallel.sharded_variables.variables import SCOPE, objects_of, shard_variable
+from epl.parallel.sharded_variables.computed_parts import ComputedParts
+from epl.parallel.sharded_variables.fetching import ShardFetches, late_ops
+from epl.parallel.sharded_variables.gradients import ShardedGradients
+from epl.parallel.sharded_variables.initial_values import next_seed
+from epl.parallel.sharded_variables.state import add_owner, sharded_variables
+from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
+from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.placements import FULL, Layout, shard
-from epl.parallel.sharding.replicated_rows import CopiedRows, GivenCopies, leads_of
+from epl.parallel.sharding.replicated_rows import CopiedRows, leads_of
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
 from epl.parallel.sharding.row_weights import RowWeights
+from epl.parallel.sharding.shard_owner import SPLIT, NewVariable, ShardedTensor, ShardOwner
+from epl.parallel.sharding.sharded_variables import ShardInfo, objects_of
 from epl.parallel.sharding.stage_streams import StageExchange, StagePass
+from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.split import report
 from epl.parallel.split.batch_dims import batch_layout
 from epl.parallel.split.bridges import (
@@ -98,9 +106,9 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
                         "Call tf.gradients or compute_gradients for the losses of the split before the first "
                         "apply_gradients.",
                     )
-                split = graph.split = SplitModel(graph, plan, tf.nest.flatten(ys))
+                split = SplitModel(graph, plan, tf.nest.flatten(ys))
                 graph.keep(ReplicaGroups, split)
-        refuse_gradients_of_parts(graph, ys, split.held, split.ranks)
+        refuse_gradients_of_parts(graph, ys, split.shards, split.ranks)
         split.redirect()
         return tf.nest.map_structure(split.objective, ys), tf.nest.map_structure(split.source, xs)
 
@@ -112,7 +120,7 @@ def split_of(graph: Graph) -> Optional["SplitModel"]:
     return found
 
 
-class SplitModel(Shards, ReplicaGroups):
+class SplitModel(ShardOwner, ReplicaGroups):
     """The lowered split of one graph.
 
     Attributes:
@@ -122,7 +130,7 @@ class SplitModel(Shards, ReplicaGroups):
       complete: names of the ops of noted gradients that the ranks of a group need not make a mean of.
     """
 
-    setting = "epl.split"
+    setting = SPLIT
 
     def __init__(self, graph: Graph, plan: SplitPlan, objective: Sequence[Any]) -> None:
         """Finds the split, decides how it is computed, and builds the program of this process's first rank."""
@@ -135,14 +143,18 @@ class SplitModel(Shards, ReplicaGroups):
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
         across = span_processes(plan.stages, plan.owners)
-        communicators = SubCommunicators(name, plan.groups, plan.owners, transport, across)
-        super().__init__(graph, communicators, plan.stages, cluster.worker_index, fp16_scale)
+        first = SubCommunicators(name, plan.groups, plan.owners, transport, across)
+        processes = processes_of(plan.stages)
+        group = GroupCommunicators(graph, first, processes, cluster.worker_index, transport, fp16_scale)
+        super().__init__(group)
+        self._graph, self._stages = graph, tuple(plan.stages)
+        self._registry = sharded_variables(graph)
+        self._gradients = ShardedGradients(graph, self._registry, self)
+        self._computed = ComputedParts({}, {}, {})
         self.ratios = plan.ratios
         if len(plan.stages) > 1:
-            own = communicators.place(self._rank).rank
-            self.exchange = StageExchange(
-                communicators.at(self._rank), own, "split", fp16_scale, self._open_lane, self._current_pass
-            )
+            own, communicator = first.place(group.rank).rank, first.at(group.rank)
+            group.exchange = StageExchange(communicator, own, "split", fp16_scale, self._open_lane, self._current_pass)
         self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
@@ -170,17 +182,39 @@ class SplitModel(Shards, ReplicaGroups):
         self._lowering = self._build(decision)
         if len(plan.groups) > 1 and self.exchange.row_weights is not None:  # gradients of parts are weighed by them
             for stage in plan.stages:
-                first = min(self._indices.intersection(stage.taskgraphs), default=None)
-                if first is not None:
-                    with in_taskgraph(graph.tf_graph, first):
+                taskgraph = min(self._indices.intersection(stage.taskgraphs), default=None)
+                if taskgraph is not None:
+                    with in_taskgraph(graph.tf_graph, taskgraph):
                         self.exchange.row_weights.of_group()
         self._exits = Exits(
-            self._region, self._program, self._lowering, self.exchange, self._indices, self.building, self._own
+            self._region,
+            self._program,
+            self._lowering,
+            self.exchange,
+            self._indices,
+            self.building,
+            self._gradients.own_ops,
         )
         with self.exchange.once():
-            for made in self._shards:
+            for made in self._registry.shards_of(SPLIT):
                 give_whole(made, self.exchange, self._inside)
-        self._traced_after = self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
+        self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
+        self._gradients.traced_after = self._lowered_through
+        add_owner(graph, self._registry, self)
+
+    @property
+    def shards(self) -> Dict[str, ShardInfo]:
+        """The variables that the split has cut, and their slots."""
+        return self._registry.of(SPLIT)
+
+    @property
+    def sub_communicators(self) -> List[SubCommunicators]:
+        """The communicators of groups, and of the ranks with the same shard."""
+        return self.group.sub_communicators
+
+    def building(self) -> ContextManager[None]:
+        """Ops that are made inside are not the user's: they compute with shards, or in place of his."""
+        return self._gradients.building()
 
     @property
     def lowered_ops(self) -> FrozenSet[tf.Operation]:
@@ -191,10 +225,9 @@ class SplitModel(Shards, ReplicaGroups):
 
     def _open_lane(self, stage: int, what: str) -> Communicator:
         """May block until every process does."""
-        opened = self._communicators_of(f"{self._name}/stage{stage}/{what}", stage)
-        self._make_ready(opened)
+        opened = self.group.opened(f"stage{stage}/{what}", stage)
         self.sub_communicators.append(opened)
-        return opened.at(self._rank)
+        return opened.at(self.group.rank)
 
     def _current_pass(self) -> StagePass:
         """The pass that the marks of new ops say."""
@@ -247,8 +280,8 @@ class SplitModel(Shards, ReplicaGroups):
             if not self._is_read_outside(op):
                 self.whole.add(op.name)
             return objects[0].value()
-        made = shard_variable(objects[0], layout, self.exchange, self.next_seed())
-        self.add_shard(made)
+        made = shard_variable(objects[0], layout, self.exchange, next_seed(self._graph))
+        self._registry.add_shard(made, self)
         return made.variable.value()
 
     def _is_read_outside(self, variable: tf.Operation) -> bool:
@@ -269,9 +302,9 @@ class SplitModel(Shards, ReplicaGroups):
             return y
         value = self._program.values[self._program.number[y]]
         if value.info.batch is None:
-            if y not in self._new:
-                self._new[y] = self._exits.whole(y)
-            return self._new[y]
+            if y not in self.values:
+                self.values[y] = self._exits.whole(y)
+            return self.values[y]
         if y not in self._rows:
             with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
                 self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.exchange)
@@ -290,7 +323,7 @@ class SplitModel(Shards, ReplicaGroups):
                 "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
                 "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
             )
-        return self._new.get(x, x)
+        return self.values.get(x, x)
 
     def by_tensor(self, ys: Any, x: Any, gradient: Gradient) -> Gradient:
         """What is given back as the gradient of `ys` by `x`, which is no variable.
@@ -327,51 +360,49 @@ class SplitModel(Shards, ReplicaGroups):
         with self.building(), self.exchange.once():
             return self.exchange.all_reduce(tensor, "rows_of_group")
 
-    def _note_copied_rows(self, exchange: Exchange, prefix: str) -> None:
-        """As that of Shards."""
+    def primary_ranks(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
+        """By rank of the job, the first rank of each process in its group: for runs that train nothing."""
         copied = self.exchange.copied_rows
-        if copied is not None and copied.switches:
-            leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
-            exchange.copied_rows = GivenCopies(self.ranks, copied.in_one_process, leads)
-
-    def leads(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
-        """As that of Shards."""
-        copied = self.exchange.copied_rows
-        by_rank = tuple(self._leads[self.place(rank).group] for rank in range(len(self._communicators.owners)))
+        by_rank = tuple(self._leads[self.group.place(rank).group] for rank in range(len(self.group.owners)))
         return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
 
-    def refuse_copied_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
-        """As that of Shards."""
+    def refuse_replicated_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
+        """As that of ShardOwner."""
         if not self._has_copies() or self.exchange.copied_rows is not None and not differentiates:
             return
         number = self._program.number
         numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
         for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits.standing):
             numbers.update((self._graph.restored(one), number[tensor]) for tensor, one in standing.items())
-        results = [tensor for tensor in self._shown if self._program.result(tensor) is not None]
-        numbers.update((self._shown[tensor].tensor, number[tensor]) for tensor in results)
+        found = self._graph.state_of(ShardFetches)
+        fetched = {} if found is None else found.values
+        results = [tensor for tensor in fetched if self._program.result(tensor) is not None]
+        numbers.update((fetched[tensor].tensor, number[tensor]) for tensor in results)
         objective = self._objective if differentiates else []
         inside = [y for y in objective if self._program.result(y) is not None]  # gradients are of the rows of all ranks
-        found = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
-        if found is not None:
+        changed = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
+        if changed is not None:
             raise FeedError(
                 "{!r} is computed inside of epl.split from the rows of the batch, in a run that trains nothing: each "
                 "of the {} devices has all rows that are fed, and what is not of one row, or a mean over them, would "
-                "be of as many copies. {}".format(found.name, self.ranks, _FETCH_TOGETHER if differentiates else _OPEN)
+                "be of as many copies. {}".format(
+                    changed.name, self.ranks, _FETCH_TOGETHER if differentiates else _OPEN
+                )
             )
 
     # ---- Fetches.
 
-    def _found(self, tensor: tf.Tensor) -> Shown:
+    def value_of(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
+        """As that of ShardOwner."""
         if tensor in self._outputs:
-            return Shown(self._graph.restored(self._outputs[tensor]), ())
+            return self._graph.restored(self._outputs[tensor])
         value = self._program.result(tensor)
         if value is None or tensor.op in self._region.kept:
-            return super()._found(tensor)
+            return None if self._registry.shard_read(tensor) else self._computed_value(tensor)
         local, layout = self._lowering.tensors[tensor]
         local = self._graph.restored(local)
         if layout == batch_layout(value.info):
-            return Shown(local, ())
+            return local
         graph = self._graph.tf_graph
 
         def own_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
@@ -384,13 +415,31 @@ class SplitModel(Shards, ReplicaGroups):
             rows *= size // tf.maximum(exchange.whole_rows(rows), 1)
             return exchange.cut(whole, shard(value.info.batch), rows)
 
-        return self._gathered(
-            tensor,
+        return ShardedTensor(
             lambda prefix: graph.get_tensor_by_name(prefix + local.name),
             layout,
+            local.op.name,
             None if value.info.batch is None else own_rows,
-            self._stage_of(local.op.name),
         )
+
+    def _computed_value(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
+        """The value of what is computed with gradients of shards; None for another tensor."""
+        graph, rewrite, computed = self._graph.tf_graph, self._graph.plan, self._computed
+        layout = computed.layout(tensor)
+        if layout == FULL:
+            with late_ops(self._graph):
+                full = computed.whole_shape(tensor)
+            return None if full is tensor else full
+        first_rows = {
+            rewrite.prefix(copy): computed.first_row(tensor, self.group.place(self.group.rank + copy).rank)
+            for copy in range(rewrite.local_replicas)
+        }
+
+        def local(prefix: str) -> tf.Tensor:
+            part = graph.get_tensor_by_name(prefix + tensor.name)
+            return part + first_rows[prefix] if first_rows[prefix] else part
+
+        return ShardedTensor(local, layout, tensor.op.name)
 
     def local(self, item: Any) -> Any:
         """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
@@ -400,13 +449,12 @@ class SplitModel(Shards, ReplicaGroups):
         return self._lowering.tensors[tensor][0]
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
-        """Raises FeedError for a tensor that nothing takes as it is: also for what is computed inside of the split."""
+        """Raises FeedError for what is computed inside of the split: nothing takes it as it is."""
         if self._program.result(tensor) is not None:
             raise FeedError(
                 "{!r} is fed, and computed inside of epl.split on {} devices: what takes it takes what they compute. "
                 "Feed a placeholder, or build it outside of the split.".format(tensor.name, self.ranks)
             )
-        super().refuse_feed(tensor)
 
     def redirect(self) -> None:
         """Gives the ops that were made since then what stands for the tensors of the split."""
@@ -417,7 +465,7 @@ class SplitModel(Shards, ReplicaGroups):
         """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
         made = {tensor: local for tensor, (local, _) in self._lowering.tensors.items()}
         found: Dict[str, str] = {}
-        for standing in (made, self._exits.standing, self._rows, self._new):
+        for standing in (made, self._exits.standing, self._rows, self.values):
             results = [tensor for tensor in standing if self._program.result(tensor) is not None]
             found.update((self._graph.restored(standing[tensor]).name, tensor.name) for tensor in results)
         return found
@@ -426,7 +474,7 @@ class SplitModel(Shards, ReplicaGroups):
         """Names of the ops that compute what the user may ask for."""
         tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
         found = {self._graph.restored(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
-        return found | super().results()
+        return found | self._computed.ops()
 
     # ---- Gradients.
 
@@ -441,23 +489,23 @@ class SplitModel(Shards, ReplicaGroups):
 
     def has_shard(self, variable: str) -> bool:
         """As that of ReplicaGroups."""
-        return variable in self.held
+        return variable in self.shards
 
     def is_complete(self, variable: str, gradient: Gradient) -> bool:
         """As that of ReplicaGroups."""
-        return variable in self.held or (variable in self.whole and isinstance(gradient, tf.IndexedSlices))
+        return variable in self.shards or (variable in self.whole and isinstance(gradient, tf.IndexedSlices))
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
         if self.is_complete(variable, gradient):
             self.complete.add(first_tensor(gradient).op.name)
-        held = self.held.get(variable)
-        if held is None:
-            return
-        if isinstance(gradient, tf.IndexedSlices):
-            self._note_rows(gradient, held.layout)
-        else:
-            self._parts[gradient] = held.layout
+        shard_info = self.shards.get(variable)
+        if shard_info is not None:
+            self._gradients.note(gradient, shard_info.layout)
+
+    def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
+        """Adds the slots of an apply_gradients to the registry."""
+        self._gradients.adopt_updates(made)
 
     def finish(self) -> None:
         """What can be done only when the whole graph is built: before it is rewritten.
@@ -472,11 +520,23 @@ class SplitModel(Shards, ReplicaGroups):
         self.redirect()
         first = self._stages[0].taskgraphs[0]
         with self.exchange.once(), in_taskgraph(self._graph.tf_graph, first if len(self._stages) > 1 else None):
-            super().finish()
+            self._complete_updates()
         self._refuse_late_variables()
 
+    def _complete_updates(self) -> None:
+        """Completes what the user computes with gradients of shards, and lets it update them."""
+        for made in self._registry.shards_of(SPLIT):
+            for before, after in made.replaced.items():  # ops that were built since then wait, too
+                wait_instead(before, after)
+        gradients, group = self._gradients, self.group
+        with self._graph.tf_graph.as_default():
+            updates = gradients.trace()
+            self.values.update(complete_updates(updates, self.exchange, group.between_groups, group.in_branch))
+        layouts = {self.values.get(tensor, tensor): layout for tensor, layout in updates.layouts.items()}
+        self._computed = ComputedParts(layouts, gradients.rows, gradients.row_shapes)
+
     def follow_late(self) -> None:
-        """As that of Shards.
+        """As that of ShardOwner.
 
         Raises:
           PlanError: a scope of epl.split that was opened since then has variables.
@@ -484,27 +544,28 @@ class SplitModel(Shards, ReplicaGroups):
         self._refuse_late_variables()
 
     def _refuse_late_variables(self) -> None:
-        refuse_late_variables(self._graph, self._lowered_through, self.held, self.ranks)
+        refuse_late_variables(self._graph, self._lowered_through, self.shards, self.ranks)
 
     def _take_outputs(self) -> None:
         """What is merged of the split and its variables is what replicate code takes of them."""
         tensors = [tensor for key in GraphKeys.ALL_COLLECTION_KEYS for tensor in self._graph.get_collection(key)]
+        shards = self.shards
         for tensor in tensors:
-            result, held = self._program.result(tensor), self.held.get(self.part_of(variable_of(tensor).name))
+            result, shard_info = self._program.result(tensor), shards.get(self._registry.shard_read(tensor) or "")
             if result is not None:
                 output = self._exits.exit(tensor)
-            elif held is not None:
+            elif shard_info is not None:
                 with self.building(), self.exchange.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
-                    output = self.exchange.gather(self._new.get(tensor, tensor), held.layout)
+                    output = self.exchange.gather(self.values.get(tensor, tensor), shard_info.layout)
             else:
                 continue
-            self._outputs[self._new.get(tensor, tensor)] = output
+            self._outputs[self.values.get(tensor, tensor)] = output
             if result is None or result.info.batch is None:
                 self._of_groups.add(output)
 
     def output(self, tensor: tf.Tensor) -> tf.Tensor:
         """What is merged in place of a tensor in an output collection."""
-        return self._outputs.get(self._new.get(tensor, tensor), tensor)
+        return self._outputs.get(self.values.get(tensor, tensor), tensor)
 
     def is_of_group(self, output: str) -> bool:
         """Whether the ranks of a group have the value of an output together, given the name of what is merged."""

@@ -8,8 +8,9 @@ from typing import Collection, Dict
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharded_variables.variables import Shard, beside
+from epl.parallel.sharded_variables.variables import beside
 from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.sharded_variables import Shard
 from epl.parallel.split.bridges import out_of_split
 from epl.utils import tf_compat
 

@@ -18,7 +18,7 @@ class ZeroFeature(Feature):
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Cuts the variables that are about to be trained."""
         with graph.building_parts():
-            hold_parts(graph, request.pairs, request.optimizer)
+            hold_parts(graph, request.pairs)
         return apply(request)
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:

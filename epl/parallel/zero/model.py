@@ -9,8 +9,8 @@
 | v2 | as v1 | gathered for a block of uses at a time, for forward and backward: `epl.parallel.zero.gather_per_use` |
 
 It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
-follows when the whole graph is built (`variables.py`); slots, checkpoints and norms are those of
-`epl/parallel/sharded_variables/state.py`.
+follows when the whole graph is built (`variables.py`). Slots, checkpoints and fetches are those of all sharded
+variables: `epl/parallel/sharded_variables`.
 """
 
 import logging
@@ -28,19 +28,21 @@ from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
-from epl.parallel.plan.communicators import transport_between
+from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.dedicated_devices import has_dedicated_devices
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import Cut, ScatteredGradients
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
-from epl.parallel.sharded_variables.initial_values import local_shapes
-from epl.parallel.sharded_variables.state import Shards
-from epl.parallel.sharded_variables.states import ShardsTogether
+from epl.parallel.sharded_variables.gradients import ShardedGradients
+from epl.parallel.sharded_variables.initial_values import local_shapes, next_seed
+from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import beside, is_shard
+from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.packed import Member
 from epl.parallel.sharding.placements import Layout, offsets
-from epl.parallel.sharding.resharding import Exchange, Exchanges
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
 from epl.parallel.zero.partition import Candidate, choose_parts
@@ -51,37 +53,22 @@ from epl.utils.errors import NotAvailableError, PlanError
 logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
-# Optimizers that compute each element of a variable by itself, whatever its shape. What is derived from them may not.
-_BY_ELEMENT = (
-    tf.train.AdadeltaOptimizer,
-    tf.train.AdagradDAOptimizer,
-    tf.train.AdagradOptimizer,
-    tf.train.AdamOptimizer,
-    tf.train.FtrlOptimizer,
-    tf.train.GradientDescentOptimizer,
-    tf.train.MomentumOptimizer,
-    tf.train.ProximalAdagradOptimizer,
-    tf.train.ProximalGradientDescentOptimizer,
-    tf.train.RMSPropOptimizer,
-)
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
 _Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
 # Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
 _Given = Tuple[WholeVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
-def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
+def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     """With `zero.level`, makes parts of the variables that are about to be trained.
 
     Args:
       graph: the annotated model.
       pairs: what is given to apply_gradients.
-      optimizer: its class.
 
     Raises:
       NotAvailableError: the model asks for what ZeRO does not go with yet.
-      PlanError: scopes that were opened since the last call have changed the stages; or another optimizer has had a
-        variable cut in a way that this one may not know what to do with.
+      PlanError: scopes that were opened since the last call have changed the stages.
     """
     env = Env.get()
     level = env.config.zero.level
@@ -104,10 +91,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair], optimizer: type) -> None:
             refuse_missing_workers(name, owners)
             zero = graph.keep(ZeroModel, ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index))
             graph.keep(ScatteredGradients, zero)
-            graph.zero = zero
-            if replica_groups(graph) is not None:
-                graph.shards_together = ShardsTogether(graph, [graph.split, zero])
-        zero.hold(pairs, optimizer)
+        zero.hold(pairs)
 
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
@@ -152,7 +136,7 @@ def known_to_optimizers(value: Any) -> Any:
     return value if zero is None else zero.known_to_optimizers(value)
 
 
-class ZeroModel(Shards, ScatteredGradients):
+class ZeroModel(ShardOwner, ScatteredGradients):
     """The variables of one graph that ZeRO cuts.
 
     Attributes:
@@ -160,7 +144,7 @@ class ZeroModel(Shards, ScatteredGradients):
       stand_ins: with "v2", for the wholes.
     """
 
-    setting = "zero.level"
+    setting = ZERO
 
     def __init__(
         self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
@@ -177,15 +161,18 @@ class ZeroModel(Shards, ScatteredGradients):
         """
         cluster = Env.get().cluster
         assert cluster is not None
-        ranks = tuple(range(len(owners)))
         of_devices = transport_between(cluster.device_type)
         # With offload.level weights are gathered in host memory, and copied to the devices from there.
         of_weights = "auto" if Env.get().config.offload.level else of_devices
-        communicators = SubCommunicators(name, (ranks,), owners, of_weights, span_processes(stages, owners))
-        super().__init__(graph, communicators, stages, process)
+        ranks = (tuple(range(len(owners))),)
+        first = SubCommunicators(name, ranks, owners, of_weights, span_processes(stages, owners))
+        super().__init__(GroupCommunicators(graph, first, processes_of(stages), process, of_devices))
+        self._graph, self._stages = graph, tuple(stages)
+        self._registry = sharded_variables(graph)
+        add_owner(graph, self._registry, self)
+        self._gradients = ShardedGradients(graph, self._registry, self)
         self.level = level
-        self._opened: Dict[str, Exchange] = {}  # by what they are for
-        self._transport, self._of_weights = of_devices, of_weights
+        self._of_weights = of_weights
         self._variables: Dict[str, WholeVariable] = {}
         self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
         self._candidates: Dict[str, Candidate] = {}
@@ -193,18 +180,7 @@ class ZeroModel(Shards, ScatteredGradients):
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.stand_ins: List[StandIn] = []
         self._lanes: List[Exchange] = []
-        self._traced_after = self._first_apply = tf_compat.last_op_id(graph.tf_graph)
-
-    def _further(self, what: str, stage: int, transport: str = "") -> Exchange:
-        """Moves data of a stage in an order of its own; opened when it is asked for first."""
-        if what not in self._opened:
-            communicators = self._communicators_of(f"{self._name}/{what}", stage, transport)
-            self._opened[what] = self._open(communicators)[0]
-        return self._opened[what]
-
-    @property
-    def _exchanges(self) -> List[Exchanges]:
-        return [*super()._exchanges, *[(exchange, None) for exchange in self._opened.values()]]
+        self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
     # ---- apply_gradients.
 
@@ -212,19 +188,14 @@ class ZeroModel(Shards, ScatteredGradients):
         """Raises PlanError if scopes that were opened since the first apply_gradients have changed the stages."""
         refuse_other_stages(self._graph, cluster, self._stages, self.setting)
 
-    def hold(self, pairs: Sequence[Pair], optimizer: type) -> None:
+    def hold(self, pairs: Sequence[Pair]) -> None:
         """Makes parts of the variables of the pairs that are worth it."""
-        by_element = optimizer in _BY_ELEMENT
         number = max(self._calls.values(), default=0) + 1
         by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
         for gradient, variable in pairs:
             name = variable_name(variable)
-            if gradient is None or name is None or name in variables or is_shard(variable):
-                continue
-            if name in self._variables:
-                if not by_element:
-                    _refuse_few_rows(self._variables[name], self.ranks, optimizer)
+            if gradient is None or name is None or name in self._variables or name in variables or is_shard(variable):
                 continue
             reason = why_whole(variable)
             if reason:
@@ -233,7 +204,7 @@ class ZeroModel(Shards, ScatteredGradients):
             variables[name] = variable
             shape = tuple(variable.shape.as_list())
             size = variable.shape.num_elements() * variable.dtype.base_dtype.size
-            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices), by_element)
+            candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
             by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
         self._candidates.update({one.name: one for one in candidates})
@@ -244,10 +215,10 @@ class ZeroModel(Shards, ScatteredGradients):
             if one.name not in layouts:
                 continue
             with tf.init_scope():
-                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, self.next_seed())
+                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, next_seed(self._graph))
             self._variables[one.name] = made
             self._calls[made] = number
-            self.add_shard(made.made)
+            self._registry.add_shard(made.made, self)
 
     def part(self, pair: Pair) -> Pair:
         """What the optimizer gets of a gradient and its variable."""
@@ -260,13 +231,11 @@ class ZeroModel(Shards, ScatteredGradients):
             if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
-                rows = self._own_rows(gradient, whole)
-                self._note_rows(rows, layout)
-                part: Gradient = rows
+                part: Gradient = self._own_rows(gradient, whole)
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
-                self._parts[part] = layout
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
+        self._gradients.note(part, layout)
         return part, whole.made.variable
 
     def known_to_optimizers(self, value: Any) -> Any:
@@ -324,6 +293,10 @@ class ZeroModel(Shards, ScatteredGradients):
 
     # ---- When the graph is built.
 
+    def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
+        """Adds the slots of an apply_gradients to the registry."""
+        self._gradients.adopt_updates(made)
+
     def finish(self) -> None:
         """Lets all who take a variable take its part, or the whole.
 
@@ -334,8 +307,7 @@ class ZeroModel(Shards, ScatteredGradients):
         assert cluster is not None
         self.refuse_other_stages(cluster)
         with self._graph.tf_graph.as_default():
-            self.adopt_updates()  # a moving average is built behind apply_gradients
-            updates = self._updates()
+            updates = self._gradients.trace()
             late: List[_Late] = []
             given: List[_Given] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
@@ -358,11 +330,12 @@ class ZeroModel(Shards, ScatteredGradients):
             self._give(given)
             if updates.rounds:
                 with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
-                    self._new.update(complete_updates(updates, self._further("sums", 0), None, self._in_branch))
+                    sums = self.group.further("sums", 0)
+                    self.values.update(complete_updates(updates, sums, None, self.group.in_branch))
             self._give_late(late)
 
     def follow_late(self) -> None:
-        """Gives Savers and the like the parts; refuses what else takes a variable."""
+        """Gives late Savers and the like the shards; refuses what else takes a variable."""
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():
                 variable.follow_late()
@@ -402,7 +375,7 @@ class ZeroModel(Shards, ScatteredGradients):
         }
         for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
             stage = self._stage(pack[0])
-            exchange = self.exchange if not stage else self._further(f"early{stage}", stage, self._of_weights)
+            exchange = self.exchange if not stage else self.group.further(f"early{stage}", stage, self._of_weights)
             gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
             wholes.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
@@ -413,7 +386,7 @@ class ZeroModel(Shards, ScatteredGradients):
 
     def new_lane(self) -> Exchange:
         """For gathers in an order of their own."""
-        self._lanes.append(self._further(f"lane{len(self._lanes)}", 0))
+        self._lanes.append(self.group.further(f"lane{len(self._lanes)}", 0))
         return self._lanes[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
@@ -423,7 +396,7 @@ class ZeroModel(Shards, ScatteredGradients):
         def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
             stage = self._stage(variable)
             lane = lanes.setdefault((stage, names), f"late{stage}/{len(lanes)}")
-            return self._further(lane, stage)
+            return self.group.further(lane, stage)
 
         def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
             """The value once all that `ops` wait for is done."""
@@ -454,7 +427,7 @@ class ZeroModel(Shards, ScatteredGradients):
         for variable in self._variables.values():
             for value, part in variable.reads:
                 if not _is_write(value.op):
-                    self._new[value] = whole(variable, value.op) if self._waits(value.op) else part
+                    self.values[value] = whole(variable, value.op) if self._waits(value.op) else part
 
     def _stage(self, variable: WholeVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
@@ -474,19 +447,6 @@ class ZeroModel(Shards, ScatteredGradients):
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             own = made.variable.read_value() if part is None else tf.identity(part)
             return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
-
-
-def _refuse_few_rows(variable: WholeVariable, ranks: int, optimizer: type) -> None:
-    """Raises PlanError if some ranks have no row of a variable."""
-    made = variable.made
-    if made.layout.leaves_out_ranks:
-        raise PlanError(
-            "{!r}, of the shape {}, has fewer rows than the {} devices, and some have none since another optimizer "
-            "applied its gradient (zero.level). {} applies one now, and may compute over rows. Let it apply its "
-            "gradients first: then the variable is whole for it.".format(
-                made.name, list(made.full_shape), ranks, optimizer.__name__
-            )
-        )
 
 
 def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:

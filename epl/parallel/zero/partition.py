@@ -2,11 +2,10 @@
 
 State per rank is to be 1/N of all. Where parts differ by a row, the larger ones go to the ranks that have least so far:
 no rank has more of them than another by more than one row of one. A variable that has fewer than N rows in each
-dimension is dealt out row by row in the same way, if its optimizer computes element by element; else it stays whole. So
-do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves few tensors.
+dimension stays full. So do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves
+few tensors.
 """
 
-import heapq
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.sharding.placements import Layout, balanced_sizes, shard
@@ -22,14 +21,12 @@ class Candidate(NamedTuple):
       shape: its shape.
       bytes: its size.
       by_rows: whether its gradient is sparse: rows of dimension 0.
-      by_element: whether its optimizer computes each element of it by itself.
     """
 
     name: str
     shape: Tuple[int, ...]
     bytes: int
     by_rows: bool
-    by_element: bool
 
 
 def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
@@ -37,8 +34,7 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
 
     Args:
       candidates: the trained variables.
-      surplus: by rank, bytes that larger parts of what was cut before have given it, and dealt rows; those of these
-        are added.
+      surplus: by rank, bytes that larger parts of what was cut before have given it; those of these are added.
     """
     ranks = len(surplus)
     found = {}
@@ -64,29 +60,19 @@ def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: Lis
         layout = layouts[one.name]
         least, further = divmod(layout.size or 0, ranks)
         sizes = [least] * ranks
-        poorest = [(having, rank) for rank, having in enumerate(surplus)]
-        heapq.heapify(poorest)
-        for _ in range(further):
-            _, rank = heapq.heappop(poorest)
+        for rank in sorted(range(ranks), key=lambda rank: surplus[rank])[:further]:
             sizes[rank] += 1
             surplus[rank] += rows[one.name]
-            if not least:  # of few rows a rank may have several; else parts differ by one at most
-                heapq.heappush(poorest, (surplus[rank], rank))
         found[one.name] = shard(layout.dim, sizes)
     return found
 
 
 def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
-    """Along the dimension whose parts differ least, the first among equals; if all are short, along the longest."""
+    """Along the dimension whose parts differ least, the first among equals; None if all are short."""
     best: Optional[Tuple[float, int]] = None
     shape = one.shape[: 1 if one.by_rows else None]
     for dim, size in enumerate(shape):
         sizes = balanced_sizes(size, ranks)
         if sizes is not None and (best is None or max(sizes) / size < best[0]):
             best = max(sizes) / size, dim
-    if best is not None:
-        return shard(best[1], balanced_sizes(shape[best[1]], ranks))
-    if not shape or not one.bytes or not one.by_element:
-        return None
-    rows = max(shape)
-    return shard(shape.index(rows), [rows] + [0] * (ranks - 1))
+    return None if best is None else shard(best[1], balanced_sizes(shape[best[1]], ranks))

@@ -16,7 +16,6 @@ from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
 from epl.parallel.sharded_variables.initial_values import part_of, restored_part, source_of
 from epl.parallel.sharded_variables.variables import (
-    Shard,
     Users,
     asks_whether_initialized,
     beside,
@@ -30,6 +29,7 @@ from epl.parallel.sharded_variables.variables import (
 )
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.sharded_variables import Shard
 from epl.parallel.sharding.sparse_rows import refuse_rows_of_whole
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError

@@ -18,6 +18,7 @@ from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
 from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedStep, StepProgram, make_program
 from epl.profiler.estimate.simulation import Peak, SimulatedProgram, simulate
 
@@ -97,10 +98,10 @@ class StepGraph:
         self.gradients: Set[int] = set()  # nodes that compute the gradients of the backward passes
         self._graph = graph
         self._roles = self._find_roles()
-        shards = None if graph is None else graph.shards
-        self._part_of = shards.part_of if shards is not None else lambda name: name
+        sharded = None if graph is None else graph.state_of(ShardedVariables)
+        self._shard_of = sharded.shard_of if sharded is not None else lambda name: name
         trained = tf_graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-        self._trained = {self._part_of(variable.op.name) for variable in trained}
+        self._trained = {self._shard_of(variable.op.name) for variable in trained}
 
     def nodes_of(self, ops: Sequence[str], fed: Mapping[str, Sequence[int]]) -> Set[int]:
         """The nodes that a run of some ops needs, given its feeds."""
@@ -123,7 +124,7 @@ class StepGraph:
     def is_used(self, variable: int) -> bool:
         """Whether a variable ever has a value: one that a shard replaces never gets any."""
         name = self.view.nodes[self.original(variable)].name
-        return self._part_of(name) == name
+        return self._shard_of(name) == name
 
     def _find_roles(self) -> Dict[int, str]:
         """The roles of the nodes that are neither copies nor activations."""

@@ -12,7 +12,7 @@ import epl
 from epl.cluster.cluster import Cluster
 from epl.ir.graph import Graph
 from epl.ops.job import Job
-from epl.parallel.sharded_variables.state import Shards
+from epl.parallel.sharded_variables.fetching import ShardFetches
 
 KINDS = {
     "replicas": {},
@@ -64,21 +64,22 @@ def test_all_between_gpus_move_data_by_nccl(init, kind, monkeypatch):
 
 def test_what_shows_a_variable_is_made_once_for_its_own_name_and_that_of_its_part(init):
     with trained(init, "split") as (sess, table):
-        shown = [Graph.get().shards.shown(sess.graph.as_graph_element(one)) for one in ("table:0", table)]
-        assert shown[0] is shown[1]
+        fetches = Graph.get().state_of(ShardFetches)
+        values = [fetches.fetch_value(sess.graph.as_graph_element(one)) for one in ("table:0", table)]
+        assert values[0] is values[1]
         assert sess.run("table:0").shape == (8, 1001)
 
 
 @pytest.mark.parametrize("kind", ["ZeRO", "split"])
 def test_what_shows_a_value_is_made_once_for_all_threads(init, kind, monkeypatch):
-    gathered, made = Shards._gathered, []
+    gather, made = ShardFetches._gather, []
 
-    def slowly(shards, shown, *args, **kwargs):
-        made.append(shown)
+    def slowly(fetches, tensor, *args, **kwargs):
+        made.append(tensor)
         time.sleep(0.2)
-        return gathered(shards, shown, *args, **kwargs)
+        return gather(fetches, tensor, *args, **kwargs)
 
-    monkeypatch.setattr(Shards, "_gathered", slowly)
+    monkeypatch.setattr(ShardFetches, "_gather", slowly)
     with trained(init, kind) as (sess, table), ThreadPoolExecutor(2) as pool:
         first, second = pool.map(sess.run, [table, table])
     np.testing.assert_array_equal(first, second)

@@ -6,11 +6,12 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
-from epl.parallel.sharded_variables.savers import Held, complete_savers, slices_of
+from epl.parallel.sharded_variables.savers import complete_savers, slices_of
 from epl.parallel.sharded_variables.slots import adopt_slots
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
 from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.sharded_variables import ShardInfo
 from epl.parallel.sharding.updates import trace_updates
 from epl.utils import tf_compat
 from tests.parallel.sharded_variables.shard_copies import PREFIX, copy_ranks
@@ -65,13 +66,13 @@ class Model:
             return
         own = {self.variable.op.name: layout}
         updates = trace_updates(self.graph, {gradient: layout}, own, self.ranks, lowered)
-        slots = adopt_slots(updates.variables, exchange)
+        slots = adopt_slots(updates.variables, exchange, "epl.split")
         shapes, seeds = dict(slots.shapes, **found.shapes), dict(slots.seeds, **found.seeds)
         copy_ranks(after, exchange, shapes, seeds, range(1, self.ranks))
         self.saver = self.saver or saver()
         prefixes = [("", 0)] + [(PREFIX.format(rank), rank) for rank in range(1, self.ranks)]
         before = {found.name: self.variable.op.name}
-        complete_savers(self.graph, slices_of(slots.held, prefixes, before))
+        complete_savers(self.graph, slices_of(slots.variables, prefixes, before))
         self.step += self._copies_of(step)
         self.initialize += self._copies_of(initialize)
         # What is no shard is copied from rank 0, as EPL does.
@@ -225,7 +226,7 @@ def test_moving_averages_are_found_under_the_names_of_the_single_device_program(
         expected = sess.run(variable)
     with tf.Graph().as_default() as graph:
         variable, saver, _ = model(TWO)
-        held = {variable.op.name: Held("fc/kernel", SHAPE, TWO)}
+        held = {variable.op.name: ShardInfo("fc/kernel", SHAPE, TWO, "epl.split")}
         complete_savers(graph, slices_of(held, [("", 0)], {}))
         with tf.Session() as sess:
             saver.restore(sess, path)
@@ -243,7 +244,7 @@ def test_a_checkpoint_that_a_shard_shall_begin_from_must_be_named_before_the_spl
 def test_a_second_call_leaves_savers_of_before_alone(graph):
     model = Model(TWO)
     number = tf_compat.last_op_id(graph)
-    slices = slices_of({model.variable.op.name: Held("fc/kernel", SHAPE, TWO)}, [("", 0)], {})
+    slices = slices_of({model.variable.op.name: ShardInfo("fc/kernel", SHAPE, TWO, "epl.split")}, [("", 0)], {})
     assert complete_savers(graph, slices, number) == {} and tf_compat.last_op_id(graph) == number
 
 

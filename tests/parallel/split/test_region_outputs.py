@@ -60,7 +60,7 @@ def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
     epl.add_to_collection(model.kernel, getattr(KEYS, f"{scope}_MEAN_OBJECTS"))
     fetches = [model.loss, model.best, model.count, model.mean]
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
-    assert Graph.get().split.held
+    assert Graph.get().split.shards
     expected = plain(ROWS)
     if scalars == "CONCAT" and devices == 4:
         expected[0] = [plain(rows)[0] for rows in np.split(ROWS, 2)]

@@ -87,7 +87,7 @@ def test_of_16_mebibytes(init, layer, use_resource, op, reason, line):
 @pytest.mark.parametrize("layer", [inverse, pytest.param(loop, marks=pytest.mark.long)])
 def test_of_less_it_stays_whole(init, layer):
     minimize(init, layer, AT_LIMIT - 1)
-    assert not Graph.get().split.held
+    assert not Graph.get().split.shards
 
 
 def test_the_sum_of_several_counts_for_none_of_them(init):
@@ -98,4 +98,4 @@ def test_the_sum_of_several_counts_for_none_of_them(init):
         return tf.matmul(tf.nn.relu(tf.matmul(x, kernel))[:, :64], tf.linalg.inv(small))
 
     minimize(init, both)
-    assert len(Graph.get().split.held) == 1 and Graph.get().split.whole == {"small"}
+    assert len(Graph.get().split.shards) == 1 and Graph.get().split.whole == {"small"}

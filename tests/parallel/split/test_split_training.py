@@ -25,7 +25,7 @@ def train_parts(x):
     with epl.split(2):
         loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001)))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    assert {variable.op.name for variable in tf.trainable_variables()} <= set(Graph.get().split.held)
+    assert {variable.op.name for variable in tf.trainable_variables()} <= set(Graph.get().split.shards)
     return loss, train_op
 
 

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf1
 import tensorflow.compat.v1 as tf
 
+from epl.ir.graph import Graph
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils.errors import PlanError
 
 
@@ -29,55 +31,16 @@ def test_optimizers_find_variables_by_the_objects_of_the_user(init, given):
         np.testing.assert_allclose(sess.run(slots), np.ones([2, 64, 6]))
 
 
-class Derived(tf.train.GradientDescentOptimizer):
-    """May do what it likes."""
-
-
-def small(devices_init):
-    """A variable with fewer rows than there are devices, and its gradient."""
-    devices_init(4, zero__level="v1")
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_variable_with_fewer_rows_than_devices_stays_full(init, momentum):
+    init(4, zero__level="v1")
     variable = tf.get_variable("v", [3, 2], initializer=tf.ones_initializer())
-    return tf.train.GradientDescentOptimizer(0.5).compute_gradients(tf.reduce_sum(tf.square(variable))), variable
-
-
-def parts_of(variable):
-    """The shape of what each device has of a variable."""
-    return {
-        tuple(op.outputs[0].shape.as_list()) for op in variable.graph.get_operations() if op.name == "EPL_SPLIT/v"
-    } or {tuple(variable.shape.as_list())}
-
-
-@pytest.mark.parametrize(
-    "optimizer, shape",
-    [(tf.train.GradientDescentOptimizer, (1, 2)), (tf.train.MomentumOptimizer, (1, 2)), (Derived, (3, 2))],
-)
-def test_few_rows_are_parts_for_optimizers_that_compute_each_element_by_itself(init, optimizer, shape):
-    pairs, variable = small(init)
-    own = optimizer(0.25, 0.9) if optimizer is tf.train.MomentumOptimizer else optimizer(0.25)
-    train_op = own.apply_gradients(pairs)
-    assert parts_of(variable) == {shape}
+    train_op = tf.train.MomentumOptimizer(0.25, momentum).minimize(tf.reduce_sum(tf.square(variable)))
+    assert not Graph.get().state_of(ShardedVariables).variables
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
         np.testing.assert_allclose(sess.run(variable), np.full([3, 2], 0.5))
-
-
-def test_another_optimizer_of_few_rows_is_refused_behind_one_of_elements(init):
-    pairs, _ = small(init)
-    tf.train.GradientDescentOptimizer(0.25).apply_gradients(pairs)
-    with pytest.raises(PlanError, match=r"'v', of the shape .3, 2., has fewer rows than the 4.* Derived applies"):
-        Derived(0.25).apply_gradients(pairs)
-
-
-def test_another_optimizer_of_few_rows_may_come_first(init):
-    pairs, variable = small(init)
-    first = Derived(0.25).apply_gradients(pairs)
-    with tf.control_dependencies([first]):
-        second = tf.train.GradientDescentOptimizer(0.25).apply_gradients(pairs)
-    with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
-        sess.run(second)
-        np.testing.assert_allclose(sess.run(variable), np.zeros([3, 2]))
 
 
 def test_optimizers_of_one_scope_share_slots(init, tmp_path):

@@ -121,3 +121,19 @@ def test_a_read_behind_an_assignment_in_a_pipeline_is_refused(init):
     with tf.Session() as sess:
         with pytest.raises(PlanError, match="takes 'first' behind what the model writes into it"):
             sess.run(tf.global_variables_initializer())
+
+
+@pytest.mark.parametrize("level", ["v1", "v2"])
+def test_what_an_op_on_the_variable_itself_gives_can_be_fetched(init, level):
+    init(2, zero__level=level)
+    variable = tf.get_variable("v", initializer=np.arange(16, dtype=np.float32).reshape([8, 2]), use_resource=True)
+    shape = tf.raw_ops.VariableShape(input=variable.handle)
+    has_value = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    row = tf.raw_ops.ResourceGather(resource=variable.handle, indices=[5], dtype=tf.float32)
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(variable))
+    with tf.Session() as sess:
+        assert not sess.run(has_value)
+        sess.run(tf.global_variables_initializer())
+        assert sess.run(has_value)
+        np.testing.assert_array_equal(sess.run(shape), [8, 2])
+        np.testing.assert_array_equal(sess.run(row), [[10.0, 11.0]])

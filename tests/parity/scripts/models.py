@@ -77,24 +77,6 @@ def plain_variables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 @model
-def narrow(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Many small variables of either kind, none with more than three rows."""
-    hidden = x[:, :3]
-    for number in range(6):
-        with tf.variable_scope("block", use_resource=number % 2 == 1):
-            hidden += dense(hidden, 3, "layer%d" % number, tf.nn.tanh)
-    scale = tf.get_variable("scale", [1], initializer=tf.ones_initializer())
-    return cross_entropy(y % 3, scale * dense(hidden, 3, "out"))
-
-
-@model
-def narrow_embedding(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """The same behind an embedding, with slices as its gradient."""
-    found = tf.nn.embedding_lookup(weights("table", [3, 3]), ids % 3)
-    return narrow(tf.concat([x[:, :3] + tf.reduce_sum(found, 1), x[:, 3:]], 1), ids, y)
-
-
-@model
 def convolution(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Convolution and pooling."""
     image = tf.reshape(x, [-1, 3, FEATURES // 3, 1])

@@ -174,7 +174,7 @@ def train(ctx: Context, **arguments: Any) -> None:
         from epl.ir.graph import Graph
 
         graph = Graph.get()
-        ctx.results["held"] = sorted(held.full_name for held in graph.split.held.values())
+        ctx.results["held"] = sorted(held.full_name for held in graph.state_of(ReplicaGroups).shards.values())
 
 
 def read(ctx: Context, **arguments: Any) -> None:

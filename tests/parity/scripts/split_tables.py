@@ -134,7 +134,7 @@ def train(
     if ctx.planned:
         from epl.ir.graph import Graph
 
-        held = {held.full_name: held.layout for held in Graph.of(loss.graph).split.held.values()}
+        held = {held.full_name: held.layout for held in Graph.of(loss.graph).split.shards.values()}
         assert held["table"].dim == ("rows", "columns").index(cut), held
     lengths = [tf.norm(one.values, axis=1) for one in gradients if isinstance(one, tf.IndexedSlices)]
     if clips:

@@ -525,8 +525,10 @@ def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
         # What is fetched of a variable itself is all of it.
         return [
             (
-                split.place(rewrite.base_rank + copy).rank,
-                sess.run({name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.held}),
+                split.group.place(rewrite.base_rank + copy).rank,
+                sess.run(
+                    {name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.shards}
+                ),
             )
             for copy in range(rewrite.local_replicas)
         ]

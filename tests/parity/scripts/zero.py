@@ -213,7 +213,7 @@ def in_pieces(ctx: Context, **config: Any) -> None:
     """Asks for variables before they have values, trains, and saves them all in small pieces, and each by itself."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
-    loss = MODELS["narrow_embedding"](*inputs.tensors())
+    loss = MODELS["layers"](*inputs.tensors())
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     variables = {v.op.name: v for v in tf.trainable_variables()}
     savers = {key: tf.train.Saver({key: variable}) for key, variable in variables.items()}

@@ -42,7 +42,7 @@ def build(exchange, layout, delay=0.0):
         gradient.set_shape(variable.shape)
         step = tf.train.MomentumOptimizer(0.1, 0.5).apply_gradients([(gradient, variable)])
         updates = trace_updates(variable.graph, {gradient: layout}, {variable.op.name: layout}, exchange.ranks, after)
-        held = adopt_slots(updates.variables, exchange).held
+        held = adopt_slots(updates.variables, exchange, "epl.split").variables
     else:
         step = tf.train.MomentumOptimizer(0.1, 0.5).apply_gradients([(gradient, variable)])
     return step, held

@@ -1,0 +1,168 @@
+"""What a run gives for a sharded variable, and for what an owner of shards computes: the value of one device.
+
+the user fetches v        fetched instead                               also run
+v: "fc/kernel" [10, 8]    all-gather of "EPL_SPLIT/fc/kernel" [10, 4]   the same on the other ranks of this process
+"""
+
+import contextlib
+import threading
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.graph import Graph
+from epl.parallel.sharded_variables.savers import value_of
+from epl.parallel.sharded_variables.variables import SCOPE
+from epl.parallel.sharding.placements import PARTIAL
+from epl.parallel.sharding.replicated_rows import GivenCopies
+from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.shard_owner import ShardedTensor, ShardOwner
+from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.utils import tf_compat
+from epl.utils.errors import FeedError
+
+
+class FetchValue(NamedTuple):
+    """What a run gives for a tensor of the user.
+
+    Attributes:
+      tensor: that has the value.
+      others: collectives of the other ranks of this process that it needs.
+    """
+
+    tensor: tf.Tensor
+    others: Tuple[tf.Operation, ...] = ()
+
+
+class ShardFetches:
+    """The values that runs of one graph give for tensors that lie in shards, each made when it is asked for first.
+
+    Attributes:
+      values: by tensor, those that were asked for so far.
+      reads: what a run gives for a variable -> collectives of the other ranks of this process that it needs.
+      gathered: what runs give that needs collectives besides those of the plan.
+    """
+
+    def __init__(self, graph: Graph, variables: ShardedVariables) -> None:
+        self._graph = graph
+        self._variables = variables
+        self._lock = threading.Lock()  # of sessions in several threads, one opens communicators for a value
+        self.values: Dict[tf.Tensor, FetchValue] = {}
+        self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
+        self.gathered: Set[tf.Tensor] = set()
+
+    def fetch_value(self, tensor: tf.Tensor) -> FetchValue:
+        """What has the value that the user means by a tensor: that of one device."""
+        owners = self._variables.owners.values()
+        of_shard = next((owner.values[tensor] for owner in owners if tensor in owner.values), tensor)
+        if of_shard not in self.values:
+            with self._lock:  # made by the thread that asks for it first
+                if of_shard not in self.values:
+                    self.values[of_shard] = self._make(of_shard)
+        return self.values[of_shard]
+
+    def _make(self, tensor: tf.Tensor) -> FetchValue:
+        for owner in self._variables.owners.values():
+            value = owner.value_of(tensor)
+            if isinstance(value, ShardedTensor):
+                return self._gather(tensor, value, owner)
+            if value is not None:
+                return FetchValue(value)
+        graph, written = self._graph.tf_graph, self._variables.replacement_op(tensor.op)
+        if written is not tensor.op and written.type in op_types.WRITES and written.outputs:
+            return self._gather_variable(
+                tensor, written.inputs[0].op.name, lambda prefix: graph.get_tensor_by_name(f"{prefix}{written.name}:0")
+            )
+        if written is not tensor.op and written.outputs:  # the shape of the variable, its rows, whether it has a value
+            return FetchValue(written.outputs[tensor.value_index])
+        name = self._variables.shard_read(tensor)
+        if name is None:
+            return FetchValue(tensor)
+        read = self._gather_variable(tensor, name, lambda prefix: value_of(graph, f"{prefix}{name}"))
+        self.reads[read.tensor] = read.others
+        return read
+
+    def _gather_variable(self, tensor: tf.Tensor, name: str, local: Callable[[str], tf.Tensor]) -> FetchValue:
+        layout = self._variables.variables[name].layout
+        return self._gather(tensor, ShardedTensor(local, layout, name), self._variables.owner_of(name))
+
+    def _gather(self, tensor: tf.Tensor, value: ShardedTensor, owner: ShardOwner) -> FetchValue:
+        """The full value of a tensor whose shards lie on the ranks; `tensor`, which is fetched, gives it its name.
+
+        It has a communicator of its own, and waits for no other collective. What the communicator waits for may be
+        another process that writes a checkpoint, and needs this one's shard of it first: the thread that answers must
+        be able to read variables meanwhile.
+        """
+        rewrite, group = self._graph.plan, owner.group
+        stage = rewrite.stage_of.get(value.op, 0)
+        communicators = group.opened(f"shown/{tensor.name}", stage)
+        made: List[tf.Tensor] = []
+        others: List[tf.Operation] = []
+        with late_ops(self._graph):
+            for copy in range(rewrite.local_replicas):
+                prefix, rank = rewrite.prefix(copy), group.rank + copy
+                exchange = Exchange(communicators.at(rank), communicators.place(rank).rank, communicators.name)
+                self._note_replicated_rows(owner.exchange, exchange, prefix)
+                with tf.device(rewrite.device(stage, copy)), tf.name_scope(SCOPE + "/shown/"):
+                    full = tf.identity(value.local(prefix))  # not the reference of a variable
+                    if value.layout.is_shard:
+                        full = exchange.gather(full, value.layout)
+                    elif value.layout == PARTIAL:
+                        full = exchange.sum_partial(full)
+                    made.append(full if value.on_rank is None else value.on_rank(exchange, prefix, full))
+                others += exchange.collectives if copy else []
+        if exchange.collectives:
+            self.gathered.add(made[0])
+        return FetchValue(made[0], tuple(others))
+
+    def _note_replicated_rows(self, of_steps: Exchange, exchange: Exchange, prefix: str) -> None:
+        """Tells a new exchange who has which rows of the batch, of the rank whose ops have a prefix."""
+        copied = of_steps.copied_rows
+        if copied is not None and copied.switches:
+            leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
+            exchange.copied_rows = GivenCopies(exchange.ranks, copied.in_one_process, leads)
+
+    def refuse_feed(self, tensor: tf.Tensor) -> None:
+        """Raises FeedError for a tensor that nothing takes as it is."""
+        name, owner = self._variables.shard_read(tensor), None
+        for one in self._variables.owners.values():
+            one.refuse_feed(tensor)
+            owner = one if tensor in one.values else owner
+        owner = owner if name is None else self._variables.owner_of(name)
+        if owner is not None:
+            raise FeedError(
+                "{!r} is fed, and each of {} devices has a part of it ({}): what takes it takes the parts. A variable "
+                "gets a value by `op = v.assign(value)`, built before the first Session.run and run with the full "
+                "value; in place of another tensor, build a placeholder into the model.".format(
+                    tensor.name, owner.ranks, owner.setting
+                )
+            )
+
+
+@contextlib.contextmanager
+def late_ops(graph: Graph) -> Iterator[None]:
+    """Ops that are made inside are added after the rewriting, by one thread at a time."""
+    tf_graph = graph.tf_graph
+    with graph.late_lock, tf_compat.unfinalized(tf_graph), tf_graph.as_default(), tf.control_dependencies(None):
+        yield
+
+
+def fetch_values(
+    tf_graph: tf.Graph, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
+) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+    """What a run gives and does for what the user asks for.
+
+    Raises:
+      FeedError: what is fed is computed from shards.
+    """
+    graph = Graph.of(tf_graph)
+    variables: Optional[ShardedVariables] = None if graph is None else graph.state_of(ShardedVariables)
+    found = None if graph is None else graph.state_of(ShardFetches)
+    if variables is None or found is None:
+        return list(fetches), list(targets)
+    for tensor in feeds:
+        found.refuse_feed(tensor)
+    values = [found.fetch_value(tensor) for tensor in fetches]
+    needed = [op for value in values for op in value.others]
+    return [value.tensor for value in values], [variables.replacement_op(op) for op in targets] + needed

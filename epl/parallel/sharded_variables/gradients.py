@@ -1,0 +1,91 @@
+"""The gradients of shards, followed from where they are computed into the variables that they update: of one owner.
+
+gradient of a shard --> clipping, a norm --> update of the shard, of its slots
+(given)                 (the user's ops)     (added to the registry)
+"""
+
+import contextlib
+from typing import Dict, Iterator, Sequence, Set
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.gradient import Gradient
+from epl.ir.graph import Graph
+from epl.parallel.sharded_variables.slots import adopt_slots, follow_initial_values, slot_layouts
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.shard_owner import NewVariable, ShardOwner
+from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.parallel.sharding.sparse_rows import OWN_ROWS, OwnRows
+from epl.parallel.sharding.updates import Updates, trace_updates
+from epl.utils import tf_compat
+
+
+class ShardedGradients:
+    """The gradients of one owner's shards.
+
+    Attributes:
+      own_ops: ops that are not the user's: they compute with shards, or in place of his.
+      traced_after: number of the last op that no update can come after.
+      rows: values and indices of the sparse gradients of which each rank has rows -> how their variable is cut.
+      row_shapes: the `dense_shape` of all sparse gradients, likewise.
+    """
+
+    def __init__(self, graph: Graph, variables: ShardedVariables, owner: ShardOwner) -> None:
+        """Knows of no gradient yet."""
+        self._graph = graph
+        self._variables = variables
+        self._owner = owner
+        self.own_ops: Set[tf.Operation] = set()
+        self.traced_after = tf_compat.last_op_id(graph.tf_graph)
+        self.rows: Dict[tf.Tensor, Layout] = {}
+        self.row_shapes: Dict[tf.Tensor, Layout] = {}
+        self._layouts: Dict[tf.Tensor, Layout] = {}
+        self._slots: Dict[str, Layout] = {}
+        self._slots_of_rows: Dict[str, Layout] = {}
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Ops that are made inside are not the user's."""
+        before = tf_compat.last_op_id(self._graph.tf_graph)
+        yield
+        self.own_ops.update(tf_compat.ops_since(self._graph.tf_graph, before))
+
+    def note(self, gradient: Gradient, layout: Layout) -> None:
+        """Notes a gradient of a shard that `layout` cuts.
+
+        Of a sparse one each rank has rows of its own, or its columns of all rows.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            self._layouts[gradient] = layout
+            return
+        if gradient.dense_shape is not None:
+            self.row_shapes[gradient.dense_shape] = layout
+        if layout.dim > 0:
+            self._layouts[gradient.values] = layout
+            return
+        rows = (gradient.values, gradient.indices)
+        self._layouts.update(dict.fromkeys(rows, OWN_ROWS))
+        self.rows.update(dict.fromkeys(rows, layout))
+
+    def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
+        """Adds what updates write to the registry; `made` are the variables that an apply_gradients has made."""
+        likely = slot_layouts(made, self._variables.shards_of(self._owner.setting))
+        self._slots.update(likely.parts)
+        self._slots_of_rows.update(likely.of_rows)
+        slots = adopt_slots(self.trace().variables, self._owner.exchange, self._owner.setting)
+        self._variables.add_slots(slots, self._owner)
+        follow_initial_values()
+
+    def trace(self) -> Updates:
+        """How the gradients flow on through the ops that are there now."""
+        layouts = {name: info.layout for name, info in self._variables.of(self._owner.setting).items()}
+        return trace_updates(
+            self._graph.tf_graph,
+            self._layouts,
+            {**self._slots, **layouts},
+            self._owner.ranks,
+            self.traced_after,
+            self.own_ops | self._graph.own_ops,
+            self._graph.common_branches,
+            OwnRows(self.row_shapes, self._slots_of_rows),
+        )
