@@ -2,7 +2,7 @@
 
     tf.gradients     annotate -> before_gradients -> [TensorFlow] -> after_gradients -> returned_gradient -> boundary
     apply_gradients  around_apply( boundary -> around_optimizer( [the optimizer] ) )
-    first run        refuse -> passes
+    first run        refuse -> plan -> passes
     each run         rewrite_run -> around_run( [the plan] )
 
 A feature overrides what it needs; the defaults do nothing. What it knows of a graph it keeps by `Graph.keep`. Planner
@@ -19,6 +19,8 @@ from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.sections import Section
+from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.pass_manager import Pass
 
 Pair = Tuple[Optional[Gradient], Any]
@@ -143,6 +145,10 @@ class Feature:
         self, graph: Graph, config: Config, stages: Sequence[Stage], groups: Sequence[BoundaryGroup]
     ) -> None:
         """Raises an EplError for what cannot be done with these stages and groups of gradients."""
+
+    def plan(self, rewrite: Rewrite) -> Optional[Section]:
+        """What the plan is to say of the feature; None if it is not in use. Nothing is changed: its passes do that."""
+        return None
 
     # ---- While it runs
 

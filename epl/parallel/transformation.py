@@ -17,16 +17,14 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel import features
 from epl.parallel.feature import Feature
-from epl.parallel.offload import move_weights
 from epl.parallel.pipeline import clone_micro_batches
-from epl.parallel.plan import agreement, explain, planner, refusals
+from epl.parallel.plan import agreement, explain, loaded, planner, refusals
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
 from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
 from epl.parallel.plan.stages import plan_batch_parts, plan_stages
-from epl.parallel.recompute import recompute_segments
 from epl.parallel.replication import (
     aggregate_gradients,
     batch_division,
@@ -165,8 +163,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
         kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else Rewrite
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
-        recomputed, offloaded = recompute_segments.find(rewrite), move_weights.find(rewrite)
-        plan = rewrite.plan = plan._replace(recomputed=recomputed, offloaded=offloaded)
+        sections = [feature.plan(rewrite) for feature in features.FEATURES]
+        plan = rewrite.plan = plan._replace(features=tuple(one for one in sections if one is not None))
+        loaded.refuse_other_plan(plan)
         rewrite.divisions = batch_division.find(rewrite)
         explain.tell(plan, cluster)
         passes: List[PassReport] = []

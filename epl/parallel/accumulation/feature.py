@@ -1,7 +1,7 @@
 """Gradient accumulation (`pipeline.num_micro_batch` with one stage) as a feature."""
 
 import logging
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
@@ -10,6 +10,8 @@ from epl.parallel.accumulation.record import accumulations_of
 from epl.parallel.feature import Apply, ApplyRequest, Feature
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Stage
+from epl.parallel.plan.sections import AccumulationSection
+from epl.parallel.rewriting.context import Rewrite
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -32,6 +34,11 @@ class AccumulationFeature(Feature):
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
         """Runs are counted by ops that the plan knows."""
         return "without accumulation" if steps_of(graph).count > 1 else ""
+
+    def plan(self, rewrite: Rewrite) -> Optional[AccumulationSection]:
+        """Over how many runs gradients are added up."""
+        steps = [one.steps for one in accumulations_of(rewrite.graph)]
+        return AccumulationSection(max(steps)) if steps else None
 
     def refuse_plan(
         self, graph: Graph, config: Config, stages: Sequence[Stage], groups: Sequence[BoundaryGroup]

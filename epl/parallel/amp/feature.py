@@ -6,9 +6,11 @@ from epl.config.config import Config
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
 from epl.parallel.amp import gradients as mixed
-from epl.parallel.amp import half_ops, loss_scale, order_scale_updates
+from epl.parallel.amp import half_ops, loss_scale, order_scale_updates, section
 from epl.parallel.amp.refusals import refuse_unskipped, warn_of_precision
 from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest, RunRequest
+from epl.parallel.plan.sections import AmpSection
+from epl.parallel.rewriting.context import Rewrite
 
 
 class AmpFeature(Feature):
@@ -48,6 +50,10 @@ class AmpFeature(Feature):
     def complete(self, graph: Graph) -> None:
         """Ops that were built since the last differentiation take half copies, too."""
         half_ops.use_half_copies(graph)
+
+    def plan(self, rewrite: Rewrite) -> Optional[AmpSection]:
+        """What was decided while the model was differentiated."""
+        return section.of(rewrite.graph, rewrite.config) if rewrite.config.amp.level else None
 
     def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
         """Fetches what half copies compute, in the types of the user's tensors."""

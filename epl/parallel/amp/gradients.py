@@ -17,7 +17,7 @@ from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import scaled, variable_name
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.view import GraphView
-from epl.parallel.amp import half_ops, op_selection
+from epl.parallel.amp import half_ops, op_selection, section
 from epl.parallel.amp.loss_scale import loss_scale_of
 from epl.parallel.feature import GradientsRequest
 from epl.utils import tf_compat
@@ -78,6 +78,7 @@ def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequ
     kept.update(view.index[t.op.name] for t in named if isinstance(t, tf.Tensor))
     choice = op_selection.choose(graph.tf_graph, view, roots, kept, half, cluster.device_type.upper())
     state.seen.update(view.nodes[node].name for node in view.ancestors(roots))
+    section.note(graph, [view.nodes[node].name for node in choice.half])
     state.weight_casts.extend(half_ops.make_half_copies(graph, view, choice, half))
     logger.info("%s", op_selection.describe(view, choice, half))
     if config.amp.debug_log:

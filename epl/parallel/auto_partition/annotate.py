@@ -12,8 +12,10 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
+from epl.parallel.auto_partition import section
 from epl.parallel.auto_partition import units as partition_units
 from epl.parallel.auto_partition.partition import Partition, describe, partition
+from epl.parallel.plan.sections import PartitionSection
 from epl.strategies.replicate import Replicate
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -51,7 +53,8 @@ def partition_model(graph: Graph, ys: Any, num_stages: int, device_type: str = "
         return None
     view = GraphView(graph.tf_graph)
     roots = [y.op.name for y in (ys if isinstance(ys, (list, tuple)) else [ys])]
-    found = partition(graph.tf_graph, view, roots, num_stages, device_type)
+    found = partition(graph.tf_graph, view, roots, num_stages, device_type, section.planned(view, num_stages))
+    graph.keep(PartitionSection, section.section_of(view, found))
     _mark(graph.tf_graph, view, _stages_of_all(view, found))
     _replace_taskgraphs(graph, num_stages)
     logger.info("%s", describe(found))

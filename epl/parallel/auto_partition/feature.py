@@ -1,6 +1,6 @@
 """Automatic stages (`auto.auto_parallel`) as a feature."""
 
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -9,6 +9,8 @@ from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.parallel.auto_partition.annotate import Partitioned, partition_model
 from epl.parallel.feature import Feature
+from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.rewriting.context import Rewrite
 
 
 class AutoPartitionFeature(Feature):
@@ -27,3 +29,7 @@ class AutoPartitionFeature(Feature):
             graph.refuse_earlier_model()
             graph.keep(Partitioned, Partitioned())
             partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
+
+    def plan(self, rewrite: Rewrite) -> Optional[PartitionSection]:
+        """What was decided when the model was first differentiated."""
+        return rewrite.graph.state_of(PartitionSection)

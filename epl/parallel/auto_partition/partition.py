@@ -4,7 +4,7 @@ This module does not change the graph. `units.py` says which ops stay together a
 times, `epl/utils/linear_partition.py` cuts a chain, and `annotate.py` marks the ops.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -20,6 +20,10 @@ from epl.utils.errors import PlanError
 
 REPEATED_BLOCKS = "repeated blocks"
 BALANCED = "balanced"
+
+
+# Given the nodes that the objective needs: the policy that has found their stages, and the stage of each.
+PlannedStages = Callable[[Set[int]], Tuple[str, Dict[int, int]]]
 
 
 class PartitionStage(NamedTuple):
@@ -59,7 +63,12 @@ class Partition(NamedTuple):
 
 
 def partition(
-    tf_graph: tf.Graph, view: GraphView, roots: Sequence[str], num_stages: int, device_type: str = "cpu"
+    tf_graph: tf.Graph,
+    view: GraphView,
+    roots: Sequence[str],
+    num_stages: int,
+    device_type: str = "cpu",
+    planned: Optional[PlannedStages] = None,
 ) -> Partition:
     """Partitions the ops that `roots` need.
 
@@ -69,6 +78,7 @@ def partition(
       roots: names of ops: those of the objective.
       num_stages: the number of stages.
       device_type: "cpu" or "gpu": whose speed the estimates are for.
+      planned: the stages, given the needed nodes, if they are decided already; else they are searched for.
 
     Raises:
       PlanError: there are fewer units of work than stages.
@@ -76,6 +86,14 @@ def partition(
     needed = view.ancestors([view.index[name] for name in roots])
     costs = node_costs(tf_graph, view, needed, device_type)
     units = partition_units.find_units(tf_graph, view, needed)
+    policy, of_node = _search(view, units, needed, costs, num_stages) if planned is None else planned(needed)
+    return Partition(policy, of_node, _stages(view, of_node, costs, num_stages), costs.notes, units)
+
+
+def _search(
+    view: GraphView, units: Units, needed: Set[int], costs: Costs, num_stages: int
+) -> Tuple[str, Dict[int, int]]:
+    """The policy that finds stages, and the stage of each needed node."""
     ordered = partition_units.order_units(view, units, needed)
     blocks = repeated_blocks.find_blocks(view, needed, costs)
     policy = REPEATED_BLOCKS
@@ -87,8 +105,7 @@ def partition(
     if stage_of_unit is None:
         policy = BALANCED
         stage_of_unit = _balance(view, units, ordered, needed, costs, num_stages)
-    of_node = {node: stage_of_unit[units.of_node[node]] for node in needed}
-    return Partition(policy, of_node, _stages(view, of_node, costs, num_stages), costs.notes, units)
+    return policy, {node: stage_of_unit[units.of_node[node]] for node in needed}
 
 
 def describe(found: Partition) -> str:

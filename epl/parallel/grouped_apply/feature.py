@@ -1,9 +1,13 @@
 """Groups of updates (`optimizer.num_apply_group`) as a feature."""
 
+from typing import Optional
+
 from epl.config.config import Config
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature
 from epl.parallel.grouped_apply import order_groups
+from epl.parallel.plan.sections import GroupedApplySection
+from epl.parallel.rewriting.context import Rewrite
 
 
 class GroupedApplyFeature(Feature):
@@ -15,3 +19,8 @@ class GroupedApplyFeature(Feature):
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
         """Updates are put in order by the pass."""
         return "without groups of updates" if config.optimizer.num_apply_group > 1 else ""
+
+    def plan(self, rewrite: Rewrite) -> Optional[GroupedApplySection]:
+        """In how many groups variables are updated."""
+        count = rewrite.config.optimizer.num_apply_group
+        return GroupedApplySection(count) if count > 1 else None

@@ -1,7 +1,11 @@
 """Weights in host memory (`offload.level`) as a feature."""
 
+from typing import Optional
+
 from epl.parallel.feature import Feature
 from epl.parallel.offload import move_weights
+from epl.parallel.plan.sections import OffloadSection
+from epl.parallel.rewriting.context import Rewrite
 
 
 class OffloadFeature(Feature):
@@ -9,3 +13,7 @@ class OffloadFeature(Feature):
 
     name = "offload.level"
     passes = (move_weights.PASS,)
+
+    def plan(self, rewrite: Rewrite) -> Optional[OffloadSection]:
+        """What each stage keeps in host memory."""
+        return move_weights.find(rewrite)

@@ -14,7 +14,7 @@ It works on the graph of the user, behind recomputation and before every other p
 """
 
 import logging
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -25,7 +25,7 @@ from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView, variable_bytes
 from epl.parallel.costs.shapes import num_elements
 from epl.parallel.offload.host_region import HostRegion
-from epl.parallel.plan.plan import Offloaded
+from epl.parallel.plan.sections import Offloaded, OffloadSection
 from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.rewriting.delay_gradients import delay_gradients
@@ -49,10 +49,10 @@ logger = logging.getLogger("epl")
 SCOPE = "EPL_OFFLOAD"
 
 
-def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
+def find(rewrite: Rewrite) -> Optional[OffloadSection]:
     """What each stage keeps in host memory, as `offload.level` says; nothing is changed, `run` does it."""
     if not rewrite.config.offload.level:
-        return ()
+        return None
     view = GraphView(rewrite.tf_graph)
     stages = stages_of_nodes(view, rewrite.plan.stages)
     sizes = {
@@ -64,7 +64,7 @@ def find(rewrite: Rewrite) -> Tuple[Offloaded, ...]:
     for stage in range(len(rewrite.plan.stages)):
         own = [size for node, size in sizes.items() if stages[node] == stage]
         found.append(Offloaded(stage, len(own), sum(own)))
-    return tuple(found)
+    return OffloadSection(tuple(found))
 
 
 def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:

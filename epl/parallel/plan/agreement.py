@@ -2,7 +2,7 @@
 
     first session that trains      join the job              Job.join, or a job of this process alone
     (split, ZeRO: earlier)         versions, configuration   `meet`, once after each epl.init
-    transform                      the plan                  `compare_plans`
+    transform                      the plan                  `compare_plans`: its hash; the plan only if that differs
                                    the user's graph          `compare_graphs`: a digest; its ops only if it differs
     end of transform               the collectives           `compare_facts`
 
@@ -108,6 +108,9 @@ def refuse_local_session() -> NoReturn:
 
 def compare_plans(plan: plans.Plan) -> None:
     """Raises PlanMismatchError unless all processes have the same plan."""
+    hashes = _exchange("hash of the plan of " + plan.name, plans.plan_hash(plan))
+    if len({other for _, other in hashes}) == 1:
+        return
     for worker, text in _exchange("plan of " + plan.name, plans.to_json(plan)):
         difference = plans.first_difference(plan, plans.from_json(text))
         if difference is not None:

@@ -4,7 +4,8 @@ from typing import List, Sequence
 
 from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.service import CommunicatorSpec
-from epl.parallel.plan.plan import GradientGroup, Plan, Stage, worker_of
+from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_groups, worker_of
+from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.plan.stages import span_processes
 
 PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
@@ -26,7 +27,7 @@ def transport_of(plan: Plan, name: str = "") -> str:
 
     What the processes exchange are variables: where these are in host memory, it does not go through a device.
     """
-    on_host = name == plan.name + PROCESSES and plan.offloaded
+    on_host = name == plan.name + PROCESSES and section(plan, OffloadSection) is not None
     return "auto" if on_host else transport_between(plan.device_type)
 
 
@@ -52,7 +53,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     of_parts = {
         transfer.communicator: group.stage for group in plan.groups if group.of_parts for transfer in group.transfers
     }
-    if len(plan.split_groups) > 1:
+    if len(split_groups(plan)) > 1:
         of_parts[plan.name + PARTS] = 0
     return specs + [spec for name, stage in of_parts.items() for spec in part_holders(plan, name, stage).specs()]
 
@@ -64,6 +65,6 @@ def gate_communicator(plan: Plan, group: GradientGroup) -> str:
 
 def part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
     """Of the ranks of a stage that hold the same part, one in each group of a split."""
-    holders = list(zip(*plan.split_groups))
+    holders = list(zip(*split_groups(plan)))
     across = span_processes(plan.stages, plan.owners)
     return SubCommunicators(name, holders, ranks_of_stage(plan, stage), transport_of(plan), across)

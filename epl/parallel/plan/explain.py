@@ -61,8 +61,9 @@ def summary(plan: Plan, cluster: Cluster) -> str:
 
 
 def _replicas(plan: Plan) -> str:
-    if plan.split_groups:
-        groups, parts = len(plan.split_groups), len(plan.split_groups[0])
+    groups_of_ranks = plans.split_groups(plan)
+    if groups_of_ranks:
+        groups, parts = len(groups_of_ranks), len(groups_of_ranks[0])
         return "{} split over {}{}".format(
             _count(groups, "replica"), _count(parts, "device"), " each" if groups > 1 else ""
         )

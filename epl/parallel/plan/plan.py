@@ -1,10 +1,13 @@
 """The plan: what will be done, as an immutable value that can be printed, hashed and compared between processes."""
 
 import hashlib
-import json
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple, Type, TypeVar
 
+from epl.parallel.plan import values
+from epl.parallel.plan.sections import Section, SplitSection
+
+_Section = TypeVar("_Section")
 _TASK = re.compile(r"/task:(\d+)/")
 
 
@@ -100,39 +103,6 @@ class Output(NamedTuple):
     communicator: str
 
 
-class Recomputed(NamedTuple):
-    """Ops of the forward pass that the backward pass computes a second time, together.
-
-    Attributes:
-      objective: what is differentiated.
-      stage, segment: the stage, and a number in it.
-      ops: how many.
-      first, last: names of the first and the last one, in creation order.
-      digest: of the names of all.
-    """
-
-    objective: str
-    stage: int
-    segment: int
-    ops: int
-    first: str
-    last: str
-    digest: str
-
-
-class Offloaded(NamedTuple):
-    """What is in host memory in place of the device of a stage, for each model replica.
-
-    Attributes:
-      stage: the stage.
-      variables, bytes: how many variables there are, slots of optimizers included, and their size.
-    """
-
-    stage: int
-    variables: int
-    bytes: int
-
-
 class Plan(NamedTuple):
     """Which replicas there are, where their stages run and in which order, and what they exchange.
 
@@ -142,16 +112,12 @@ class Plan(NamedTuple):
       stages: of the model; one, unless it is a pipeline.
       owners: by replica (its rank), the process that builds and runs it; ascending.
       batch_parts: by rank, the rows of a batch that it has; () if each replica reads batches of its own.
-      split_groups: ranks that have a part each of what is split, by group; () if nothing is.
-      split_ratios: of the parts, by rank of a group; () if they are as equal as they can be.
       num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
       schedule: text form of the Schedule of a pipeline; "" with one stage.
       reduce_method: "mean" or "sum" over the micro batches and replicas.
       fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
-      precision: the type of mixed precision and its loss scale; "" without.
-      zero: level of ZeRO, and what each rank holds; "" without.
-      apply_groups: updates of variables run in so many groups, one after the other; 1: all at once.
-      recomputed, offloaded, groups, outputs: see there.
+      features: what the features in use have decided, one section each.
+      groups, outputs: see there.
     """
 
     name: str
@@ -160,17 +126,11 @@ class Plan(NamedTuple):
     stages: Tuple[Stage, ...]
     owners: Tuple[int, ...]
     batch_parts: Tuple[BatchPart, ...]
-    split_groups: Tuple[Tuple[int, ...], ...]
-    split_ratios: Tuple[int, ...]
     num_micro_batch: int
     schedule: str
     reduce_method: str
     fp16_scale: Optional[int]
-    precision: str
-    zero: str
-    apply_groups: int
-    recomputed: Tuple[Recomputed, ...]
-    offloaded: Tuple[Offloaded, ...]
+    features: Tuple[Section, ...]
     groups: Tuple[GradientGroup, ...]
     outputs: Tuple[Output, ...]
 
@@ -195,40 +155,45 @@ def host_of_device(device: str) -> str:
     return f"/job:worker/replica:0/task:{worker_of(device)}/device:CPU:0"
 
 
+def section(plan: Plan, kind: Type[_Section]) -> Optional[_Section]:
+    """What the plan says of a feature, by the class of its section; None if the feature is not in use."""
+    return next((one for one in plan.features if isinstance(one, kind)), None)
+
+
+def split_groups(plan: Plan) -> Tuple[Tuple[int, ...], ...]:
+    """The ranks that compute one replica together, by group; () if each rank is a replica by itself."""
+    split = section(plan, SplitSection)
+    return () if split is None else split.groups
+
+
+def renamed(plan: Plan, name: str) -> Plan:
+    """The plan with another name, with which those of its communicators begin."""
+
+    def moved(communicator: str) -> str:
+        is_own = communicator.startswith(plan.name + "/")
+        return name + communicator[len(plan.name) :] if is_own else communicator
+
+    groups = [
+        group._replace(transfers=tuple(one._replace(communicator=moved(one.communicator)) for one in group.transfers))
+        for group in plan.groups
+    ]
+    outputs = [output._replace(communicator=moved(output.communicator)) for output in plan.outputs]
+    return plan._replace(name=name, groups=tuple(groups), outputs=tuple(outputs))
+
+
 def to_json(plan: Plan) -> str:
     """The plan as text; `from_json` reads it."""
-    return json.dumps(_plain(plan), indent=1, sort_keys=True)
+    return values.to_json(plan)
 
 
 def from_json(text: str) -> Plan:
-    """The plan that `to_json` wrote."""
-    values = json.loads(text)
-    values["groups"] = tuple(
-        GradientGroup(
-            group["name"],
-            group["stage"],
-            group["of_parts"],
-            tuple(
-                Reduction(r["variable"], r["dtype"], None if r["shape"] is None else tuple(r["shape"]), r["sparse"])
-                for r in group["reductions"]
-            ),
-            tuple(
-                Transfer(t["communicator"], t["key"], tuple(t["members"]), t["scattered"]) for t in group["transfers"]
-            ),
-        )
-        for group in values["groups"]
-    )
-    values["recomputed"] = tuple(Recomputed(**segment) for segment in values["recomputed"])
-    values["offloaded"] = tuple(Offloaded(**one) for one in values["offloaded"])
-    values["outputs"] = tuple(Output(**output) for output in values["outputs"])
-    values["stages"] = tuple(
-        Stage(tuple(stage["taskgraphs"]), stage["strategy"], tuple(stage["devices"])) for stage in values["stages"]
-    )
-    values["owners"] = tuple(values["owners"])
-    values["batch_parts"] = tuple(BatchPart(**part) for part in values["batch_parts"])
-    values["split_groups"] = tuple(tuple(ranks) for ranks in values["split_groups"])
-    values["split_ratios"] = tuple(values["split_ratios"])
-    return Plan(**values)
+    """The plan that `to_json` wrote.
+
+    Raises:
+      ValueError: it wrote something else.
+    """
+    plan: Plan = values.from_json(Plan, text)
+    return plan
 
 
 def plan_hash(plan: Plan) -> str:
@@ -250,7 +215,7 @@ def first_difference(mine: Plan, other: Plan) -> Optional[str]:
                 return "the gradient of variable {!r} is {} here and {} there".format(
                     variable, _describe_reduction(here[variable]), _describe_reduction(there[variable])
                 )
-    return _difference("plan", _plain(mine), _plain(other))
+    return values.first_difference("plan", mine, other)
 
 
 def _describe_reduction(reduction: Reduction) -> str:
@@ -283,70 +248,17 @@ def describe(plan: Plan) -> str:
         ranks = [rank for rank, part in enumerate(plan.batch_parts) if part.reader == reader]
         if len(ranks) > 1:
             lines.append("  ranks {} divide the batch that rank {} reads".format(", ".join(map(str, ranks)), reader))
-    if plan.split_groups:
-        groups = " | ".join(", ".join(map(str, ranks)) for ranks in plan.split_groups)
-        ratios = ", {}".format(":".join(map(str, plan.split_ratios))) if plan.split_ratios else ""
-        lines.append("  split over {} devices in {} group(s){}: ranks {}".format(
-            len(plan.split_groups[0]), len(plan.split_groups), ratios, groups
-        ))  # fmt: skip
-    if plan.precision:
-        lines.append(f"  mixed precision: {plan.precision}")
-    if plan.zero:
-        lines.append(f"  ZeRO {plan.zero}")
     if len(plan.stages) > 1:
         for number, stage in enumerate(plan.stages):
             lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))
         lines += ["  " + line for line in plan.schedule.splitlines()]
+    lines += ["  " + line for one in plan.features for line in one.describe()]
     for group in plan.groups:
         lines.append(
             "  {}: {} gradients ({} sparse) {}".format(
                 group.name, len(group.reductions), sum(r.sparse for r in group.reductions), _describe_transfers(group)
             )
         )
-    if plan.apply_groups > 1:
-        lines.append(f"  updates in {plan.apply_groups} groups")
-    for one in plan.recomputed:
-        lines.append(
-            "  recomputed for {}: stage {} segment {}: {} ops, {} to {}".format(
-                one.objective, one.stage, one.segment, one.ops, one.first, one.last
-            )
-        )
-    for kept in plan.offloaded:
-        lines.append(
-            "  in host memory: {} variables of stage {}, {:.1f} MB that its device need not hold".format(
-                kept.variables, kept.stage, kept.bytes / 1e6
-            )
-        )
     for output in plan.outputs:
         lines.append(f"  output {output.tensor}: {output.scope} {output.merge}")
     return "\n".join(lines)
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_asdict"):
-        return {key: _plain(item) for key, item in value._asdict().items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _difference(where: str, mine: Any, other: Any) -> Optional[str]:
-    if isinstance(mine, dict) and isinstance(other, dict):
-        return _first(_difference(f"{where}.{key}", mine[key], other.get(key)) for key in _keys(mine))
-    if isinstance(mine, list) and isinstance(other, list):
-        pairs = [_difference(f"{where}[{i}]", m, o) for i, (m, o) in enumerate(zip(mine, other))]
-        if len(mine) != len(other):
-            pairs.append(f"{where} has {len(mine)} entries here and {len(other)} there")
-        return _first(pairs)
-    if mine != other:
-        return f"{where} is {mine!r} here and {other!r} there"
-    return None
-
-
-def _keys(mine: Dict[str, Any]) -> List[str]:
-    """The keys of a node of a plan, those that name a thing first: a difference is then told by name."""
-    return sorted(mine, key=lambda key: (key not in ("workers", "variable", "tensor"), key))
-
-
-def _first(differences: Any) -> Optional[str]:
-    return next((difference for difference in differences if difference is not None), None)

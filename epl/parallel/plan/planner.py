@@ -68,17 +68,11 @@ def make_plan(
         stages=stages,
         owners=owners,
         batch_parts=batch_parts,
-        split_groups=() if graph.split is None else graph.split.groups,
-        split_ratios=() if graph.split is None else graph.split.ratios,
         num_micro_batch=micro_batches,
         schedule="" if schedule is None else to_text(schedule),
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
-        precision=f"{config.amp.dtype}, loss scale {config.amp.loss_scale}" if config.amp.level else "",
-        zero="" if graph.zero is None else graph.zero.report(),
-        apply_groups=config.optimizer.num_apply_group,
-        recomputed=(),  # decided on the graph, when the rest is known
-        offloaded=(),  # so is this
+        features=(),  # each is asked when the rest is known
         groups=tuple(_plan_group(name, group, config, graph) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )

@@ -14,18 +14,30 @@ from epl.utils.errors import PlanError
 MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
 
 
+class Starts(NamedTuple):
+    """Where the segments of a stage begin.
+
+    Attributes:
+      starts: the first node of each segment but the first.
+      whole: numbers of the segments of which everything is kept.
+    """
+
+    starts: Sequence[int]
+    whole: Sequence[int]
+
+
 class SegmentChoice(NamedTuple):
     """Segments of a model.
 
     Attributes:
       places: of each node that may be recomputed, its segment.
       whole: segments of which everything is kept.
-      divisions: by stage, the division of its chain.
+      divisions: by stage, where its segments begin.
     """
 
     places: Dict[int, SegmentId]
     whole: Set[SegmentId]
-    divisions: Dict[int, Division]
+    divisions: Dict[int, Starts]
 
 
 def choose(
@@ -50,24 +62,42 @@ def choose(
     Raises:
       PlanError: a stage needs more than the budget.
     """
-    prepared = min(backward.seeds)  # nodes created later were made for the backward pass, such as masks
+    orders = orders_of(backward, recomputable, stages)
+    prepared = min(backward.seeds)
     blocks = find_blocks(view, [node for node in backward.forward if node < prepared], costs)
-    by_stage: Dict[int, List[int]] = {}
+    divisions = {}
+    for stage, order in orders.items():
+        chain = chain_of(view, backward, recomputable, order, costs)
+        found = _divide(chain, cut_candidates(chain, _ends_of(blocks, order)), stage == max(orders), budget, stage)
+        divisions[stage] = Starts([order[cut] for cut in found.cuts], found.whole)
+    return divided(view, backward, recomputable, stages, divisions)
+
+
+def orders_of(backward: BackwardPass, recomputable: Set[int], stages: Sequence[int]) -> Dict[int, List[int]]:
+    """By stage, the nodes that may be recomputed, in the order of the forward pass.
+
+    Without those that TensorFlow makes for the backward pass, such as masks: they are created later.
+    """
+    orders: Dict[int, List[int]] = {}
+    prepared = min(backward.seeds)
     for node in backward.forward:
         if node in recomputable and node < prepared:
-            by_stage.setdefault(stages[node], []).append(node)
+            orders.setdefault(stages[node], []).append(node)
+    return dict(sorted(orders.items()))
+
+
+def divided(
+    view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], divisions: Dict[int, Starts]
+) -> SegmentChoice:
+    """The segments of a model whose stages are divided so."""
     places: Dict[int, SegmentId] = {}
-    whole: Set[SegmentId] = set()
-    divisions = {}
-    for stage, order in sorted(by_stage.items()):
-        chain = chain_of(view, backward, recomputable, order, costs)
-        candidates = cut_candidates(chain, _ends_of(blocks, order))
-        last = stage == max(by_stage)
-        divisions[stage] = division = _divide(chain, candidates, last, budget, stage)
-        whole.update((stage, number) for number in division.whole)
-        starts = [0] + list(division.cuts) + [len(order)]
-        for number, (start, end) in enumerate(zip(starts, starts[1:])):
-            places.update((node, (stage, number)) for node in order[start:end])
+    for stage, order in orders_of(backward, recomputable, stages).items():
+        starts = set(divisions[stage].starts)
+        number = 0
+        for node in order:
+            number += node in starts
+            places[node] = stage, number
+    whole = {(stage, number) for stage, found in divisions.items() for number in found.whole}
     _place_prepared(view, backward, recomputable, stages, places)
     return SegmentChoice(places, whole, divisions)
 

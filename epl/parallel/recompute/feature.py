@@ -1,11 +1,13 @@
 """Recomputation (`gradient_checkpoint.type`) as a feature."""
 
-from typing import Any, List
+from typing import Any, List, Optional
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, Run, RunRequest
+from epl.parallel.plan.sections import RecomputeSection
 from epl.parallel.recompute import check_run, recompute_segments
+from epl.parallel.rewriting.context import Rewrite
 
 
 class RecomputeFeature(Feature):
@@ -25,3 +27,7 @@ class RecomputeFeature(Feature):
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
         """Segments are found by the pass."""
         return "without recomputation" if config.gradient_checkpoint.type else ""
+
+    def plan(self, rewrite: Rewrite) -> Optional[RecomputeSection]:
+        """Which ops of the forward pass the backward pass computes a second time."""
+        return recompute_segments.find(rewrite)

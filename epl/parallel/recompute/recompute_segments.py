@@ -13,7 +13,7 @@ It works on the user's graph, before any other pass, and on a model on one devic
 
 import hashlib
 import logging
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -28,12 +28,11 @@ from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import output_types
 from epl.parallel.plan.gradient_groups import find_trainings
-from epl.parallel.plan.plan import Recomputed
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.sections import Recomputed, RecomputeSection, StageDivision
 from epl.parallel.plan.stages import stages_of_nodes
-from epl.parallel.recompute import check_graph
+from epl.parallel.recompute import check_graph, section
 from epl.parallel.recompute import segments as recompute
-from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits, late_reads
 from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import Rewrite
@@ -59,6 +58,7 @@ class _Recomputation(NamedTuple):
       backward: its backward pass.
       stages: of all nodes.
       segments: what is recomputed.
+      divisions: where they begin, if EPL has decided it.
     """
 
     call: GradientCall
@@ -66,16 +66,17 @@ class _Recomputation(NamedTuple):
     backward: BackwardPass
     stages: Sequence[int]
     segments: List[Segment]
+    divisions: Tuple[StageDivision, ...]
 
 
-def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
+def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
     """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
 
     Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
     is changed; `run` does it.
     """
     if not rewrite.config.gradient_checkpoint.type:
-        return ()
+        return None
     trained = {
         first_tensor(gradient).op.name
         for training in find_trainings(rewrite.graph)
@@ -90,9 +91,10 @@ def find(rewrite: Rewrite) -> Tuple[Recomputed, ...]:
     view = GraphView(rewrite.tf_graph)
     stages = stages_of_nodes(view, rewrite.plan.stages)
     rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
-    return tuple(
-        _summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments
-    )  # fmt: skip
+    return RecomputeSection(
+        tuple(division for one in rewrite.recomputations for division in one.divisions),
+        tuple(_summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments),
+    )
 
 
 def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
@@ -100,21 +102,24 @@ def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: Gradie
     backward = recompute.find_backward_pass(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
-    segments = _segments(rewrite, view, backward, stages, ends)
+    segments, divisions = _segments(rewrite, view, backward, stages, ends, _objective(call))
     if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
             rewrite.config.gradient_checkpoint.type,
             ", ".join(y.name for y in call.ys),
         )
-    return _Recomputation(call, ends, backward, stages, segments)
+    return _Recomputation(call, ends, backward, stages, segments, divisions)
 
 
 def _summary(view: GraphView, call: GradientCall, segment: Segment) -> Recomputed:
     names = [view.nodes[node].name for node in segment.nodes]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    objective = ", ".join(y.name for y in call.ys)
-    return Recomputed(objective, segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+    return Recomputed(_objective(call), segment.place[0], segment.place[1], len(names), names[0], names[-1], digest)
+
+
+def _objective(call: GradientCall) -> str:
+    return ", ".join(y.name for y in call.ys)
 
 
 def run(rewrite: Rewrite) -> None:
@@ -142,7 +147,7 @@ def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) 
 
 def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
     view = GraphView(rewrite.tf_graph)
-    _, ends, backward, stages, segments = recomputation
+    _, ends, backward, stages, segments, _ = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
         rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, backward, segments, ends)
     # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
@@ -170,8 +175,8 @@ def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
 
 
 def _segments(
-    rewrite: Rewrite, view: GraphView, backward: BackwardPass, stages: Sequence[int], ends: Set[int]
-) -> List[Segment]:
+    rewrite: Rewrite, view: GraphView, backward: BackwardPass, stages: Sequence[int], ends: Set[int], objective: str
+) -> Tuple[List[Segment], Tuple[StageDivision, ...]]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
     writes = find_training_writes(tf_graph, view, view.writes(), ends)
@@ -183,16 +188,17 @@ def _segments(
         if config.memory_budget:
             for note in costs.notes:
                 logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
-        choice = choose(view, backward, recomputable, stages, costs, config.memory_budget)
-        return recompute.find_segments(view, backward, recomputable, choice.places, (), choice.whole)
+        choice = section.decide(view, backward, recomputable, stages, costs, config.memory_budget, objective)
+        found = recompute.find_segments(view, backward, recomputable, choice.places, (), choice.whole)
+        return found, section.divisions_of(view, choice, objective)
     types, _ = output_types(tf_graph, view, backward.forward)
     recomputable = recompute.find_recomputable(tf_graph, view, backward, writes, types)
     checkpoints = _collected(rewrite, view, backward)
     if not checkpoints or not recomputable:
-        return []
+        return [], ()
     numbers = recompute.number_by_checkpoints(view, backward, checkpoints)
     places = {node: (stages[node], numbers[node]) for node in recomputable}
-    return recompute.find_segments(view, backward, recomputable, places, checkpoints, {max(places.values())})
+    return recompute.find_segments(view, backward, recomputable, places, checkpoints, {max(places.values())}), ()
 
 
 def _collected(rewrite: Rewrite, view: GraphView, backward: BackwardPass) -> Set[int]:

@@ -15,7 +15,7 @@ from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.dataflow import data_descendants
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.plan.plan import Output
+from epl.parallel.plan.plan import Output, split_groups
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -27,7 +27,7 @@ def run_global(rewrite: Rewrite) -> None:
     for output in rewrite.plan.outputs:
         if output.scope == "global" and rewrite.world_size > 1:
             tensor = rewrite.in_replica(output.tensor)
-            if _is_of_group(rewrite, output) and len(rewrite.plan.split_groups) == 1:
+            if _is_of_group(rewrite, output) and len(split_groups(rewrite.plan)) == 1:
                 rewrite.merged[output.tensor] = Sibling(tensor, tensor.op.name)  # all ranks compute it together
                 continue
             with rewrite.building("outputs", output.stage):
@@ -65,7 +65,7 @@ def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
     replicas = list(range(rewrite.local_replicas))
     if not _is_of_group(rewrite, output):
         return replicas
-    group_of = {rank: number for number, group in enumerate(rewrite.plan.split_groups) for rank in group}
+    group_of = {rank: number for number, group in enumerate(split_groups(rewrite.plan)) for rank in group}
     first = {group_of[rewrite.base_rank + replica]: replica for replica in reversed(replicas)}
     return replicas if output.merge == "mean" and len(first) > 1 else sorted(first.values())
 

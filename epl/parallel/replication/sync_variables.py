@@ -16,7 +16,9 @@ from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.parallel.plan.communicators import PARTS
+from epl.parallel.plan.plan import section, split_groups
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, VariableSync
 from epl.parallel.rewriting.pass_manager import Pass, names
 
@@ -36,11 +38,11 @@ def run_broadcast(rewrite: Rewrite) -> None:
     parts = [node for node in variables if ranks is not None and ranks.has_shard(view.nodes[node].name)]
     if len(set(rewrite.plan.owners)) > 1:
         whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
-        device = rewrite.host_of(0) if rewrite.plan.offloaded else rewrite.device(0)
+        device = rewrite.host_of(0) if section(rewrite.plan, OffloadSection) is not None else rewrite.device(0)
         with rewrite.building("variables/broadcast"), tf.device(device):
             communicator = rewrite.process_communicator()
             _broadcast(rewrite, view, whole, "", communicator, rewrite.process_rank)
-    if parts and len(rewrite.plan.split_groups) > 1:
+    if parts and len(split_groups(rewrite.plan)) > 1:
         _broadcast_parts(rewrite, view, parts)
 
 

@@ -1,6 +1,6 @@
 """`epl.split` as a feature: what of it happens while the user differentiates the model."""
 
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -10,6 +10,8 @@ from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, GradientsRequest
+from epl.parallel.plan.sections import SplitSection
+from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.split.model import lower, split_of
 from epl.utils.containers import as_list
 from epl.utils.errors import NotAvailableError, PlanError
@@ -54,6 +56,10 @@ class SplitFeature(Feature):
             if strategy.name_of_kind == "split":
                 if split_of(graph) is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                     raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
+
+    def plan(self, rewrite: Rewrite) -> Optional[SplitSection]:
+        """What was decided when the model was differentiated."""
+        return rewrite.graph.state_of(SplitSection)
 
 
 def _refuse_stops(graph: Graph, tensors: Any) -> None:

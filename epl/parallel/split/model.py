@@ -30,6 +30,7 @@ from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
+from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.fetching import ShardFetches, late_ops
@@ -65,8 +66,9 @@ from epl.parallel.split.region import Dependence, batch_dimension, find_region
 from epl.parallel.split.region_outputs import Exits
 from epl.parallel.split.replicated_results import first_changed
 from epl.parallel.split.resharding_paths import LINKS
-from epl.parallel.split.search import Decision, search
+from epl.parallel.split.search import Decision
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
+from epl.parallel.split.section import decide, section_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -164,8 +166,9 @@ class SplitModel(ShardOwner, ReplicaGroups):
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
-        decision = search(self._program, LINKS[device_type])
+        decision = decide(self._program, LINKS[device_type])
         report.refuse_full_variables(self._program, decision)
+        graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.whole: Set[str] = set()

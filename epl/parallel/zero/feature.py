@@ -1,9 +1,11 @@
 """ZeRO (`zero.level`) as a feature: what of it happens while the user applies gradients."""
 
-from typing import Any
+from typing import Any, Optional
 
 from epl.ir.graph import Graph
 from epl.parallel.feature import Apply, ApplyRequest, Feature
+from epl.parallel.plan.sections import ZeroSection
+from epl.parallel.rewriting.context import Rewrite
 from epl.parallel.zero import gather_per_use, order_gathers
 from epl.parallel.zero.model import hold_parts, known_to_optimizers, zero_of
 from epl.utils.containers import map_items
@@ -30,3 +32,7 @@ class ZeroFeature(Feature):
             pairs = [zero.part(pair) for pair in request.pairs]
         args, kwargs = map_items(known_to_optimizers, (request.args, request.kwargs))
         return apply(request._replace(pairs=pairs, args=args, kwargs=kwargs))
+
+    def plan(self, rewrite: Rewrite) -> Optional[ZeroSection]:
+        """What was decided when gradients were applied."""
+        return rewrite.graph.state_of(ZeroSection)

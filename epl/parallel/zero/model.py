@@ -44,8 +44,9 @@ from epl.parallel.sharding.placements import Layout, offsets
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
+from epl.parallel.zero import section
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
-from epl.parallel.zero.partition import Candidate, choose_parts
+from epl.parallel.zero.partition import Candidate
 from epl.parallel.zero.variables import StandIn, Use, WholeVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
@@ -175,7 +176,6 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         self._of_weights = of_weights
         self._variables: Dict[str, WholeVariable] = {}
         self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
-        self._candidates: Dict[str, Candidate] = {}
         self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.stand_ins: List[StandIn] = []
@@ -207,10 +207,10 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
             by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
-        self._candidates.update({one.name: one for one in candidates})
         layouts: Dict[str, Layout] = {}
         for stage, of_stage in by_stage.items():
-            layouts.update(choose_parts(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
+            layouts.update(section.decide(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
+        section.note(self._graph, self.level, len(self._stages), candidates, layouts)
         for one in candidates:
             if one.name not in layouts:
                 continue
@@ -267,29 +267,6 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
         with tf_compat.silent_deprecations():
             return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
-
-    def report(self) -> str:
-        """What a rank holds, in words."""
-        whole = sum(one.bytes for one in self._candidates.values())
-        held = max(
-            sum(one.bytes * self._share(name, rank) for name, one in self._candidates.items())
-            for rank in range(self.ranks)
-        )
-        return "{}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on {}, and as much of each slot".format(
-            self.level,
-            len(self._variables),
-            len(self._candidates),
-            held / 1e6,
-            whole / 1e6,
-            "a rank" if len(self._stages) == 1 else f"the {len(self._stages)} stages of a replica",
-        )
-
-    def _share(self, name: str, rank: int) -> float:
-        """How much of a variable a rank holds."""
-        if name not in self._variables:
-            return 1.0
-        layout = self._variables[name].made.layout
-        return (layout.sizes or ())[rank] / (layout.size or 1)
 
     # ---- When the graph is built.
 

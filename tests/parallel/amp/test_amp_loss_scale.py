@@ -7,6 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import AmpSection
 from tests.parallel.in_process import error_text, value
 from tests.parallel.mixed import batch, run, weights
 
@@ -197,7 +199,8 @@ def test_processes_compare_the_precision(mixed: Any) -> None:
     mixed(2, amp__loss_scale=4)
     train_op, _ = scalar_model()
     run(train_op, {"x:0": [[1.0], [1.0]]})
-    assert Graph.get().plan.plan.precision == "float16, loss scale 4.0"
+    amp = section(Graph.get().plan.plan, AmpSection)
+    assert (amp.dtype, amp.loss_scale) == ("float16", "4.0") and amp.ops and amp.digest
 
 
 # ---- Updates without apply_gradients

@@ -7,6 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.plan.communicators import PROCESSES, transport_of
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.weights.prefetch import WeightUse, cut_blocks
 from epl.profiler import step_stats
 from epl.utils import tf_compat
@@ -350,7 +352,7 @@ def test_the_plan_says_what_devices_need_not_hold(offload, caplog):
     Layers(2)
     with caplog.at_level(logging.INFO, "epl"):
         plan = rewritten().plan
-    assert [(kept.stage, kept.variables, kept.bytes) for kept in plan.offloaded] == [(0, 8, 2 * 2 * 20 * 4)]
+    assert section(plan, OffloadSection).stages == ((0, 8, 2 * 2 * 20 * 4),)
     assert "in host memory: 8 variables of stage 0" in caplog.text
 
 
@@ -360,7 +362,7 @@ def test_processes_exchange_variables_on_the_host(offload):
     plan = rewritten().plan._replace(device_type="GPU")
     of_processes = plan.name + PROCESSES
     assert transport_of(plan, of_processes) == "auto" and transport_of(plan, plan.name + "/apply0/0") == "nccl"
-    assert transport_of(plan._replace(offloaded=()), of_processes) == "nccl"
+    assert transport_of(plan._replace(features=()), of_processes) == "nccl"
 
 
 def test_what_is_exported_is_the_graph_of_the_user(offload):

@@ -9,7 +9,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops.job import Job, JobError
+from epl.parallel.plan import agreement
 from tests.parallel.in_process import Linear, init  # noqa: F401
+from tests.parallel.plan.test_plan import example
 from tests.runtime.spanning import once, outputs, run_workers
 
 SAME = ["equal", "allowed", "zero", "own keys", "split"]
@@ -102,3 +104,15 @@ def test_a_graph_without_gradients_waits_for_nobody(alone, init):  # noqa: F811
     with tf.Session() as sess:
         assert sess.run(tf.constant(2) * 3) == 6
     assert Job.current() is None
+
+
+def test_plans_with_one_hash_are_not_sent(monkeypatch):
+    sent = []
+
+    def exchange(key, text):
+        sent.append(key)
+        return [(0, text), (1, text)]
+
+    monkeypatch.setattr(agreement, "_exchange", exchange)
+    agreement.compare_plans(example())
+    assert sent == ["hash of the plan of graph1"]

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.parallel.plan import explain
+from epl.parallel.plan.sections import SplitSection
 from tests.parallel.in_process import Linear
 from tests.parallel.plan.test_plan import example
 
@@ -77,7 +78,7 @@ def test_worker_0_says_it(worker, says, capsys, monkeypatch):
          "4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients summed"),
         ({"owners": (0, 1), "stages": example().stages * 2, "num_micro_batch": 3, "groups": ()},
          "2 replicas x 2 stages = 2 workers x 2 devices (CPU), 3 micro batches"),
-        ({"owners": (0, 0, 1, 1), "split_groups": ((0, 1), (2, 3))},
+        ({"owners": (0, 0, 1, 1), "features": (SplitSection(((0, 1), (2, 3)), (), (), ()),)},
          "2 replicas split over 2 devices each = 2 workers"),
     ],
 )  # fmt: skip

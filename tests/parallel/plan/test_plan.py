@@ -1,53 +1,41 @@
 """The plan as a value: text form, hash, comparison."""
 
+import functools
+from typing import Union, get_type_hints
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epl.parallel.plan import plan as plans
-from epl.parallel.plan.plan import (
-    BatchPart,
-    GradientGroup,
-    Offloaded,
-    Output,
-    Plan,
+from epl.parallel.plan.plan import BatchPart, GradientGroup, Output, Plan, Reduction, Stage, Transfer
+from epl.parallel.plan.sections import (
+    AccumulationSection,
+    AmpSection,
+    GroupedApplySection,
+    OpChoice,
     Recomputed,
-    Reduction,
-    Stage,
-    Transfer,
+    RecomputeSection,
+    ShardedVariable,
+    SplitSection,
+    ZeroSection,
 )
 
-NAMES = st.text(min_size=1, max_size=8)
-SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
-REDUCTIONS = st.builds(Reduction, NAMES, st.sampled_from(["float32", "float16"]), SHAPES, st.booleans())
-TRANSFERS = st.builds(Transfer, NAMES, NAMES, st.lists(st.integers(0, 9), max_size=3).map(tuple), st.booleans())
-GROUPS = st.builds(
-    GradientGroup,
-    NAMES,
-    st.integers(0, 3),
-    st.booleans(),
-    st.lists(REDUCTIONS, max_size=3).map(tuple),
-    st.lists(TRANSFERS, max_size=3).map(tuple),
-)
-STAGES = st.builds(
-    Stage, st.lists(st.integers(0, 9), max_size=2).map(tuple), NAMES, st.lists(NAMES, max_size=2).map(tuple)
-)
-OUTPUTS = st.builds(
-    Output, NAMES, st.integers(0, 3), st.sampled_from(["global", "local"]), st.sampled_from(["concat", "mean"]), NAMES
-)
-RECOMPUTED = st.builds(
-    Recomputed, NAMES, st.integers(0, 3), st.integers(0, 3), st.integers(1, 99), NAMES, NAMES, NAMES
-)  # fmt: skip
-OFFLOADED = st.builds(Offloaded, st.integers(0, 3), st.integers(0, 99), st.integers(0, 10**9))
-PARTS = st.builds(BatchPart, st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
-PLANS = st.builds(
-    Plan, NAMES, st.integers(1, 9), st.sampled_from(["CPU", "GPU"]), st.lists(STAGES, max_size=2).map(tuple),
-    st.lists(st.integers(0, 3), max_size=3).map(tuple), st.lists(PARTS, max_size=2).map(tuple),
-    st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=2).map(tuple),
-    st.lists(st.integers(1, 9), max_size=2).map(tuple), st.integers(1, 4), NAMES,
-    st.sampled_from(["mean", "sum"]), st.none() | st.integers(1, 1024), NAMES, NAMES,
-    st.integers(1, 9), st.lists(RECOMPUTED, max_size=2).map(tuple), st.lists(OFFLOADED, max_size=2).map(tuple),
-    st.lists(GROUPS, max_size=2).map(tuple), st.lists(OUTPUTS, max_size=2).map(tuple),
-)  # fmt: skip
+SCALARS = {int: st.integers(0, 9), str: st.sampled_from("abc"), bool: st.booleans(), type(None): st.none()}
+
+
+@functools.lru_cache(maxsize=None)
+def instances(annotation):
+    """Small values of an annotation of the plan. (`st.from_type` makes large ones, and takes minutes for a plan.)"""
+    if annotation in SCALARS:
+        return SCALARS[annotation]
+    if hasattr(annotation, "_fields"):
+        return st.builds(annotation, *[instances(hint) for hint in get_type_hints(annotation).values()])
+    if annotation.__origin__ is Union:
+        return st.one_of(*[instances(one) for one in annotation.__args__])
+    return st.lists(instances(annotation.__args__[0]), max_size=2).map(tuple)
+
+
+PLANS = instances(Plan)
 
 
 def example(**changes):
@@ -62,8 +50,7 @@ def example(**changes):
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
     plan = Plan(
-        "graph1", 2, "CPU", (stage,), (0,), (BatchPart(0, 0, 1),), (), (3, 1), 1, "", "mean", None, "", "", 1,
-        (), (), (group,), (output,),
+        "graph1", 2, "CPU", (stage,), (0,), (BatchPart(0, 0, 1),), 1, "", "mean", None, (), (group,), (output,)
     )  # fmt: skip
     return plan._replace(**changes)
 
@@ -120,13 +107,44 @@ def test_a_description_has_the_devices_and_the_gradients():
     assert plans.world_size(example()) == 1
 
 
+RECOMPUTED = Recomputed("loss:0", 1, 0, 7, "a", "b", "ff")
+
+
 def test_a_description_has_the_groups_of_updates_and_what_is_recomputed():
-    text = plans.describe(example(apply_groups=3, recomputed=(Recomputed("loss:0", 1, 0, 7, "a", "b", "ff"),)))
+    text = plans.describe(example(features=(RecomputeSection((), (RECOMPUTED,)), GroupedApplySection(3))))
     assert "updates in 3 groups" in text and "recomputed for loss:0: stage 1 segment 0: 7 ops, a to b" in text
     assert "group" not in plans.describe(example()) and "recomputed" not in plans.describe(example())
 
 
+def test_a_description_has_the_choices_of_a_split_by_layout():
+    ops = tuple(OpChoice(f"dense{at}/MatMul", ("full", "shard(1: 4+4)"), ("shard(1: 4+4)",)) for at in range(5))
+    split = SplitSection(((0, 1), (2, 3)), (3, 1), (*ops, OpChoice("add", ("shard(0)",), ("partial",))), ())
+    assert plans.describe(example(features=(split,))).splitlines()[1:4] == [
+        "  split over 2 devices in 2 group(s), 3:1: ranks 0, 1 | 2, 3",
+        "    full, shard(1) -> shard(1): dense0/MatMul, dense1/MatMul, dense2/MatMul and 2 more",
+        "    shard(0) -> partial: add",
+    ]
+
+
+def test_a_description_has_what_a_rank_holds_at_most():
+    variables = (ShardedVariable("w", 3000, 0, (2, 1)), ShardedVariable("b", 500, -1, ()))
+    text = plans.describe(example(features=(ZeroSection("v1", 1, variables), AmpSection("float16", "4.0", 7, "ff"))))
+    assert "ZeRO v1: 1 of 2 trained variables in parts, 0.003 of 0.004 MB on a rank, and as much of each slot" in text
+    assert "mixed precision: float16, loss scale 4.0, 7 ops" in text
+
+
+def test_a_section_is_found_by_its_class():
+    plan = example(features=(AccumulationSection(4),))
+    assert plans.section(plan, AccumulationSection).steps == 4 and plans.section(plan, ZeroSection) is None
+
+
 def test_other_ops_that_are_recomputed_are_a_difference():
-    one = Recomputed("loss:0", 0, 0, 7, "a", "b", "ff")
-    text = plans.first_difference(example(recomputed=(one,)), example(recomputed=(one._replace(digest="00"),)))
-    assert text == "plan.recomputed[0].digest is 'ff' here and '00' there"
+    mine, other = (RecomputeSection((), (RECOMPUTED._replace(digest=digest),)) for digest in ("ff", "00"))
+    text = plans.first_difference(example(features=(mine,)), example(features=(other,)))
+    assert text == "plan.features[RecomputeSection].segments[0].digest is 'ff' here and '00' there"
+
+
+def test_a_variable_that_lies_otherwise_is_told_by_its_name():
+    mine, other = (ZeroSection("v1", 1, (ShardedVariable("w", 12, dim, (2, 1)),)) for dim in (0, 1))
+    text = plans.first_difference(example(features=(mine,)), example(features=(other,)))
+    assert text == "plan.features[ZeroSection].variables[w].dim is 0 here and 1 there"

@@ -10,6 +10,8 @@ import epl
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.pipeline.micro_batches import find_actions
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import RecomputeSection
 from epl.profiler import memory, step_stats
 from epl.utils import tf_compat
 from tests.parallel.in_process import error_text, rewritten
@@ -388,7 +390,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_least_that_can(init):
     text = error_text(choose, 100)
     assert text.startswith("PlanError: gradient_checkpoint.memory_budget is 100 bytes") and "stage 0" in text
     least = int(text.split("at least ")[1].split()[0])
-    assert choose(least).plan.recomputed
+    assert section(choose(least).plan, RecomputeSection).segments
     assert "PlanError" in error_text(choose, least - 1)
 
 
@@ -492,6 +494,7 @@ def test_a_training_step_that_is_added_after_the_first_run_is_refused(init):
 def test_the_plan_says_what_is_recomputed(init):
     init(1, gradient_checkpoint__type="collection")
     Layers()
-    (segment,) = [one for one in rewritten().plan.recomputed if one.segment == 0]
+    segments = section(rewritten().plan, RecomputeSection).segments
+    (segment,) = [one for one in segments if one.segment == 0]
     assert (segment.objective, segment.stage, segment.first.split("/")[0]) == ("loss:0", 0, "l0")
     assert segment.ops == len([op for op in tf_compat.op_names(tf.get_default_graph()) if op.startswith(COPY)]) - 1

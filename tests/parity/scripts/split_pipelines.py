@@ -5,6 +5,7 @@ from typing import Any, Callable, List, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from tests.parity.context import Context
 from tests.parity.scripts import pipelines
 from tests.parity.scripts.data import CLASSES, TOKENS, VOCABULARY, Samples

@@ -1,0 +1,21 @@
+"""What the plan says of mixed precision."""
+
+import hashlib
+from typing import Sequence
+
+from epl.config.config import Config
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.parallel.plan.sections import AmpSection
+
+
+def note(graph: Graph, ops: Sequence[str]) -> None:
+    """Adds ops that are to compute in half precision to what was decided, given their names."""
+    before = of(graph, Env.get().config)
+    digest = hashlib.sha256("\n".join([before.digest, *ops]).encode()).hexdigest()[:16]
+    graph.keep(AmpSection, before._replace(ops=before.ops + len(ops), digest=digest))
+
+
+def of(graph: Graph, config: Config) -> AmpSection:
+    """What was decided so far."""
+    return graph.state_of(AmpSection) or AmpSection(config.amp.dtype, str(config.amp.loss_scale), 0, "")

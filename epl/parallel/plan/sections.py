@@ -1,0 +1,288 @@
+"""What the plan says of each feature of training: one NamedTuple per feature that is in use.
+
+A section holds what was decided, before the graph is changed from it. It has the names of ops and variables, and no
+object of TensorFlow: a plan can be written as text, compared between processes, and read again.
+"""
+
+from typing import Dict, List, NamedTuple, Tuple, Union
+
+_NAMED = 3  # ops of a kind that are named, of all that are counted
+
+
+class StageRun(NamedTuple):
+    """Ops of one stage that were created one after the other.
+
+    Attributes:
+      op: name of the first.
+      stage: the stage.
+    """
+
+    op: str
+    stage: int
+
+
+class PartitionSection(NamedTuple):
+    """Stages that were found automatically: `auto.auto_parallel`.
+
+    Attributes:
+      policy: how they were found, in words.
+      stages: how many.
+      runs: the ops that the objective needs, in the order of their creation; a run ends where the next one begins.
+    """
+
+    policy: str
+    stages: int
+    runs: Tuple[StageRun, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        firsts = {run.stage: run.op for run in reversed(self.runs)}
+        begin = ", ".join(firsts[stage] for stage in sorted(firsts))
+        return [f"{self.stages} stages found automatically ({self.policy}), which begin with {begin}"]
+
+
+class ShardedVariable(NamedTuple):
+    """How a variable lies on the ranks of its group.
+
+    Attributes:
+      variable: name of its op.
+      bytes: of all of it.
+      dim: the dimension that is cut; -1: every rank holds all of it.
+      sizes: of the shards along that dimension, by rank.
+    """
+
+    variable: str
+    bytes: int
+    dim: int
+    sizes: Tuple[int, ...]
+
+
+class OpChoice(NamedTuple):
+    """An op of a split that is computed on shards.
+
+    Attributes:
+      op: its name.
+      inputs, outputs: how these lie on the ranks: "full", "partial", "shard(dim)" or "shard(dim: size+size)".
+    """
+
+    op: str
+    inputs: Tuple[str, ...]
+    outputs: Tuple[str, ...]
+
+
+class SplitSection(NamedTuple):
+    """Tensor parallelism: `epl.split`.
+
+    Attributes:
+      groups: the ranks that split together, by group.
+      ratios: of the shards, by rank of a group; () if they are as equal as they can be.
+      ops: those that are computed on shards; all others are computed in full on every rank.
+      variables: the variables of the split.
+    """
+
+    groups: Tuple[Tuple[int, ...], ...]
+    ratios: Tuple[int, ...]
+    ops: Tuple[OpChoice, ...]
+    variables: Tuple[ShardedVariable, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        groups = " | ".join(", ".join(map(str, ranks)) for ranks in self.groups)
+        ratios = ", {}".format(":".join(map(str, self.ratios))) if self.ratios else ""
+        lines = [
+            f"split over {len(self.groups[0])} devices in {len(self.groups)} group(s){ratios}: ranks {groups}",
+        ]
+        alike: Dict[str, List[str]] = {}
+        for choice in self.ops:
+            inputs, outputs = (", ".join(map(_without_sizes, some)) for some in (choice.inputs, choice.outputs))
+            alike.setdefault(f"{inputs} -> {outputs}", []).append(choice.op)
+        for layouts, ops in alike.items():
+            more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
+            lines.append("  {}: {}{}".format(layouts, ", ".join(ops[:_NAMED]), more))
+        return lines
+
+
+class AmpSection(NamedTuple):
+    """Mixed precision: `amp.level`.
+
+    Attributes:
+      dtype: the half type.
+      loss_scale: "dynamic", or the number.
+      ops, digest: how many ops compute in the half type, and a digest of their names.
+    """
+
+    dtype: str
+    loss_scale: str
+    ops: int
+    digest: str
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [f"mixed precision: {self.dtype}, loss scale {self.loss_scale}, {self.ops} ops"]
+
+
+class ZeroSection(NamedTuple):
+    """Shards of weights and of what the optimizer keeps: `zero.level`.
+
+    Attributes:
+      level: "v0", "v1" or "v2".
+      stages: of the model.
+      variables: the trained variables, in the order in which it was decided about them.
+    """
+
+    level: str
+    stages: int
+    variables: Tuple[ShardedVariable, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        shards = [one for one in self.variables if one.sizes]
+        in_full = sum(one.bytes for one in self.variables if not one.sizes)
+        ranks = len(shards[0].sizes) if shards else 1
+        largest = max(
+            in_full + sum(one.bytes * one.sizes[rank] / (sum(one.sizes) or 1) for one in shards)
+            for rank in range(ranks)
+        )
+        return [
+            "ZeRO {}: {} of {} trained variables in parts, {:.3f} of {:.3f} MB on {}, and as much of each slot".format(
+                self.level,
+                len(shards),
+                len(self.variables),
+                largest / 1e6,
+                sum(one.bytes for one in self.variables) / 1e6,
+                "a rank" if self.stages == 1 else f"the {self.stages} stages of a replica",
+            )
+        ]
+
+
+class AccumulationSection(NamedTuple):
+    """Gradients that are added up over several runs: `pipeline.num_micro_batch` with one stage.
+
+    Attributes:
+      steps: runs of one training step.
+    """
+
+    steps: int
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [f"gradients added up over {self.steps} runs"]
+
+
+class Recomputed(NamedTuple):
+    """Ops of the forward pass that the backward pass computes a second time, together.
+
+    Attributes:
+      objective: what is differentiated.
+      stage, segment: the stage, and a number in it.
+      ops: how many.
+      first, last: names of the first and the last one, in creation order.
+      digest: of the names of all.
+    """
+
+    objective: str
+    stage: int
+    segment: int
+    ops: int
+    first: str
+    last: str
+    digest: str
+
+
+class StageDivision(NamedTuple):
+    """Where the segments of a stage begin, among its ops that may be computed a second time.
+
+    Attributes:
+      objective: what is differentiated.
+      stage: the stage.
+      starts: the first op of each segment but the first, in the order of the forward pass.
+      whole: numbers of the segments of which everything is kept.
+    """
+
+    objective: str
+    stage: int
+    starts: Tuple[str, ...]
+    whole: Tuple[int, ...]
+
+
+class RecomputeSection(NamedTuple):
+    """Activations that are computed a second time: `gradient_checkpoint.type`.
+
+    Attributes:
+      divisions: what was decided, where the user leaves that to EPL ("auto").
+      segments: what is recomputed.
+    """
+
+    divisions: Tuple[StageDivision, ...]
+    segments: Tuple[Recomputed, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [
+            f"recomputed for {one.objective}: stage {one.stage} segment {one.segment}: {one.ops} ops, "
+            f"{one.first} to {one.last}"
+            for one in self.segments
+        ]
+
+
+class Offloaded(NamedTuple):
+    """What is in host memory in place of the device of a stage, for each model replica.
+
+    Attributes:
+      stage: the stage.
+      variables, bytes: how many variables there are, slots of optimizers included, and their size.
+    """
+
+    stage: int
+    variables: int
+    bytes: int
+
+
+class OffloadSection(NamedTuple):
+    """Weights in host memory: `offload.level`.
+
+    Attributes:
+      stages: what each stage keeps there.
+    """
+
+    stages: Tuple[Offloaded, ...]
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [
+            f"in host memory: {one.variables} variables of stage {one.stage}, {one.bytes / 1e6:.1f} MB that its "
+            "device need not hold"
+            for one in self.stages
+        ]
+
+
+class GroupedApplySection(NamedTuple):
+    """Updates of variables that run group by group: `optimizer.num_apply_group`.
+
+    Attributes:
+      groups: how many.
+    """
+
+    groups: int
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [f"updates in {self.groups} groups"]
+
+
+Section = Union[
+    PartitionSection,
+    SplitSection,
+    ZeroSection,
+    AmpSection,
+    AccumulationSection,
+    RecomputeSection,
+    OffloadSection,
+    GroupedApplySection,
+]
+
+
+def _without_sizes(layout: str) -> str:
+    """A layout as text, "shard(1: 4+4)", without the sizes of the shards."""
+    head, colon, _ = layout.partition(":")
+    return head + ")" if colon else layout

@@ -1,0 +1,76 @@
+"""What the plan says of a split: which choice the search has made for each op, and how variables lie on the ranks."""
+
+from typing import Optional
+
+from epl.parallel.plan.loaded import given, misfit
+from epl.parallel.plan.sections import OpChoice, ShardedVariable, SplitSection
+from epl.parallel.sharding.placements import Layout
+from epl.parallel.split.groups import SplitPlan
+from epl.parallel.split.program import Program, Step, Value, num_bytes
+from epl.parallel.split.resharding_paths import Link
+from epl.parallel.split.search import Decision, layouts_of, search, variable_layouts
+
+
+def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSection:
+    """A decision as names and layouts.
+
+    Args:
+      plan: what the split is over.
+      program: of its region.
+      decision: how that is computed.
+    """
+    ops = tuple(_of_step(step, choice) for step, choice in zip(program.steps, decision.choices) if choice >= 0)
+    variables = [
+        _variable(program.values[number], layout) for number, layout in variable_layouts(program, decision).items()
+    ]
+    return SplitSection(plan.groups, plan.ratios, ops, tuple(variables))
+
+
+def decide(program: Program, link: Link) -> Decision:
+    """How a program is computed: as the plan in use says, else what the search finds.
+
+    Args:
+      program: of the region.
+      link: what connects the devices.
+
+    Raises:
+      PlanError: the plan in use is that of another model.
+    """
+    section = given(SplitSection)
+    return search(program, link) if section is None else decision_of(section, program)
+
+
+def decision_of(section: SplitSection, program: Program) -> Decision:
+    """The decision of which `section_of` made a section.
+
+    Raises:
+      PlanError: it was that of another program.
+    """
+    planned = {choice.op: choice for choice in section.ops}
+    choices = tuple(_number(step, planned.pop(step.op.name, None)) for step in program.steps)
+    if planned:
+        raise misfit(f"the split has no op {min(planned)!r}, which the plan computes on shards")
+    return Decision(choices, 0.0)
+
+
+def _number(step: Step, planned: Optional[OpChoice]) -> int:
+    """The choice of a step that has the layouts of the plan; of several the one that the search prefers."""
+    if planned is None:
+        return -1
+    alike = [number for number in range(len(step.choices)) if _of_step(step, number) == planned]
+    if not alike:
+        raise misfit(
+            "{!r} cannot be computed as {} -> {}".format(
+                planned.op, ", ".join(planned.inputs), ", ".join(planned.outputs)
+            )
+        )
+    return min(alike, key=lambda number: step.choices[number].moved)
+
+
+def _of_step(step: Step, choice: int) -> OpChoice:
+    inputs, outputs = (tuple(map(str, layouts)) for layouts in layouts_of(step, choice))
+    return OpChoice(step.op.name, inputs, outputs)
+
+
+def _variable(value: Value, layout: Layout) -> ShardedVariable:
+    return ShardedVariable(value.tensor.op.name, num_bytes(value), layout.dim, layout.sizes or ())

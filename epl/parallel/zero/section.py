@@ -1,0 +1,62 @@
+"""What the plan says of ZeRO."""
+
+from typing import Dict, List, Optional, Sequence
+
+from epl.ir.graph import Graph
+from epl.parallel.plan.loaded import given, misfit
+from epl.parallel.plan.sections import ShardedVariable, ZeroSection
+from epl.parallel.sharding.placements import Layout, shard
+from epl.parallel.zero.partition import Candidate, choose_parts
+
+
+def note(graph: Graph, level: str, stages: int, candidates: Sequence[Candidate], layouts: Dict[str, Layout]) -> None:
+    """Adds variables to what was decided.
+
+    Args:
+      graph: the annotated model.
+      level: of ZeRO.
+      stages: how many the model has.
+      candidates: the variables that are about to be trained.
+      layouts: of those that are cut.
+    """
+    before = graph.state_of(ZeroSection) or ZeroSection(level, stages, ())
+    variables = {one.variable: one for one in before.variables}
+    variables.update((one.name, _variable(one, layouts.get(one.name))) for one in candidates)
+    graph.keep(ZeroSection, before._replace(variables=tuple(variables.values())))
+
+
+def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
+    """Name -> how it is cut, of the variables that are: as the plan in use says, else as `choose_parts` finds best.
+
+    Args:
+      candidates: the variables that are about to be trained.
+      surplus: as for `choose_parts`.
+
+    Raises:
+      PlanError: the plan in use is that of another model.
+    """
+    section = given(ZeroSection)
+    if section is None:
+        return choose_parts(candidates, surplus)
+    planned = {one.variable: one for one in section.variables}
+    missing = sorted(one.name for one in candidates if one.name not in planned)
+    if missing:
+        raise misfit(f"the variable {missing[0]!r} is trained, and the plan does not know it")
+    return {one.name: _layout(one, planned[one.name], len(surplus)) for one in candidates if planned[one.name].sizes}
+
+
+def _layout(candidate: Candidate, planned: ShardedVariable, ranks: int) -> Layout:
+    """How the plan cuts a variable."""
+    size = candidate.shape[planned.dim] if planned.dim < len(candidate.shape) else 0
+    if sum(planned.sizes) != size or len(planned.sizes) != ranks:
+        raise misfit(
+            f"the variable {candidate.name!r} of the shape {list(candidate.shape)} lies on {ranks} ranks, and the plan "
+            f"cuts dimension {planned.dim} into {list(planned.sizes)}"
+        )
+    return shard(planned.dim, planned.sizes)
+
+
+def _variable(candidate: Candidate, layout: Optional[Layout]) -> ShardedVariable:
+    if layout is None:
+        return ShardedVariable(candidate.name, candidate.bytes, -1, ())
+    return ShardedVariable(candidate.name, candidate.bytes, layout.dim, layout.sizes or ())
