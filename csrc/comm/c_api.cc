@@ -122,7 +122,7 @@ void epl_job_end_generation_of(epl_job* job, int64_t generation, const char* rea
 
 void epl_job_abort(epl_job* job, const char* reason) { job->object->Abort(reason); }
 
-int epl_job_trouble(epl_job* job, epl_status* status) { return job->object->Trouble({}, -1).Export(status); }
+int epl_job_trouble(epl_job* job, epl_status* status) { return job->object->Failure({}, -1).Export(status); }
 
 int epl_communicator_create(epl_job* job, const char* name, const int* rank_process, int num_ranks,
                             const char* transport, epl_communicator** communicator, epl_status* status) {

@@ -68,18 +68,18 @@ void Communicator::Close() {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
   }
-  Poke();
+  Wake();
   thread_.join();
   if (transport_.device != nullptr) transport_.device->Drain();
   job_->RemoveListener(this);
   transport_ = Transport();
 }
 
-void Communicator::Poke() {
+void Communicator::Wake() {
   { std::lock_guard<std::mutex> lock(mutex_); }
   changed_.notify_all();
-  if (transport_.gate != nullptr) transport_.gate->Poke();
-  if (transport_.exchange != nullptr) transport_.exchange->Poke();
+  if (transport_.gate != nullptr) transport_.gate->Wake();
+  if (transport_.exchange != nullptr) transport_.exchange->Wake();
 }
 
 // ---- Submitting.
@@ -130,7 +130,7 @@ void Communicator::Cancel(int64_t ticket) {
       if (request->ticket == ticket) request->cancelled = true;
     }
   }
-  Poke();
+  Wake();
 }
 
 // ---- The thread.
@@ -152,8 +152,8 @@ void Communicator::TakeAll(Requests* requests) {
 
 void Communicator::Run() {
   Job::MarkListenerThread();
-  std::unique_ptr<Patience> patience;
-  int64_t patience_for = 0;
+  std::unique_ptr<StallWatch> watch;
+  int64_t watched_ticket = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     const uint64_t events = job_->events();
@@ -172,7 +172,7 @@ void Communicator::Run() {
         generation_ = generation;
         broken_by_.clear();
       }
-      why = job_->Trouble(members_.processes, generation);
+      why = job_->Failure(members_.processes, generation);
     }
     if (closed || ending || !why.ok()) {
       TakeAll(&failed);
@@ -221,15 +221,15 @@ void Communicator::Run() {
       continue;
     }
     oldest_ticket = oldest->ticket;
-    if (patience == nullptr || patience_for != oldest_ticket) {
-      patience_for = oldest_ticket;
-      patience.reset(
-          new Patience(job_, {}, -1, NameRanks({oldest->rank}, job_->NameOf(job_->process())), What(oldest->args)));
-      patience->set_start(oldest->since);
+    if (watch == nullptr || watched_ticket != oldest_ticket) {
+      watched_ticket = oldest_ticket;
+      watch.reset(
+          new StallWatch(job_, {}, -1, NameRanks({oldest->rank}, job_->NameOf(job_->process())), What(oldest->args)));
+      watch->set_start(oldest->since);
     }
     const std::string missing = MissingRanks();
     lock.unlock();
-    why = patience->Check([&] { return missing; });
+    why = watch->Check([&] { return missing; });
     lock.lock();
     if (why.code() == EPL_DEADLINE_EXCEEDED) {
       broken_by_ = "a collective waited too long";
@@ -287,8 +287,8 @@ void Communicator::Finish(Requests requests, const Status& status) {
 
 Status Communicator::AwaitNewGeneration() {
   if (joined_generation_ == generation_) return Status();
-  Patience patience(job_, members_.processes, generation_, Who(), "the next step of communicator '" + name_ + "'");
-  patience.set_cancelled([this] {
+  StallWatch watch(job_, members_.processes, generation_, Who(), "the next step of communicator '" + name_ + "'");
+  watch.set_cancelled([this] {
     std::lock_guard<std::mutex> lock(mutex_);
     return closed_ ||
            std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
@@ -301,7 +301,7 @@ Status Communicator::AwaitNewGeneration() {
   for (;;) {
     const uint64_t events = job_->events();
     if (job_->StillIn(generation_).empty()) break;
-    Status status = patience.Check(missing);
+    Status status = watch.Check(missing);
     if (!status.ok()) return status;
     std::unique_lock<std::mutex> lock(mutex_);
     if (job_->events() == events) changed_.wait_for(lock, std::chrono::milliseconds(20));
@@ -313,13 +313,13 @@ Status Communicator::AwaitNewGeneration() {
 Status Communicator::Pass(const Op& op, const std::string& announcement, std::vector<std::string>* all) {
   Status status = AwaitNewGeneration();
   if (!status.ok()) return status;
-  Patience patience(job_, members_.processes, generation_, Who(), What(op.args()));
-  patience.set_cancelled([this] {
+  StallWatch watch(job_, members_.processes, generation_, Who(), What(op.args()));
+  watch.set_cancelled([this] {
     std::lock_guard<std::mutex> lock(mutex_);
     return closed_ ||
            std::any_of(running_.begin(), running_.end(), [](Request* request) { return request->cancelled; });
   });
-  return transport_.gate->Pass(announcement, &patience, all);
+  return transport_.gate->Pass(announcement, &watch, all);
 }
 
 void Communicator::RunOp(Requests requests) {
@@ -395,8 +395,8 @@ Status Communicator::CauseOf(const Status& failure) {
   if (failure.code() == EPL_DEADLINE_EXCEEDED) return failure;
   // A broken transfer is mostly the death of a process, and who died is the better answer; it may come a moment later.
   for (double end = Now() + 1; Now() < end;) {
-    Status trouble = job_->Trouble(members_.processes, -1);
-    if (!trouble.ok()) return trouble;
+    Status failed = job_->Failure(members_.processes, -1);
+    if (!failed.ok()) return failed;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return failure;
@@ -421,14 +421,14 @@ void Communicator::Allocate(const Op& op, Program* program, std::vector<Status>*
 Status Communicator::Move(const Op& op, Program* program) {
   Exchange* exchange = transport_.exchange.get();
   // All are in: neither a cancel nor the end of the step counts, only death and time.
-  Patience patience(job_, members_.processes, -1, Who(), What(op.args()));
+  StallWatch watch(job_, members_.processes, -1, Who(), What(op.args()));
   const int64_t steps = program->steps();
   const uint64_t base = step_;
   std::vector<const uint8_t*> slots(members_.num_members());
   int64_t filled = exchange->FilledBeforeGate() ? 1 : 0;
   auto fill_next = [&] {
     uint8_t* slot = nullptr;
-    Status status = exchange->OwnSlot(base + filled, &patience, &slot);
+    Status status = exchange->OwnSlot(base + filled, &watch, &slot);
     if (!status.ok()) return status;
     program->Fill(filled, slot);
     status = exchange->Post(base + filled, *program, filled);
@@ -440,12 +440,12 @@ Status Communicator::Move(const Op& op, Program* program) {
       Status status = fill_next();
       if (!status.ok()) return status;
     }
-    Status status = exchange->Wait(base + step, *program, step, &patience, slots.data());
+    Status status = exchange->Wait(base + step, *program, step, &watch, slots.data());
     if (!status.ok()) return status;
     program->Drain(step, slots.data());
   }
   step_ += steps;
-  return exchange->Finish(&patience);
+  return exchange->Finish(&watch);
 }
 
 }  // namespace epl

@@ -35,7 +35,7 @@ class Communicator : public Listener {
   // outlive every caller that may still know it.
   void Close();
 
-  void Poke() override;
+  void Wake() override;
 
  private:
   using Requests = std::vector<std::unique_ptr<Request>>;

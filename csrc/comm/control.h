@@ -1,5 +1,5 @@
-// The control plane: the TCP connections between process 0 and the others, and the thread that serves them. How they
-// come about is rendezvous.h's business; what the messages mean, coordinator.h's and job.h's.
+// The control plane: the TCP connections between process 0 and the others, and the thread that serves them.
+// rendezvous.h makes the connections; coordinator.h and job.h know what the messages mean.
 //
 //     process 1 ----+
 //     process 2 ----+---- process 0 (listens at hosts[0], coordinates)
@@ -36,17 +36,17 @@ class ControlPlane {
 
   // To the coordinator. Never blocks.
   void Send(const std::string& message);
-  // Says goodbye and waits, shortly, until it was heard.
+  // Says goodbye, and waits a short time until the coordinator has heard it.
   void Leave();
   // The same number in every process of the job, and a different one in every job.
   uint64_t job_id() const { return job_id_; }
-  // Seconds since each process was heard; 0 for those that are well or have left.
+  // Seconds since each process was last heard; 0 for a process that is well or has left.
   std::vector<double> Silences();
 
  private:
   ControlPlane(Meeting meeting, int process, Handler handler);
 
-  // A message of `from` for the coordinator. False if it makes no sense; the others learn that already.
+  // Handles a message of `from` for the coordinator. False if it makes no sense; the other processes are told already.
   bool Coordinate(int from, std::string_view message);
   void Serve();      // the control thread
   void ServeOnce();  // one round of it

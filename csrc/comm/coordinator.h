@@ -1,5 +1,5 @@
-// What process 0 does for the job: it relays news (who ended, left, died, aborted) and gathers bytes by key. A value
-// that turns messages into messages; it owns no socket and no thread.
+// What process 0 does for the job: it relays events (which process ended, left, died or aborted) and gathers bytes by
+// key. It turns messages into messages, and owns no socket and no thread.
 
 #ifndef EPL_COMM_COORDINATOR_H_
 #define EPL_COMM_COORDINATOR_H_
@@ -23,7 +23,7 @@ class Coordinator {
 
   Coordinator(int num_processes, Emit emit);
 
-  // A message of process `from`. What is wrong with it, in words; empty if it makes sense.
+  // Handles a message of process `from`. Returns what is wrong with it, in words; empty if it makes sense.
   std::string Handle(int from, std::string_view message);
   // The connection to `process` is gone.
   void Lost(int process, const std::string& reason);
@@ -33,7 +33,7 @@ class Coordinator {
   struct Gathering {
     std::vector<int> members;
     std::map<int, std::string> parts;
-    std::set<int> gave_up;  // were here and waited long enough: not the ones to be looked for
+    std::set<int> gave_up;  // came and gave up after their time limit: not the processes that others wait for
   };
 
   void Broadcast(int except, const std::string& message);

@@ -17,16 +17,16 @@
 
 namespace epl {
 
-// A collective is entered by all member processes or by none: an end of generation, a cancel or a timeout that comes
-// before the last process has entered takes this process's entry back, one that comes later does not count any more.
-// So every process agrees on how many collectives were done.
+// Either all member processes enter a collective or none does. An end of generation, a cancel or a timeout takes this
+// process's entry back if the last process has not entered yet; afterwards it has no effect on this collective. So all
+// processes agree on how many collectives were done.
 class Gate {
  public:
   virtual ~Gate() = default;
-  // Enters with an announcement; gives those of all members once all have entered.
-  virtual Status Pass(const std::string& announcement, Patience* patience, std::vector<std::string>* all) = 0;
-  // The state of the job changed.
-  virtual void Poke() {}
+  // Enters with an announcement; returns the announcements of all members once all have entered.
+  virtual Status Pass(const std::string& announcement, StallWatch* watch, std::vector<std::string>* all) = 0;
+  // Wakes a wait in Pass: the state of the job changed.
+  virtual void Wake() {}
 };
 
 // Moves the slots of one step after the other. Steps are numbered through over the communicator's life.
@@ -37,17 +37,18 @@ class Exchange {
   virtual const char* name() const = 0;
   virtual int64_t slot_bytes() const = 0;
   // This process's slot for the step, to be filled. May wait until an earlier step has gone out.
-  virtual Status OwnSlot(uint64_t step, Patience* patience, uint8_t** slot) = 0;
+  virtual Status OwnSlot(uint64_t step, StallWatch* watch, uint8_t** slot) = 0;
   // The slot is filled. `index` is the number of the step within the program.
   virtual Status Post(uint64_t step, const Program& program, int64_t index) = 0;
   // Waits until the slots of all members can be read; fills `slots`, by member.
-  virtual Status Wait(uint64_t step, const Program& program, int64_t index, Patience* patience,
+  virtual Status Wait(uint64_t step, const Program& program, int64_t index, StallWatch* watch,
                       const uint8_t** slots) = 0;
   // The program is over: nothing of it is in flight any more, and its steps' slots are free.
-  virtual Status Finish(Patience*) { return Status(); }
+  virtual Status Finish(StallWatch*) { return Status(); }
   // Whether passing the gate means that every slot that was filled before can be seen.
   virtual bool FilledBeforeGate() const { return false; }
-  virtual void Poke() {}
+  // Wakes a wait: the state of the job changed.
+  virtual void Wake() {}
 };
 
 // One process: nothing to agree on and nothing to move.

@@ -1,6 +1,6 @@
 // Slots over Gloo. Only Gloo's connections and point-to-point messages are used: the programs are ours, so that sums
 // have the same order as over any other transport, and nothing is sent before all have passed the gate, so that no
-// message is ever left behind.
+// message is ever left over.
 
 #include "comm/exchange_gloo.h"
 
@@ -68,23 +68,23 @@ class GlooExchange : public Exchange {
     memory_.resize(members_.num_members() * kSlots * slot_bytes_);
     for (int member = 0; member < members_.num_members(); ++member) {
       for (int slot = 0; slot < kSlots; ++slot) {
-        lanes_.emplace_back();
+        buffers_.emplace_back();
         if (member == members_.self) continue;
-        lanes_.back().out = mesh_->createUnboundBuffer(Memory(members_.self, slot), slot_bytes_);
-        lanes_.back().in = mesh_->createUnboundBuffer(Memory(member, slot), slot_bytes_);
+        buffers_.back().out = mesh_->createUnboundBuffer(Memory(members_.self, slot), slot_bytes_);
+        buffers_.back().in = mesh_->createUnboundBuffer(Memory(member, slot), slot_bytes_);
       }
     }
   }
 
   ~GlooExchange() override {
     mesh_->closeConnections();
-    lanes_.clear();
+    buffers_.clear();
   }
 
   const char* name() const override { return "gloo"; }
   int64_t slot_bytes() const override { return slot_bytes_; }
 
-  Status OwnSlot(uint64_t step, Patience*, uint8_t** slot) override {
+  Status OwnSlot(uint64_t step, StallWatch*, uint8_t** slot) override {
     *slot = Memory(members_.self, step);
     return AwaitSends(step);
   }
@@ -93,36 +93,36 @@ class GlooExchange : public Exchange {
     return Guard([&] {
       for (int member = 0; member < members_.num_members(); ++member) {
         if (member == members_.self) continue;
-        Lane& lane = LaneOf(member, step);
+        SlotBuffers& buffers = BuffersOf(member, step);
         Block in = program.Sent(index, member, members_.self);
         if (in.size > 0) {
-          lane.in->recv(member, step, in.offset, in.size);
-          lane.receiving = true;
+          buffers.in->recv(member, step, in.offset, in.size);
+          buffers.receiving = true;
         }
         Block out = program.Sent(index, members_.self, member);
         if (out.size > 0) {
-          lane.out->send(member, step, out.offset, out.size);
-          lane.sending = true;
+          buffers.out->send(member, step, out.offset, out.size);
+          buffers.sending = true;
         }
       }
       return Status();
     });
   }
 
-  Status Wait(uint64_t step, const Program&, int64_t, Patience*, const uint8_t** slots) override {
+  Status Wait(uint64_t step, const Program&, int64_t, StallWatch*, const uint8_t** slots) override {
     for (int member = 0; member < members_.num_members(); ++member) {
       slots[member] = Memory(member, step);
       if (member == members_.self) continue;
-      Lane& lane = LaneOf(member, step);
-      if (!lane.receiving) continue;
-      Status status = Await(member, [&](std::chrono::milliseconds limit) { return lane.in->waitRecv(limit); });
+      SlotBuffers& buffers = BuffersOf(member, step);
+      if (!buffers.receiving) continue;
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.in->waitRecv(limit); });
       if (!status.ok()) return status;
-      lane.receiving = false;
+      buffers.receiving = false;
     }
     return Status();
   }
 
-  Status Finish(Patience*) override {
+  Status Finish(StallWatch*) override {
     for (int slot = 0; slot < kSlots; ++slot) {
       Status status = AwaitSends(slot);
       if (!status.ok()) return status;
@@ -130,18 +130,18 @@ class GlooExchange : public Exchange {
     return Status();
   }
 
-  void Poke() override {
-    if (job_->Trouble({}, -1).code() != EPL_INTERNAL) return;
-    for (Lane& lane : lanes_) {
-      if (lane.in == nullptr) continue;
-      lane.in->abortWaitRecv();
-      lane.out->abortWaitSend();
+  void Wake() override {
+    if (job_->Failure({}, -1).code() != EPL_INTERNAL) return;
+    for (SlotBuffers& buffers : buffers_) {
+      if (buffers.in == nullptr) continue;
+      buffers.in->abortWaitRecv();
+      buffers.out->abortWaitSend();
     }
   }
 
  private:
   // Between this process and another, for one slot.
-  struct Lane {
+  struct SlotBuffers {
     std::unique_ptr<UnboundBuffer> in;
     std::unique_ptr<UnboundBuffer> out;
     bool receiving = false;
@@ -151,7 +151,7 @@ class GlooExchange : public Exchange {
   uint8_t* Memory(int member, uint64_t step) {
     return memory_.data() + (member * kSlots + static_cast<int64_t>(step % kSlots)) * slot_bytes_;
   }
-  Lane& LaneOf(int member, uint64_t step) { return lanes_[member * kSlots + step % kSlots]; }
+  SlotBuffers& BuffersOf(int member, uint64_t step) { return buffers_[member * kSlots + step % kSlots]; }
 
   // Gloo reports by exceptions.
   template <typename Fn>
@@ -176,11 +176,11 @@ class GlooExchange : public Exchange {
 
   Status AwaitSends(uint64_t step) {
     for (int member = 0; member < members_.num_members(); ++member) {
-      Lane& lane = LaneOf(member, step);
-      if (!lane.sending) continue;
-      Status status = Await(member, [&](std::chrono::milliseconds limit) { return lane.out->waitSend(limit); });
+      SlotBuffers& buffers = BuffersOf(member, step);
+      if (!buffers.sending) continue;
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.out->waitSend(limit); });
       if (!status.ok()) return status;
-      lane.sending = false;
+      buffers.sending = false;
     }
     return Status();
   }
@@ -190,7 +190,7 @@ class GlooExchange : public Exchange {
   const int64_t slot_bytes_;
   std::unique_ptr<Mesh> mesh_;
   std::vector<uint8_t> memory_;
-  std::vector<Lane> lanes_;  // by member and slot
+  std::vector<SlotBuffers> buffers_;  // by member and slot
 };
 
 }  // namespace
@@ -198,8 +198,8 @@ class GlooExchange : public Exchange {
 std::string WhyNoGloo() { return ""; }
 
 Status MakeGloo(Job* job, const Members& members, const std::string& name, std::unique_ptr<Exchange>* exchange) {
-  Patience patience(job, members.processes, -1, job->NameOf(job->process()),
-                    "the connections of communicator '" + name + "'");
+  StallWatch watch(job, members.processes, -1, job->NameOf(job->process()),
+                   "the connections of communicator '" + name + "'");
   std::unique_ptr<Mesh> mesh;
   std::string addresses, failure;
   try {
@@ -214,8 +214,8 @@ Status MakeGloo(Job* job, const Members& members, const std::string& name, std::
   }
   std::vector<std::string> all;
   auto agree = [&](const std::string& step, const std::string& bytes) {
-    Status status = job->Gather(step + name, members.processes, Writer().PutBytes(failure).PutBytes(bytes).bytes(),
-                                &patience, &all);
+    Status status =
+        job->Gather(step + name, members.processes, Writer().PutBytes(failure).PutBytes(bytes).bytes(), &watch, &all);
     for (int member = 0; status.ok() && member < members.num_members(); ++member) {
       const std::string words{Reader(all[member]).GetBytes()};
       if (!words.empty()) status = Status(EPL_INTERNAL, job->NameOf(members.processes[member]) + ": " + words);

@@ -68,7 +68,7 @@ class Shared {
   uint8_t* slot(int member, uint64_t step) const {
     return segment_->data() + layout_.slots_at() + (member * kSlots + step % kSlots) * layout_.slot_bytes;
   }
-  void Poke() const {
+  void Wake() const {
     header()->opened.Wake();
     for (int member = 0; member < layout_.members; ++member) line(member)->posted.Wake();
   }
@@ -91,7 +91,7 @@ class ShmGate : public Gate {
   ShmGate(Job* job, const Members& members, std::shared_ptr<Shared> shared, double spin)
       : job_(job), members_(members), shared_(std::move(shared)), spin_(spin) {}
 
-  Status Pass(const std::string& announcement, Patience* patience, std::vector<std::string>* all) override {
+  Status Pass(const std::string& announcement, StallWatch* watch, std::vector<std::string>* all) override {
     uint8_t* own = shared_->announcement(members_.self, collective_);
     int64_t size = announcement.size();
     memcpy(own, &size, sizeof(size));
@@ -102,7 +102,7 @@ class ShmGate : public Gate {
     Enter();
     Status status;
     auto give_up = [&] {
-      status = patience->Check([&] { return Missing(); });
+      status = watch->Check([&] { return Missing(); });
       return !status.ok();
     };
     if (!WaitFor(
@@ -125,7 +125,7 @@ class ShmGate : public Gate {
     return Status();
   }
 
-  void Poke() override { shared_->Poke(); }
+  void Wake() override { shared_->Wake(); }
 
  private:
   uint64_t num_members() const { return members_.num_members(); }
@@ -180,7 +180,7 @@ class ShmExchange : public Exchange {
   int64_t slot_bytes() const override { return shared_->layout().slot_bytes; }
   bool FilledBeforeGate() const override { return true; }
 
-  Status OwnSlot(uint64_t step, Patience*, uint8_t** slot) override {
+  Status OwnSlot(uint64_t step, StallWatch*, uint8_t** slot) override {
     *slot = shared_->slot(members_.self, step);
     return Status();
   }
@@ -190,7 +190,7 @@ class ShmExchange : public Exchange {
     return Status();
   }
 
-  Status Wait(uint64_t step, const Program&, int64_t index, Patience* patience, const uint8_t** slots) override {
+  Status Wait(uint64_t step, const Program&, int64_t index, StallWatch* watch, const uint8_t** slots) override {
     for (int member = 0; member < members_.num_members(); ++member) {
       slots[member] = shared_->slot(member, step);
       if (index == 0 || member == members_.self) continue;  // the first slots were filled before the gate
@@ -200,7 +200,7 @@ class ShmExchange : public Exchange {
         return static_cast<int32_t>(posted->value.load(std::memory_order_acquire) - static_cast<uint32_t>(step)) > 0;
       };
       auto give_up = [&] {
-        status = patience->Check([&] { return NameMember(job_, members_, member); });
+        status = watch->Check([&] { return NameMember(job_, members_, member); });
         return !status.ok();
       };
       if (!WaitFor(posted, spin_, ready, give_up)) return status;
@@ -221,7 +221,7 @@ Status MakeShm(Job* job, const Members& members, const std::string& name, std::u
                std::unique_ptr<Exchange>* exchange) {
   const Layout layout(members);
   const std::string what = "the shared memory of communicator '" + name + "'";
-  Patience patience(job, members.processes, -1, job->NameOf(job->process()), what);
+  StallWatch watch(job, members.processes, -1, job->NameOf(job->process()), what);
 
   // The first member makes the segment, the others open it where it says.
   std::unique_ptr<ShmSegment> segment;
@@ -236,9 +236,8 @@ Status MakeShm(Job* job, const Members& members, const std::string& name, std::u
     }
   }
   std::vector<std::string> all;
-  Status status =
-      job->Gather("shm-make/" + name, members.processes,
-                  Writer().PutBytes(BootId()).PutBytes(path).PutBytes(own.message()).bytes(), &patience, &all);
+  Status status = job->Gather("shm-make/" + name, members.processes,
+                              Writer().PutBytes(BootId()).PutBytes(path).PutBytes(own.message()).bytes(), &watch, &all);
   if (!status.ok()) return status;
   Reader first(all[0]);
   const std::string machine(first.GetBytes());
@@ -258,7 +257,7 @@ Status MakeShm(Job* job, const Members& members, const std::string& name, std::u
       own = Status(EPL_FAILED_PRECONDITION, path + " is not the shared memory of this job (another pid namespace?)");
     }
   }
-  status = job->Gather("shm-open/" + name, members.processes, own.message(), &patience, &all);
+  status = job->Gather("shm-open/" + name, members.processes, own.message(), &watch, &all);
   if (!status.ok()) return status;
   for (int member = 0; member < members.num_members(); ++member) {
     if (!all[member].empty()) {

@@ -11,8 +11,8 @@ class ControlGate : public Gate {
   ControlGate(Job* job, const Members& members, const std::string& name)
       : job_(job), processes_(members.processes), key_("gate/" + name) {}
 
-  Status Pass(const std::string& announcement, Patience* patience, std::vector<std::string>* all) override {
-    return job_->Gather(key_, processes_, announcement, patience, all);
+  Status Pass(const std::string& announcement, StallWatch* watch, std::vector<std::string>* all) override {
+    return job_->Gather(key_, processes_, announcement, watch, all);
   }
 
  private:

@@ -48,7 +48,7 @@ struct HandshakeStep {
   enum Kind {
     kSend,  // text is the answer, and more will come
     kWait,  // more will come
-    kSay,   // text is news for people
+    kSay,   // text is a message for people
     kDone,  // ServerHandshake: text is to be sent if the index is free. ClientHandshake: the job starts
     kFail,  // text says why
   };

@@ -25,9 +25,9 @@ Mac MacOf(const epl_job_options& options) {
 
 }  // namespace
 
-// ---- Patience.
+// ---- StallWatch.
 
-Patience::Patience(Job* job, std::vector<int> members, int64_t generation, std::string who, std::string what)
+StallWatch::StallWatch(Job* job, std::vector<int> members, int64_t generation, std::string who, std::string what)
     : job_(job),
       members_(std::move(members)),
       generation_(generation),
@@ -35,12 +35,12 @@ Patience::Patience(Job* job, std::vector<int> members, int64_t generation, std::
       what_(std::move(what)),
       start_(Now()) {}
 
-Status Patience::Check(const Missing& missing) {
+Status StallWatch::Check(const Missing& missing) {
   const uint64_t events = job_->events();
   if (events != seen_events_) {
     seen_events_ = events;
-    Status trouble = job_->Trouble(members_, generation_);
-    if (!trouble.ok()) return Status(trouble.code(), trouble.message() + " while " + who_ + " waits for " + what_);
+    Status failed = job_->Failure(members_, generation_);
+    if (!failed.ok()) return Status(failed.code(), failed.message() + " while " + who_ + " waits for " + what_);
   }
   if (cancelled_ && cancelled_()) return Status(EPL_CANCELLED, what_ + " was cancelled");
   const double now = Now();
@@ -110,7 +110,7 @@ void Job::BeginStop() {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
-  OnNews();
+  OnEvent();
 }
 
 void Job::Stop() {
@@ -138,24 +138,24 @@ void Job::RemoveListener(Listener* listener) {
   Quiesced(listener);
 }
 
-void Job::OnNews() {
+void Job::OnEvent() {
   events_.fetch_add(1, std::memory_order_acq_rel);
   {
-    std::lock_guard<std::mutex> lock(mutex_);  // so that nobody misses it between looking and waiting
+    std::lock_guard<std::mutex> lock(mutex_);  // so that no thread misses the event between its check and its wait
   }
   changed_.notify_all();
   std::lock_guard<std::mutex> lock(listeners_mutex_);
-  for (Listener* listener : listeners_) listener->Poke();
+  for (Listener* listener : listeners_) listener->Wake();
 }
 
-// ---- Trouble.
+// ---- Failure.
 
-Status Job::Trouble(const std::vector<int>& members, int64_t generation) {
+Status Job::Failure(const std::vector<int>& members, int64_t generation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return TroubleLocked(members, generation);
+  return FailureLocked(members, generation);
 }
 
-Status Job::TroubleLocked(const std::vector<int>& members, int64_t generation) const {
+Status Job::FailureLocked(const std::vector<int>& members, int64_t generation) const {
   if (!fatal_.empty()) return Status(EPL_INTERNAL, fatal_);
   if (generation >= 0) {
     auto end = first_ends_.find(generation);
@@ -183,7 +183,7 @@ void Job::Fail(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fatal_.empty()) fatal_ = reason;
   }
-  OnNews();
+  OnEvent();
 }
 
 void Job::Abort(const std::string& reason) {
@@ -229,13 +229,13 @@ void Job::OnMessage(std::string_view bytes) {
       if (message.process == 0) control_lost_ = true;
     }
   }
-  OnNews();
+  OnEvent();
 }
 
 // ---- Gathering.
 
 Status Job::Gather(const std::string& name, const std::vector<int>& members, const std::string& bytes,
-                   Patience* patience, std::vector<std::string>* parts) {
+                   StallWatch* watch, std::vector<std::string>* parts) {
   if (members.size() == 1) {
     parts->assign(1, bytes);
     return Status();
@@ -262,7 +262,7 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
       if (!withdrawn && parts->size() != members.size()) {
         lock.unlock();
         Fail(NameOf(0) + " sent what makes no sense");
-        return Trouble({}, -1);
+        return Failure({}, -1);
       }
       if (!withdrawn) return Status();
       uses_[name]--;  // as if it had never been asked
@@ -271,7 +271,7 @@ Status Job::Gather(const std::string& name, const std::vector<int>& members, con
     const uint64_t events = events_;
     if (status.ok()) {
       lock.unlock();
-      status = patience->Check([&] { return QueryMissing(key); });
+      status = watch->Check([&] { return QueryMissing(key); });
       if (!status.ok()) {
         control_->Send(Writer().Put(Message::kWithdraw).PutBytes(key).bytes());
         withdrawn_at = Now();
@@ -336,8 +336,8 @@ std::string Job::SilentWords() {
 Status Job::Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts) {
   std::vector<int> everyone(num_processes());
   for (int process = 0; process < num_processes(); ++process) everyone[process] = process;
-  Patience patience(this, everyone, -1, NameOf(process_), "the exchange '" + key + "'");
-  return Gather("exchange/" + key, everyone, bytes, &patience, parts);
+  StallWatch watch(this, everyone, -1, NameOf(process_), "the exchange '" + key + "'");
+  return Gather("exchange/" + key, everyone, bytes, &watch, parts);
 }
 
 // ---- Generations.
@@ -354,7 +354,7 @@ void Job::NoteSubmission() {
 
 bool Job::Ending(Status* why) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (ending_) *why = TroubleLocked({}, ended_[process_]);
+  if (ending_) *why = FailureLocked({}, ended_[process_]);
   return ending_;
 }
 
@@ -392,7 +392,7 @@ void Job::EndGeneration(int64_t generation, const std::string& reason) {
       if (unquiet_.empty()) FinishGeneration();
     }
   }
-  OnNews();
+  OnEvent();
   if (is_listener_thread) return;
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return ended_[process_] > ending || stopping_; });
@@ -407,7 +407,7 @@ void Job::Quiesced(Listener* listener) {
     if (!unquiet_.empty()) return;
     FinishGeneration();
   }
-  OnNews();
+  OnEvent();
 }
 
 void Job::FinishGeneration() {

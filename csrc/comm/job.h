@@ -1,5 +1,6 @@
-// A job as one of its processes sees it: which processes live, which generation it is, whether a wait still makes
-// sense; gathering by key. Owns the control plane and knows the communicators only as things to be woken.
+// A job as one of its processes sees it: which processes live, which generation runs, and whether a wait can still
+// succeed. Processes also gather bytes by key here. The job owns the control plane; it knows communicators only as
+// listeners that it wakes.
 
 #ifndef EPL_COMM_JOB_H_
 #define EPL_COMM_JOB_H_
@@ -20,28 +21,28 @@ namespace epl {
 
 class Job;
 
-// What wants to know when the state of the job changes.
+// An object that the job wakes when its state changes.
 class Listener {
  public:
   virtual ~Listener() = default;
-  // The state changed: look again. Called from any thread; must not block.
-  virtual void Poke() = 0;
+  // The state of the job changed: read it again. Any thread may call this; it must not block.
+  virtual void Wake() = 0;
 };
 
-// How long one wait may last, and what ends it before: a process that died, left or ended the generation, a cancelled
-// collective, the time limit. Also says on stderr that it lasts.
-class Patience {
+// Watches one wait and says when it must end: at the time limit, or earlier when a process died, left or ended the
+// generation, or when the collective was cancelled. Reports a wait that stalls on stderr.
+class StallWatch {
  public:
   using Missing = std::function<std::string()>;  // "rank 2 of worker 1 (host:port)"
 
   // `who` waits for `what`. `members` are the processes whose leaving ends the wait. A negative generation means that
   // the end of a generation does not end the wait.
-  Patience(Job* job, std::vector<int> members, int64_t generation, std::string who, std::string what);
+  StallWatch(Job* job, std::vector<int> members, int64_t generation, std::string who, std::string what);
 
   void set_cancelled(std::function<bool()> cancelled) { cancelled_ = std::move(cancelled); }
-  // The waits of this one count from then.
+  // The wait began at `start`: the warning and the time limit count from there.
   void set_start(double start) { start_ = start; }
-  // Cheap unless something happened or much time has passed; call it often.
+  // Returns an error if the wait must end. Cheap unless something happened or much time has passed; call it often.
   Status Check(const Missing& missing);
 
  private:
@@ -72,28 +73,29 @@ class Job {
   double timeout_s() const { return timeout_s_; }
 
   // Every member gives bytes under the same key and gets those of all, in the order of `members`. Keys may be used
-  // again. A patience that runs out withdraws the bytes; what was complete by then is given nevertheless.
-  Status Gather(const std::string& key, const std::vector<int>& members, const std::string& bytes, Patience* patience,
+  // again. When `watch` ends the wait, the job withdraws this process's bytes, but still returns a gathering that is
+  // complete by then.
+  Status Gather(const std::string& key, const std::vector<int>& members, const std::string& bytes, StallWatch* watch,
                 std::vector<std::string>* parts);
   Status Exchange(const std::string& key, const std::string& bytes, std::vector<std::string>* parts);
-  // The processes whose bytes lack in the exchange under a key that this process waits for. False if process 0, which
-  // knows, does not answer within a second.
+  // The processes that have not given their bytes yet in the exchange `key`, which this process waits for. False if
+  // process 0, which knows them, does not answer within a second.
   bool MissingInExchange(const std::string& key, std::vector<int>* missing);
-  // Seconds since each process was heard; 0 for those that are well or have left.
+  // Seconds since each process was last heard; 0 for a process that is well or has left.
   std::vector<double> Silences();
-  // "; nothing was heard of worker 3 (host:port) for 40 s": who is missing may itself wait for that one.
+  // "; nothing was heard of worker 3 (host:port) for 40 s". A missing process may itself be waiting for that worker.
   std::string SilentWords();
 
   // ---- Generations.
   int64_t generation();
-  // Ends `generation`, or the present one if negative; does nothing if that has been ended. Waits until it has ended
-  // here (collectives that all have entered are finished first), except in a listener's own thread, which would wait
-  // for itself.
+  // Ends `generation`, or the present one if it is negative; does nothing if that generation has ended. Waits until it
+  // has ended in this process; collectives that all processes have entered finish first. A listener's own thread does
+  // not wait: it would wait for itself.
   void EndGeneration(int64_t generation, const std::string& reason);
-  // Called by a listener when everything that it had in the ending generation has failed. The generation ends for
-  // this process with the last of them.
+  // A listener calls this when all its collectives of the ending generation have failed. The generation ends in this
+  // process when the last listener has called.
   void Quiesced(Listener* listener);
-  // Whether this process is ending its generation; `why` is what to fail its collectives with.
+  // Whether this process is ending its generation; `why` becomes the error of its collectives.
   bool Ending(Status* why);
   // Something was submitted in the present generation.
   void NoteSubmission();
@@ -101,16 +103,16 @@ class Job {
   std::vector<int> StillIn(int64_t generation);
 
   void Abort(const std::string& reason);
-  // Every wait fails from now on; the listeners stop by themselves.
+  // Every wait fails from now on; the listeners then stop by themselves.
   void BeginStop();
   void Stop();
 
-  // Why a collective of `members` in `generation` cannot be done any more. OK if it can.
-  Status Trouble(const std::vector<int>& members, int64_t generation);
-  // Changes when Trouble may have changed.
+  // Why a collective of `members` in `generation` can no longer be done; OK if it can.
+  Status Failure(const std::vector<int>& members, int64_t generation);
+  // The number of events so far. The result of Failure changes only when this number does.
   uint64_t events() const { return events_.load(std::memory_order_acquire); }
 
-  // This thread is a listener's own.
+  // Declares that the calling thread belongs to a listener.
   static void MarkListenerThread();
 
   void AddListener(Listener* listener);
@@ -126,11 +128,11 @@ class Job {
   explicit Job(const epl_job_options& options);
 
   void OnMessage(std::string_view message);
-  void OnNews();
+  void OnEvent();
   void FinishGeneration();
   void NoteEnd(int process, int64_t generation, const std::string& reason);
   void Fail(const std::string& reason);
-  Status TroubleLocked(const std::vector<int>& members, int64_t generation) const;
+  Status FailureLocked(const std::vector<int>& members, int64_t generation) const;
   bool AskMissing(const std::string& key, std::vector<int>* missing);
   std::string QueryMissing(const std::string& key);
 
@@ -148,8 +150,8 @@ class Job {
   std::string fatal_;
   std::vector<Life> lives_;
   std::vector<int64_t> ended_;  // how many generations each process has ended
-  // The process that was the first to end a generation, as far as is known here, and why: the cause, where the others
-  // follow.
+  // By generation: the first process that ended it, as far as this process knows, and the reason. The other processes
+  // only followed.
   std::map<int64_t, std::pair<int, std::string>> first_ends_;
   bool submitted_ = true;
   bool ending_ = false;

@@ -414,21 +414,21 @@ class NcclTransport : public DeviceTransport {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
       int failure = 0;
-      Status trouble = job_->Trouble({}, -1);
-      if (trouble.code() != EPL_INTERNAL) trouble = Status();
-      if (trouble.ok() && api_.ncclCommGetAsyncError(rank.comm, &failure) == 0 && failure != 0) {
-        trouble = NcclError(failure, "running a collective");
+      Status failed = job_->Failure({}, -1);
+      if (failed.code() != EPL_INTERNAL) failed = Status();
+      if (failed.ok() && api_.ncclCommGetAsyncError(rank.comm, &failure) == 0 && failure != 0) {
+        failed = NcclError(failure, "running a collective");
       }
-      if (trouble.ok() && job_->timeout_s() > 0 && Now() - start > job_->timeout_s()) {
-        trouble = Status(EPL_DEADLINE_EXCEEDED,
-                         "a collective did not end on the GPU within " + Seconds(job_->timeout_s()) + " s");
+      if (failed.ok() && job_->timeout_s() > 0 && Now() - start > job_->timeout_s()) {
+        failed = Status(EPL_DEADLINE_EXCEEDED,
+                        "a collective did not end on the GPU within " + Seconds(job_->timeout_s()) + " s");
       }
-      if (trouble.ok()) continue;
-      job_->Abort(trouble.message());
+      if (failed.ok()) continue;
+      job_->Abort(failed.message());
       if (!aborted_.exchange(true)) {
         for (Rank& each : ranks_) api_.ncclCommAbort(each.comm);
       }
-      return trouble;
+      return failed;
     }
   }
 
@@ -459,10 +459,10 @@ Status MakeNccl(Job* job, const Members& members, const std::string& name, std::
     int error = libraries.api().ncclGetUniqueId(&id);
     if (error != 0) failure = libraries.api().ncclGetErrorString(error);
   }
-  Patience patience(job, members.processes, -1, job->NameOf(job->process()), "NCCL of communicator '" + name + "'");
+  StallWatch watch(job, members.processes, -1, job->NameOf(job->process()), "NCCL of communicator '" + name + "'");
   std::vector<std::string> all;
   Status status =
-      job->Gather("nccl/" + name, members.processes, Writer().PutBytes(failure).Put(id).bytes(), &patience, &all);
+      job->Gather("nccl/" + name, members.processes, Writer().PutBytes(failure).Put(id).bytes(), &watch, &all);
   if (!status.ok()) return status;
   for (int member = 0; member < members.num_members(); ++member) {
     const std::string words{Reader(all[member]).GetBytes()};

@@ -22,7 +22,7 @@ namespace {
 constexpr double kHandshakeTimeout = 10;  // seconds that a caller may take to prove who it is
 constexpr double kReportEvery = 10;
 constexpr double kFirstProbe = 3;     // seconds until it is first probed why someone is missing
-constexpr size_t kMostCallers = 128;  // that have not proved themselves, besides the processes of the job
+constexpr size_t kMostCallers = 128;  // that have not proved themselves; the processes of the job come on top
 constexpr size_t kMostNamed = 8;      // missing processes in a line
 // Refusals that are reported; a port scanner must neither fill the log nor hide why a worker is refused.
 constexpr size_t kMostRefusals = 3;  // of callers from one host for one reason
@@ -377,7 +377,7 @@ class Connector {
                          options_.NameOf(0).c_str()));
   }
 
-  // News of worker 0.
+  // Prints what worker 0 says while this process waits.
   void Say(const std::string& text) {
     Print(text);
     next_report_ = Now() - start_ + 1.5 * kReportEvery;

@@ -15,7 +15,7 @@
 
 namespace epl {
 
-// Anonymous from its birth: it has no name in /dev/shm, so nothing is left behind whenever and however a process ends.
+// Anonymous from its birth: it has no name in /dev/shm, so nothing is left over whenever and however a process ends.
 // Another process opens it through /proc/<pid>/fd of its maker.
 class ShmSegment {
  public:

@@ -14,11 +14,11 @@ namespace {
 Status CheckSameCommunicator(Job* job, const Members& members, const std::string& name, const std::string& wanted) {
   std::string layout;
   for (int process : members.rank_process) layout += Format(layout.empty() ? "%d" : " %d", process);
-  Patience patience(job, members.processes, -1, job->NameOf(job->process()),
-                    "the making of communicator '" + name + "'");
+  StallWatch watch(job, members.processes, -1, job->NameOf(job->process()),
+                   "the making of communicator '" + name + "'");
   std::vector<std::string> all;
   Status status = job->Gather("communicator/" + name, members.processes,
-                              Writer().PutBytes(wanted).PutBytes(layout).bytes(), &patience, &all);
+                              Writer().PutBytes(wanted).PutBytes(layout).bytes(), &watch, &all);
   if (!status.ok()) return status;
   Reader first(all[0]);
   const std::string first_wanted(first.GetBytes());

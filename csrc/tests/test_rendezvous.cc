@@ -34,7 +34,7 @@ epl::RendezvousOptions Natively(const Options& options, int process) {
   return native;
 }
 
-// Starts worker 1 as `other` says, which must be refused, beside a job that must not be disturbed by it.
+// Starts worker 1 as `other` says, which must be refused, next to a job that it must not disturb.
 std::string RefusedBeside(const Options& options, const Options& other) {
   int channel[2];
   CHECK(pipe(channel) == 0);

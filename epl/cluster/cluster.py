@@ -1,9 +1,9 @@
 """The devices of a job: its processes, the local devices of each, and the virtual devices of a model on them.
 
-Owns the names of devices, the choice between GPUs and virtual CPU devices, and what a session needs to know of them
-(`config_proto`). The processes come from `epl/cluster/tf_config.py`, the rules of layouts from
-`epl/cluster/device_layouts.py`. Nothing here makes a session or touches a GPU. That all processes have the same number
-of devices is taken for granted here; the collective core compares the numbers when the job starts.
+This module names devices, chooses between GPUs and virtual CPU devices, and makes the configuration with which a
+session sees them (`config_proto`). The processes come from `epl/cluster/tf_config.py`, the rules of layouts from
+`epl/cluster/device_layouts.py`. Nothing here makes a session or touches a GPU. The module assumes that all processes
+have the same number of devices; the collective core compares the numbers when the job starts.
 
 With W processes of N devices each, the device i of the worker w has the rank w * N + i.
 """
@@ -39,17 +39,17 @@ class Cluster:
         """Finds the processes and the local devices.
 
         Args:
-          worker_hosts: `host:port` of each worker, as a sequence or separated by commas; by default TF_CONFIG says it,
-            and without TF_CONFIG the job is this process alone.
+          worker_hosts: `host:port` of each worker, as a sequence or separated by commas; by default those of
+            TF_CONFIG; without TF_CONFIG the job is this process alone.
           ps_hosts: more processes, which become the last workers.
-          job_name: "worker" or "ps": what `worker_index` counts.
+          job_name: "worker" or "ps": whose index `worker_index` is.
           worker_index: this process among `worker_hosts` or `ps_hosts`.
           layout: "all" (every device, for every TaskGraph), "auto" or None (by the TaskGraphs, once they are known),
             {"specific": [[[device, ...], ...], ...]} (names by TaskGraph, replica, device) or {"aware_row": n}.
           config: the configuration; by default that of `epl.init`.
 
         Raises:
-          ClusterError: the processes are not described completely, or devices asked for do not exist (`ValueError`).
+          ClusterError: the description of the processes is incomplete, or a device does not exist (`ValueError`).
           LayoutError: the layout is unknown or does not fit the devices.
         """
         self._config = config or _current_config()
@@ -76,7 +76,7 @@ class Cluster:
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """The hosts as TensorFlow wants them; always in the order of `hosts`."""
+        """The hosts in TensorFlow's form, in the order of `hosts`."""
         return tf.train.ClusterSpec({"worker": self.hosts})
 
     @property
@@ -91,7 +91,7 @@ class Cluster:
 
     @property
     def device_type(self) -> str:
-        """ "GPU", or "CPU" when virtual CPU devices stand in for GPUs."""
+        """ "GPU", or "CPU" when virtual CPU devices are used in place of GPUs."""
         return self._device_type
 
     @property
@@ -133,7 +133,7 @@ class Cluster:
     def generate_virtual_devices(self, num_device_per_taskgraph: Sequence[int]) -> List[VirtualDevice]:
         """Returns the virtual device of each TaskGraph of a model, and keeps them as `virtual_devices`.
 
-        Several models may be built in one process: each call answers for its own.
+        Several models may be built in one process: each call returns the devices of its own model.
 
         Args:
           num_device_per_taskgraph: devices of one model replica, by TaskGraph. A layout other than "auto" does not
@@ -195,7 +195,7 @@ class Cluster:
         proto.allow_soft_placement = True
         if self._device_type == "CPU":
             proto.device_count["CPU"] = max(proto.device_count["CPU"], self._devices_per_worker)
-            # A session that may see GPUs takes their memory, although no op of the plan is placed there.
+            # A session that sees GPUs allocates their memory, even if the plan places no op there.
             if base is None or "GPU" not in base.device_count:
                 proto.device_count["GPU"] = 0
             return proto
@@ -223,7 +223,7 @@ class Cluster:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        """Leaves the cluster in place: what is built after the block still runs on it."""
+        """Leaves the cluster in place: ops that are built after the block still run on it."""
 
     def _show_gpus(self, proto: tf.ConfigProto) -> None:
         visible = self._config.cluster.run_visible_devices
@@ -269,7 +269,7 @@ class Cluster:
         return tuple(tuple(tuple(self._slot(name) for name in replica) for replica in replicas) for replicas in names)
 
     def _slot(self, name: Any) -> Slot:
-        """Returns the device that a user means; "GPU" also means the virtual CPU device that stands in for it."""
+        """Returns the device that a user names; "GPU" also names the virtual CPU device that is used in its place."""
         try:
             spec = tf.DeviceSpec.from_string(name)
         except (ValueError, AttributeError):
@@ -338,10 +338,10 @@ def _check_numbers(num_device_per_taskgraph: Any) -> None:
 
 
 def _local_devices(config: Config) -> Tuple[str, int]:
-    """Returns the type and the number of the devices of this process, as the configuration asks.
+    """Returns the type and the number of the devices of this process, by the configuration.
 
     Raises:
-      ClusterError: GPUs are asked for that TensorFlow cannot use or that do not exist.
+      ClusterError: the configuration asks for GPUs that TensorFlow cannot use or that do not exist.
     """
     wanted = config.cluster.device_type
     gpus = 0 if wanted == "cpu" else _usable_gpus(config)

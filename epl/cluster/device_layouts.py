@@ -1,7 +1,7 @@
 """Which devices of the job serve which TaskGraph: virtual devices, and the layouts that make them.
 
-Pure functions of numbers and names: no TensorFlow, no environment. `epl/cluster/cluster.py` knows the job and calls
-them.
+These are pure functions of numbers and names: no TensorFlow, no environment. `epl/cluster/cluster.py` knows the job
+and calls them.
 
 A device is a `Slot`: (index of the worker, index of the device in it). A virtual device is the devices of one
 TaskGraph, by model replica. Two stages of `replicate(1)` on one worker with four devices:
@@ -45,11 +45,12 @@ class VirtualDevice(NamedTuple):
     """The devices of one TaskGraph, of all model replicas, by their names in the job.
 
     Attributes:
-      index: which virtual device this is; TaskGraph i uses virtual device i.
+      index: number of the virtual device; TaskGraph i uses virtual device i.
       slice_devices: `slice_devices[replica][device]`.
       worker_index: this process.
       local_device_indices: the positions in `all_devices` whose ops this process builds. For virtual device 0 they are
-        the devices that it owns; a later stage follows stage 0, and its devices may belong to other processes.
+        the devices that this process owns; in a later stage they have the same positions as in stage 0, and may belong
+        to other processes.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -121,7 +122,7 @@ def generate_virtual_devices(
 ) -> Tuple[Slices, ...]:
     """The layout "auto": deals the devices out replica by replica, and within a replica TaskGraph by TaskGraph.
 
-    The number of model replicas (the outer data-parallel degree) is what fits: all devices / devices of one replica.
+    The number of model replicas (the outer data-parallel degree) is all devices / devices of one replica.
 
     Args:
       num_device_per_taskgraph: devices of one model replica, by TaskGraph.
@@ -200,10 +201,11 @@ def check_specific(slices: Tuple[Slices, ...]) -> None:
 
 
 def local_indices(stage0: Slices, slices: Slices, worker_index: int) -> Tuple[int, ...]:
-    """Returns which devices of a TaskGraph, by their position replica after replica, a process builds ops for.
+    """Returns the devices of a TaskGraph for which a process builds ops, as positions replica after replica.
 
-    Those of TaskGraph 0 that it owns; later TaskGraphs have the same positions. Where their replicas have another
-    number of devices than those of TaskGraph 0, it is all devices of each replica whose first device the process owns.
+    In TaskGraph 0 these are the devices that the process owns; later TaskGraphs have the same positions. If a replica
+    of a later TaskGraph has another number of devices than in TaskGraph 0, they are all devices of each replica whose
+    first device the process owns.
     """
     flat = [slot for replica in stage0 for slot in replica]
     if [len(replica) for replica in slices] == [len(replica) for replica in stage0]:

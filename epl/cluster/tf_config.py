@@ -1,7 +1,7 @@
 """The processes of a job and this process among them, from TF_CONFIG or from arguments of `epl.Cluster`.
 
-In EPL every process that trains is a worker: a chief is the first worker, and parameter servers are the last ones. What
-devices the workers have belongs to `epl/cluster/cluster.py`.
+In EPL every process that trains is a worker: a chief is the first worker, and parameter servers are the last ones.
+`epl/cluster/cluster.py` knows the devices of the workers.
 """
 
 import json
@@ -16,7 +16,7 @@ _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": 
 _LOCAL_HOST = "127.0.0.1:0"
 # In the order in which their hosts become workers. An evaluator is no part of a training cluster.
 _JOBS = ("chief", "worker", "ps")
-_SHOWN = 200  # characters of a TF_CONFIG that nobody can read
+_SHOWN = 200  # characters that an error shows of a TF_CONFIG that cannot be parsed
 _NUMBER = re.compile("[0-9]{1,9}")
 
 Hosts = Union[str, Sequence[str]]
@@ -76,7 +76,7 @@ def from_arguments(worker_hosts: Hosts, ps_hosts: Optional[Hosts], job_name: str
     Args:
       worker_hosts: `host:port` of each worker, a sequence or one string separated by commas.
       ps_hosts: the same for parameter servers, which become workers after the others.
-      job_name: "worker" or "ps": to which of the two `worker_index` belongs.
+      job_name: "worker" or "ps": whose index `worker_index` is.
       worker_index: index of this process in its job.
     """
     jobs = {"worker": _split(worker_hosts, "worker_hosts"), "ps": _split(ps_hosts, "ps_hosts") if ps_hosts else []}
@@ -88,7 +88,7 @@ def from_arguments(worker_hosts: Hosts, ps_hosts: Optional[Hosts], job_name: str
 def rows_by_machine(job: JobHosts) -> JobHosts:
     """Returns the job with the workers of one machine next to each other; machines keep the order of first appearance.
 
-    So rank 0 stays first, and every process that sees the same hosts finds the same order.
+    So rank 0 stays first, and all processes get the same order from the same hosts.
     """
     machines: List[str] = []
     for host in job.hosts:

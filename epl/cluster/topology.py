@@ -10,10 +10,10 @@ places there. Two stages on four workers with one device each, the layout "auto"
 
     w0's session: workers 0 and 1           w2's session: workers 2 and 3
 
-In the session of a constructor its own devices are of the job "chief", all others of the job "worker": TensorFlow puts
-ops without a device on the first one by name, and that must be the constructor's own.
+In the session of a constructor its own devices belong to the job "chief", all others to the job "worker": TensorFlow
+puts ops without a device on the first device by name, which must be the constructor's own.
 
-Pure functions of virtual devices; the servers themselves are in `epl/runtime/server.py`.
+These are pure functions of virtual devices; the servers are in `epl/runtime/server.py`.
 """
 
 from typing import Dict, NamedTuple, Sequence, Set, Tuple
@@ -59,7 +59,7 @@ class Topology(NamedTuple):
         return tuple(sorted({slot.worker for slot, driver in self._driven() if driver == constructor} | {constructor}))
 
     def replicas_of(self, constructor: int) -> Tuple[int, ...]:
-        """The model replicas of which a constructor drives a device of stage 0."""
+        """The model replicas whose devices of stage 0 a constructor drives, at least one of them."""
         return tuple(replica for replica, owners in enumerate(self.drivers[0]) if constructor in owners)
 
     def device(self, stage: int, replica: int, device: int = 0) -> str:
@@ -73,7 +73,7 @@ class Topology(NamedTuple):
         return tuple(slot.worker for replica in self.stages[stage] for slot in replica)
 
     def roles(self) -> Dict[int, str]:
-        """What each worker has, "stage 0" or "stages 1, 2", for messages."""
+        """The stages of each worker, "stage 0" or "stages 1, 2", for messages."""
         held: Dict[int, Set[int]] = {}
         for stage, slices in enumerate(self.stages):
             for slot in [slot for replica in slices for slot in replica]:
@@ -84,7 +84,7 @@ class Topology(NamedTuple):
         }
 
     def describe(self) -> str:
-        """One line per constructor: what it drives, and who serves it."""
+        """One line per constructor: the replicas that it drives, and the workers that serve it."""
         lines = []
         for worker in self.constructors:
             others = [other for other in self.workers_of(worker) if other != worker]
@@ -112,10 +112,10 @@ def session_device(name: str, constructor: int) -> str:
 
 
 def of_virtual_devices(virtual_devices: Sequence[VirtualDevice], worker_num: int) -> Topology:
-    """Returns who drives the devices: the owner of the device of stage 0 at the same place; see `local_indices`.
+    """Returns who drives the devices: the owner of the device of stage 0 at the same position; see `local_indices`.
 
     Raises:
-      LayoutError: nobody drives one of them, since its replica has no device of stage 0.
+      LayoutError: no process drives one of them, because its replica has no device of stage 0.
     """
     specs = [tf.DeviceSpec.from_string(name) for name in virtual_devices[0].all_devices[:1]]
     stages = tuple(

@@ -1,8 +1,8 @@
 """The configuration of EPL: sections of typed keys, from code, environment and defaults.
 
-Owns validation, precedence (code, then environment, then default) and provenance (where each value came from). The
-table of keys is in `epl/config/keys.py`, their types are in `epl/config/types.py`; what a value does belongs to the
-part of EPL that reads it.
+This module validates values, applies precedence (code, then environment, then default) and keeps provenance (where each
+value came from). The table of keys is in `epl/config/keys.py`, their types are in `epl/config/types.py`; the effect of
+a value is in the part of EPL that reads it.
 """
 
 import difflib
@@ -39,7 +39,7 @@ class Section:
         object.__setattr__(self, "_name", name)
 
     def __getattr__(self, key: str) -> Any:
-        # Names with an underscore are Python's own (copy, pickle); _config itself may not exist yet when it asks.
+        # Names with an underscore are Python's own (copy, pickle), which asks for them before _config exists.
         if key.startswith("_"):
             raise AttributeError(key)
         return self._config.get(f"{self._name}.{key}")
@@ -123,7 +123,7 @@ class Config:
         return self._entry(name).source
 
     def training_features(self) -> List[str]:
-        """Returns the keys that ask for something in training and have another value than their default."""
+        """Returns the keys that set a feature of training and differ from their default."""
         return [name for name in TRAINING_KEYS if self.get(name) != KEY_BY_NAME[name].default]
 
     def freeze(self) -> "Config":
@@ -256,7 +256,7 @@ def _entry_from_environment(key: Key) -> Optional[_Entry]:
 
 
 def _warn_about_unknown_environment() -> None:
-    """Warns of variables that may be meant as a key: those named after a section, and those nearly spelled as a key."""
+    """Warns of variables that may be misspelled keys: named after a section, or spelled almost as a key."""
     prefixes = tuple(config_keys.env_name(name) + "_" for name in _SECTION_NAMES)
     for variable in sorted(os.environ):
         if not variable.startswith("EPL_") or variable in KEY_BY_ENV or variable in config_keys.OTHER_ENV:

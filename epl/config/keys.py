@@ -85,7 +85,7 @@ KEYS: Tuple[Key, ...] = (
         BoolType(),
         False,
         "",
-        "Send float32 gradients as float16, and what all-to-alls move in epl.split.",
+        "Send float32 gradients as float16, and the tensors of all-to-alls in epl.split as well.",
     ),
     Key(
         "communication.fp16_scale",
@@ -115,7 +115,7 @@ KEYS: Tuple[Key, ...] = (
         BoolType(),
         False,
         "",
-        "Train although the workers compute or update the model in different ways; what differs is then meant to. By "
+        "Train although the workers compute or update the model in different ways: the differences are intended. By "
         "default the first difference is an error before the first step.",
     ),
     Key(
@@ -123,8 +123,8 @@ KEYS: Tuple[Key, ...] = (
         SecondsType(),
         300.0,
         "seconds",
-        "How long a process waits for the others when it first needs them, at its first session that trains, before it "
-        "gives up and names those missing. epl-launch without --machine_list sets it to 21600 through the environment: "
+        "How long a process waits for the others when it first needs them, at its first session that trains. Then it "
+        "fails and names the missing ones. epl-launch without --machine_list sets it to 21600 through the environment: "
         "it ends all workers when one fails, so a worker may prepare data for hours.",
     ),
     Key(
@@ -132,8 +132,8 @@ KEYS: Tuple[Key, ...] = (
         SecondsType(),
         60.0,
         "seconds",
-        "A collective, a run over several workers, or any other wait for workers that lasts longer than this says on "
-        "stderr who is missing, on which operation, and of whom nothing was heard.",
+        "A collective, a run over several workers, or any other wait for workers that lasts longer than this is "
+        "reported on stderr: which workers are missing, at which operation, and which were not heard.",
     ),
     Key(
         "communication.timeout",
@@ -141,7 +141,7 @@ KEYS: Tuple[Key, ...] = (
         1800.0,
         "seconds",
         "A wait for other workers fails when it lasts longer than this: a collective, a run over several workers, a "
-        "save. A worker of which nothing was heard for so long is given up, whatever the others wait for.",
+        "save. A worker that was not heard for so long counts as lost, whatever the others wait for.",
     ),
     Key(
         "pipeline.num_stages",
@@ -170,7 +170,7 @@ KEYS: Tuple[Key, ...] = (
         ChoiceType("", "collection", "auto"),
         "",
         "",
-        'Which activations are kept, the others being recomputed: "collection" keeps those that the model puts in the '
+        'Which activations are kept; the others are recomputed. "collection" keeps those that the model puts in the '
         'collection "checkpoints", "auto" chooses them, "" recomputes nothing.',
     ),
     Key(
@@ -185,8 +185,8 @@ KEYS: Tuple[Key, ...] = (
         IntType(minimum=0),
         0,
         "bytes",
-        'With gradient_checkpoint.type "auto": what the activations of one micro batch in one stage may take. As few '
-        "FLOPs as that allows are recomputed. 0: as few activations as possible.",
+        'With gradient_checkpoint.type "auto": the memory for the activations of one micro batch in one stage. EPL '
+        "recomputes the fewest FLOPs that fit in it. 0: it keeps as few activations as possible.",
     ),
     Key(
         "gradient_checkpoint.check_gradients",
@@ -208,16 +208,16 @@ KEYS: Tuple[Key, ...] = (
         ChoiceType("", "O1"),
         "",
         "",
-        '"O1" computes in half precision where it is safe and keeps the weights in float32, "" computes as the model '
-        "says.",
+        '"O1" computes in half precision where it is safe and keeps the weights in float32, "" computes in the types '
+        "of the model.",
     ),
     Key(
         "amp.debug_log",
         BoolType(),
         False,
         "",
-        'Log which types of operations stay in float32, and with amp.loss_scale "dynamic", for each step that is '
-        "skipped, which gradient was the first that was not finite.",
+        'Log which types of operations stay in float32. With amp.loss_scale "dynamic", also log the first gradient '
+        "that was not finite, for each skipped step.",
     ),
     Key(
         "amp.dtype",
@@ -232,7 +232,7 @@ KEYS: Tuple[Key, ...] = (
         LossScaleType(),
         "dynamic",
         "factor",
-        'With amp.level: what the loss is multiplied by before differentiation; "dynamic" adapts it to the gradients.',
+        'With amp.level: the factor on the loss before differentiation; "dynamic" adapts it to the gradients.',
     ),
     Key(
         "cluster.device_place_prefer_intra_node",
@@ -254,7 +254,7 @@ KEYS: Tuple[Key, ...] = (
         BoolType(),
         False,
         "",
-        "Place all TaskGraphs on the same devices, all those of the job. Off: each is on its own, a split too.",
+        "Place all TaskGraphs on all devices of the job. Off: each TaskGraph has devices of its own, a split too.",
     ),
     Key(
         "cluster.device_type",
@@ -280,14 +280,14 @@ KEYS: Tuple[Key, ...] = (
     ),
 )
 
-# Keys of Whale, as EPL was called at first, which had no sections -> the keys that they set, and to which value; None:
-# to that of the old key.
+# Keys of Whale, the first name of EPL, had no sections. Old key -> the keys that it sets and their values; None: the
+# value of the old key.
 WHALE_KEYS: Dict[str, Dict[str, Optional[bool]]] = {
     "num_micro_batch": {"pipeline.num_micro_batch": None},
     "num_task_graph": {"pipeline.num_stages": None, "auto.auto_parallel": True},
 }
 
-# Keys that ask for something in training: with one of them set, a model without annotation is a TaskGraph.
+# Keys that set a feature of training. If one of them is set, a model without annotation is a TaskGraph.
 TRAINING_KEYS = (
     "gradient_checkpoint.type",
     "zero.level",

@@ -1,7 +1,7 @@
-"""The types of configuration values: what is legal in code, how it is read from the environment, how it is described.
+"""The types of configuration values: legal values in code, how the environment spells them, and their description.
 
-A type raises plain `ValueError` with what it expected; `epl/config/config.py` adds the key and where the value came
-from. Which key has which type is said in `epl/config/keys.py`.
+A type raises a plain `ValueError` that says what it expected; `epl/config/config.py` adds the key and where the value
+came from. `epl/config/keys.py` has the type of each key.
 """
 
 import math
@@ -22,7 +22,7 @@ def _is_bool(value: Any) -> bool:
 
 
 class ValueType:
-    """What values a key takes.
+    """The set of values that a key takes.
 
     Attributes:
       name: the Python type, as the documentation shows it.

@@ -1,9 +1,9 @@
-"""Which worker failed first, by what the workers of this machine say about their failures.
+"""Which worker failed first, according to what the workers of this machine say about their failures.
 
     worker 1   ValueError ---- tells the others ---- ends after 1.2 s
     worker 0        "worker 1: ValueError" ---- ends after 0.3 s        the first that ends is not the first that failed
 
-Owns the pipes from the workers. Leaves decisions and messages to job.py.
+This module owns the pipes from the workers. Decisions and messages are in job.py.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ class Pipe(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the worker knows it by."""
+        """The value by which the worker finds the pipe."""
         return name_pipe(self.write_end)
 
 
@@ -35,7 +35,7 @@ def open_pipe() -> Pipe:
 
 
 class Causes:
-    """What the workers of this machine have said."""
+    """What the workers of this machine have said about their failures."""
 
     def __init__(self, read_ends: Dict[int, int]) -> None:
         """
@@ -46,10 +46,10 @@ class Causes:
         self._told: List[int] = []
 
     def read(self) -> List[Tuple[int, str]]:
-        """Takes what was said until now.
+        """Reads what the workers have written so far.
 
         Returns:
-            Workers whose output is lost since the last call, and why.
+            The workers that lost output since the last call, and why.
         """
         news = []
         for index, reader in self._readers.items():
@@ -65,10 +65,10 @@ class Causes:
         return None if reader is None else reader.failure
 
     def first(self, index: int) -> Optional[Cause]:
-        """The first cause of the failure of a worker: its own, or that of the worker which it follows.
+        """The first cause of the failure of a worker: its own, or that of the worker whose failure caused it.
 
         Returns:
-            None if nobody has said why.
+            None if no worker has said why.
         """
         cause: Optional[Cause] = None
         seen: Sequence[int] = ()

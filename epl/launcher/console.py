@@ -1,7 +1,7 @@
 """What the launcher shows: workers' output with a prefix, its own messages, the last lines of a log.
 
-Owns the terminal: lines of several sources never mix, progress bars (carriage returns) redraw in place on a terminal
-and become an occasional line elsewhere. Leaves the reading of facts about workers to job.py.
+This module owns the terminal: lines of several sources never mix; progress bars (carriage returns) redraw in place on a
+terminal and become an occasional line elsewhere. job.py reads the facts about workers.
 """
 
 import os
@@ -10,12 +10,12 @@ import sys
 import time
 from typing import IO, Any, BinaryIO, Dict, Iterable, Iterator, List, Optional
 
-# Text without a line end is shown after so long: a prompt, or the latest state of a progress bar.
+# Text without a line end is shown after this time: a prompt, or the latest state of a progress bar.
 _PARTIAL_SECONDS = 0.1
-# Off a terminal a progress bar gives one line in so many seconds.
+# If the output is no terminal, a progress bar gives one line in this many seconds.
 _BAR_SECONDS = 5.0
 _CHUNK = 1 << 16
-# The end of a log that is looked at for its last lines: TensorFlow's errors hold several traces.
+# Bytes at the end of a log that are searched for its last lines: TensorFlow's errors hold several traces.
 _END = 1 << 18
 # Below this line TensorFlow lists the frames in which an op was made, which say nothing about the failure.
 _OP_CREATION = "Original stack trace for "
@@ -28,23 +28,23 @@ class Console:
     def __init__(self, out: BinaryIO, redraw: bool) -> None:
         """
         Args:
-            out: where everything goes.
+            out: the stream that gets everything.
             redraw: whether a carriage return redraws the line (a terminal).
         """
         self._out = out
         self._redraw = redraw
         self._sources: Dict[str, _Source] = {}
-        self._owner: Optional[_Source] = None  # whose text stands on the current line
+        self._owner: Optional[_Source] = None  # the source whose text is on the current line
         self._column_zero = True
         self._closed = False
 
     def feed(self, prefix: str, data: bytes) -> None:
-        """Takes output of the source that is called `prefix`."""
+        """Takes output of the source `prefix`."""
         source = self._sources.setdefault(prefix, _Source(prefix))
         source.pending += data
         source.changed = time.monotonic()
         end = max(source.pending.rfind(b"\n"), source.pending.rfind(b"\r")) + 1
-        # Not beyond: the search would begin anew at every byte of a line without an end.
+        # Not beyond: in a line without an end the search would start again at every byte.
         for match in _SEGMENT.finditer(source.pending, 0, end):
             text, terminator = match.group()[:-1], match.group()[-1:]
             if self._redraw:
@@ -55,7 +55,7 @@ class Console:
         self._flush()
 
     def show_partial_lines(self, everything: bool = False) -> None:
-        """Shows text that has waited for its line end for long enough, or `everything` at the end."""
+        """Shows text that has waited long enough for its line end; at the end, `everything`."""
         now = time.monotonic()
         for source in self._sources.values():
             if everything and not self._redraw and (source.pending or source.bar):
@@ -92,7 +92,7 @@ class Console:
             self._owner = None
 
     def _emit_line(self, source: "_Source", text: bytes, terminator: bytes) -> None:
-        """Off a terminal: whole lines; of what a bar drew on one line, the last state."""
+        """Writes whole lines, if the output is no terminal; of a progress bar only the last state of its line."""
         if terminator == b"\n":
             self._emit(source, text or source.bar, b"\n")
             source.bar = b""
@@ -128,9 +128,9 @@ class Console:
 
 
 def _mute(stream: IO[Any]) -> None:
-    """Sends to nowhere what nobody reads any more: the job goes on, its logs are complete.
+    """Discards output that nobody reads any more: the job goes on, its logs are complete.
 
-    What is left in the stream's buffer would fail again when Python ends, and change the exit code.
+    Bytes that stay in the stream's buffer would fail again when Python ends, and change the exit code.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
@@ -157,7 +157,7 @@ class _Source:
 
 
 class LogTail:
-    """Follows a growing log file from where it ended when this was made."""
+    """Follows a growing log file, from its end at the time when the LogTail was made."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -165,11 +165,11 @@ class LogTail:
         self._start = self._file.seek(0, os.SEEK_END)
 
     def read(self) -> bytes:
-        """What was added since the last call, a chunk at a time; empty when there is no more now."""
+        """The bytes added since the last call, a chunk at a time; empty when there are no more now."""
         return self._file.read(_CHUNK)
 
     def last_lines(self, count: int) -> List[str]:
-        """The last `count` lines added, without those of where an op was made; of a redrawn line, the last state."""
+        """The last `count` lines added, without the frames where an op was made; of a redrawn line, the last state."""
         with open(self._path, "rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._start, size - _END))

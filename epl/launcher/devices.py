@@ -1,7 +1,7 @@
 """Which devices the workers of this machine get, as environment variables.
 
-Owns the look for free GPUs (nvidia-smi, or a CUDA_VISIBLE_DEVICES that the user set) and the choice among them. Leaves
-the counting of GPUs without nvidia-smi to gpu_info.py, and what TensorFlow makes of them to epl/cluster/cluster.py.
+This module searches for free GPUs (by nvidia-smi, or a CUDA_VISIBLE_DEVICES that the user set) and chooses among them.
+gpu_info.py counts GPUs without nvidia-smi; epl/cluster/cluster.py turns them into devices of TensorFlow.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 from epl.utils import gpu_info
 
-# A GPU counts as free while at most this share of its memory is in use: the driver itself may use some.
+# A GPU is free if at most this share of its memory is in use: the driver itself may use some.
 _FREE_USED_SHARE = 0.01
 _SMI_SECONDS = 60
 _SMI = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
 
 
 class DeviceError(Exception):
-    """There are not the devices that were asked for."""
+    """The machine does not have the requested devices."""
 
 
 class Gpu(NamedTuple):
@@ -37,9 +37,9 @@ class Devices(NamedTuple):
 def assign(workers: int, per_worker: int, environ: Mapping[str, str]) -> Devices:
     """Chooses the devices for `workers` workers of this machine.
 
-    Worker after worker gets a block of free GPUs: cut from the first run of consecutive free GPUs that is long enough
-    for all of them, else from the first free ones. GPUs that the user named in CUDA_VISIBLE_DEVICES are taken in that
-    order, free or not. Without any GPU the workers get virtual CPU devices.
+    Each worker in turn gets a block of free GPUs. The blocks come from the first sequence of consecutive free GPUs that
+    is long enough for all workers; without one, from the first free GPUs. GPUs that the user named in
+    CUDA_VISIBLE_DEVICES are taken in that order, free or not. Without any GPU the workers get virtual CPU devices.
 
     Args:
       workers: how many workers start on this machine.
@@ -67,7 +67,8 @@ def assign(workers: int, per_worker: int, environ: Mapping[str, str]) -> Devices
     for block in _blocks(gpus, workers, per_worker, seen):
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(block)}
         if visible is None:
-            # nvidia-smi counts by bus address; CUDA by speed, unless told.
+            # nvidia-smi numbers GPUs by bus address; CUDA numbers them by speed, unless CUDA_DEVICE_ORDER says
+            # otherwise.
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environments.append(environment)
     return Devices(environments, f"{per_worker} GPU(s) per worker ({seen})")
@@ -134,5 +135,5 @@ def _parse_gpu(line: str) -> Gpu:
     try:
         free = float(used) <= _FREE_USED_SHARE * float(total)
     except ValueError:
-        free = True  # "[N/A]": some devices do not tell their memory
+        free = True  # "[N/A]": some devices do not report their memory
     return Gpu(index, free)

@@ -1,15 +1,15 @@
-"""The guard: the process between the launcher and its workers, which sees to it that no process outlives the job.
+"""The guard: the process between the launcher and its workers, which makes sure that no process outlives the job.
 
     launcher --fork--> guard --fork, setsid, exec--> worker 0, worker 1, ...
-         --control pipe-->        anything on it, its end too: end all. The end means that the launcher is dead,
-                                  however it died
+         --control pipe-->        any byte on it, or its end: end all. The end of the pipe means that the launcher
+                                  is dead, however it died
          <--report pipe---        one JSON line per fact
 
 The guard has a session of its own, so a Ctrl-C in the terminal reaches the launcher alone; it is the sub-reaper of all
-that the workers start, so it also finds what left their process groups. A guard that is killed takes the workers along
-(parent-death signal), and the launcher, a sub-reaper too, ends what is left.
+processes that the workers start, so it also finds those that left their process groups. When the guard is killed, the
+kernel kills the workers (parent-death signal), and the launcher, also a sub-reaper, ends the rest.
 
-Owns starting, reaping and ending of processes. Leaves logs, messages and decisions to job.py.
+This module starts, reaps and ends processes. Logs, messages and decisions are in job.py.
 """
 
 import json
@@ -23,12 +23,12 @@ from typing import Dict, List, NamedTuple, Optional, Set
 
 from epl.launcher import processes
 
-# Written on the control pipe: end all; kill at once what is still there.
+# Written on the control pipe: end all processes; kill at once those that are still there.
 END_ALL = b"E"
 KILL_NOW = b"K"
-# How long a killed process may take to vanish (uninterruptible I/O) before it is named and left.
+# How long a killed process may take to vanish (uninterruptible I/O) before the guard names it and gives up.
 _KILL_SECONDS = 4.0
-# How long helpers of a worker may take to follow it by themselves.
+# How long helper processes of a worker may take to end by themselves after it.
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 
@@ -42,11 +42,11 @@ class Start(NamedTuple):
     stdin: Optional[int]  # None: inherit
     output: Optional[int]  # descriptor of the log file; None: inherit standard output and error
     listen_fd: Optional[int]  # kept open in the worker
-    words_fd: int  # too: the worker's end of the pipe of `last_words`
+    words_fd: int  # also kept open: the worker's end of the pipe of `last_words`
 
     @property
     def descriptors(self) -> List[int]:
-        """All that belong to the worker alone, and are closed elsewhere once it has started."""
+        """The descriptors that only the worker uses; others close them once it has started."""
         return [fd for fd in (self.output, self.listen_fd, self.words_fd) if fd is not None]
 
 
@@ -94,11 +94,11 @@ def _report(pipe: int, what: str, **facts: object) -> None:
     try:
         os.write(pipe, (json.dumps(dict(facts, what=what)) + "\n").encode())
     except BrokenPipeError:
-        pass  # the launcher is dead; its end of the control pipe tells the same
+        pass  # the launcher is dead; the end of the control pipe says so as well
 
 
 class _Guard:
-    """What runs in the guard process."""
+    """The code of the guard process."""
 
     def __init__(self, starts: List[Start], kill_after: float, control: int, reports: int) -> None:
         self._starts = starts
@@ -110,12 +110,12 @@ class _Guard:
         self._groups: Set[int] = set()
 
     def run(self) -> None:
-        """Starts the workers, reports their ends, ends everything when told to."""
+        """Starts the workers, reports their ends, and ends all processes when told to."""
         processes.become_subreaper()
         child_ended, wake_up = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wake_up, False)
-        # A handler, not SIG_IGN: ignored signals stay ignored in what is started.
+        # A handler, not SIG_IGN: ignored signals would stay ignored in the started processes.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_up)
         started = self._start_all()
@@ -148,9 +148,9 @@ class _Guard:
         return True
 
     def _let_go(self) -> None:
-        """Closes what the workers have their own copies of: a dead worker's port must not stay open here.
+        """Closes descriptors of which the workers have copies: a dead worker's port must not stay open here.
 
-        The terminal goes too, so that who reads the launcher's output sees its end when the launcher is dead.
+        The terminal is closed too, so that a reader of the launcher's output sees its end when the launcher is dead.
         """
         for start in self._starts:
             for descriptor in start.descriptors:
@@ -160,7 +160,7 @@ class _Guard:
             os.dup2(null, descriptor)
 
     def _watch(self, child_ended: int) -> None:
-        """Reports the workers that end, until the launcher wants the end of all."""
+        """Reports workers that end, until the launcher asks for the end of all."""
         while True:
             self._reap()
             ready = select.select([self._control, child_ended], [], [])[0]
@@ -180,12 +180,12 @@ class _Guard:
             if pid in self._workers:
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 ended.append((code, self._workers.pop(pid)))
-        # Of several that ended since the last look, one that a signal killed is more likely the cause.
+        # If several ended since the last look, one that a signal killed is more likely the cause.
         for code, index in sorted(ended):
             _report(self._reports, "ended", index=index, code=code)
 
     def _end_all(self) -> None:
-        """SIGTERM, then SIGKILL after the grace time or at once when asked to."""
+        """Sends SIGTERM, then SIGKILL after the grace time, or at once when asked to."""
         self._report_leftovers()
         terminated: Set[int] = set()
         deadline = time.monotonic() + self._kill_after
@@ -199,7 +199,7 @@ class _Guard:
 
     def _kill_all(self) -> None:
         deadline = time.monotonic() + _KILL_SECONDS
-        # A fresh set each time: what was born between a listing and its kill is killed in the next round.
+        # A fresh set each time: a process born between a listing and its kill is killed in the next round.
         living = processes.signal_descendants(signal.SIGKILL, self._groups, set())
         while living and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -209,7 +209,7 @@ class _Guard:
             _report(self._reports, "stuck", pid=process.pid, text=processes.command_of(process.pid))
 
     def _report_leftovers(self) -> None:
-        """Names what workers that have all ended by themselves left behind, apart from what is just ending."""
+        """Names processes that still run after all workers ended by themselves, except those that are ending."""
         if self._workers:
             return
         deadline = time.monotonic() + _LEFTOVER_SECONDS

@@ -1,7 +1,7 @@
 """One run of the job on this machine: start the guard, show output, wait for the first failure or the end.
 
-Owns the decisions (what is a failure, which one counts, when the others are ended) and the messages about them. Leaves
-processes to guard.py, what is started to plan.py, and starting again to main.py.
+This module makes the decisions (what is a failure, which one counts, when the others are ended) and the messages about
+them. guard.py handles processes, plan.py says what is started, and main.py starts a job again.
 """
 
 import json
@@ -18,17 +18,17 @@ from epl.launcher.causes import Causes
 from epl.launcher.console import Console, LogTail
 
 _LAST_LINES = 20
-_CAUSE_LINES = 4  # of a cause; errors of TensorFlow may hold several traces
+_CAUSE_LINES = 4  # shown of a cause; errors of TensorFlow may hold several traces
 _SHOW_SECONDS = 0.05
 _GUARD_DEAD_SECONDS = 5.0
-# A worker that others name as the cause may take so long to end by itself; then its exit code stays unknown.
+# A worker that others name as the cause may take this long to end by itself; after that its exit code stays unknown.
 _CAUSE_SECONDS = 5.0
-# Workers that run on so long after another one has ended well may be waiting for it.
+# Workers that still run this long after another one has ended well may be waiting for it.
 _LEFT_SECONDS = 30.0
 
 
 class Interrupts:
-    """The signals that ask the launcher to end: noted, and able to wake up select()."""
+    """Notes the signals that ask the launcher to end, and wakes up select()."""
 
     def __init__(self) -> None:
         """Installs the handlers. A signal that the launcher was started to ignore (nohup) stays ignored."""
@@ -45,7 +45,7 @@ class Interrupts:
         self.seen.append(signum)
 
     def clear_wake_up(self) -> None:
-        """Takes what is in the pipe."""
+        """Empties the pipe."""
         try:
             os.read(self.wake_fd, 4096)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class LaunchedJob:
           logs: the path of the log of each worker that has one; the file exists.
           shown: the workers whose output is shown.
           causes: what the workers say about their failures.
-          console: where it is shown.
+          console: shows the output.
           interrupts: the signals that end the run.
         """
         self._starts = starts
@@ -102,11 +102,11 @@ class LaunchedJob:
         self._failure: Optional[int] = None
         self._interrupted: Optional[int] = None
         self._done = False
-        self._ended_well: Dict[int, float] = {}  # worker -> time.monotonic(), until it is told who runs on
+        self._ended_well: Dict[int, float] = {}  # worker -> time.monotonic(), until the remaining workers were named
         self._began = time.monotonic()
 
     def run(self, kill_after: float) -> Outcome:
-        """Runs to the end of everything that was started.
+        """Runs until all started processes have ended.
 
         Args:
           kill_after: seconds between SIGTERM and SIGKILL when workers are ended.
@@ -168,7 +168,7 @@ class LaunchedJob:
             _tell(guard, guards.END_ALL)
 
     def _tell_who_is_left(self, now: float) -> None:
-        """A worker that ends well before it trains is waited for by the others, for up to hours."""
+        """Names the workers that still run after one ended well: they may wait for hours for one that never trained."""
         if self._running and self._ended_well and now - min(self._ended_well.values()) > _LEFT_SECONDS:
             self._console.say(
                 "worker(s) {} ended with exit code 0, and worker(s) {} still run. If these wait for the others, see "
@@ -198,7 +198,7 @@ class LaunchedJob:
             self._fail(guard, code, f"first cause: worker {cause.worker}: {_first_lines(cause.text)}\n{text}")
 
     def _describe(self, failure: _Failure, what: str) -> Tuple[int, str]:
-        """The launcher's exit code for the failure of a worker, and the failure in words, with the end of the log."""
+        """The launcher's exit code for the failure of a worker, and a text about it, with the end of the log."""
         index, code = failure.worker, failure.code
         how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
         where = f"host {socket.gethostname()}, pid {self._pids[index]}, {failure.at - self._began:.1f} s"
@@ -221,7 +221,7 @@ class LaunchedJob:
         _tell(guard, guards.END_ALL)
 
     def _interrupt(self, guard: guards.Guard) -> None:
-        """Ends all at the first signal, at once at the second."""
+        """Ends all processes at the first signal, and kills them at the second."""
         seen = self._interrupts.seen
         if seen and self._interrupted is None:
             self._interrupted = seen[0]
@@ -250,7 +250,7 @@ class LaunchedJob:
         return Outcome(self._failure or 0, False)
 
     def _guard_is_dead(self) -> None:
-        """Ends what a guard that was killed left behind; that came back to this process, a sub-reaper too."""
+        """Ends the processes of a guard that was killed; this process, also a sub-reaper, has become their parent."""
         self._console.say("the guard process was killed; ending the workers")
         self._failure = self._failure or 1
         deadline = time.monotonic() + _GUARD_DEAD_SECONDS
@@ -265,7 +265,7 @@ def _tell(guard: guards.Guard, what: bytes) -> None:
     try:
         os.write(guard.control, what)
     except BrokenPipeError:
-        pass  # the guard is dead, which the end of its reports tells
+        pass  # the guard is dead; the end of its reports says so
 
 
 def _first_lines(text: str) -> str:

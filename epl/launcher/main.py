@@ -1,6 +1,6 @@
 """epl-launch: starts the worker processes of a job on this machine and ends with them.
 
-Also `python -m epl.utils.launcher`. Owns the order of things; each thing is in a module of its own:
+Also `python -m epl.utils.launcher`. This module runs the steps in order; each step is in a module of its own:
 
     options    the command line                     job          one run: output, failure, end
     devices    which GPUs                           guard        the process that watches the workers
@@ -36,7 +36,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     Returns:
       The exit code: 0; that of the worker that failed first, 128 + n where signal n killed it; 128 + n where signal n
-      ended the launcher; 2 for what was asked for wrongly.
+      ended the launcher; 2 for wrong options.
     """
     options = launcher_options.parse(sys.argv[1:] if argv is None else argv)
     try:
@@ -81,7 +81,7 @@ def _prepare(
 ) -> Tuple[List[Worker], Dict[int, int], Optional[List[Port]], str]:
     """Reserves ports and log files of one run.
 
-    A default log directory where another job is writing just now gets a number; one that the user named is refused.
+    If another job is writing to the log directory, a default name gets a number; a name from the user is refused.
     """
     ports = None if options.hosts else launcher_plan.reserve_ports(options.num_workers)
     hosts = options.hosts or [f"127.0.0.1:{port.number}" for port in ports or []]

@@ -1,7 +1,6 @@
 """The command line of epl-launch: flags, their checks, and where the launcher's arguments end and the script's begin.
 
-Owns what can be checked without looking at the machine. Leaves devices to devices.py and directories and
-ports to plan.py.
+This module checks what needs no look at the machine. devices.py handles devices, plan.py directories and ports.
 """
 
 import argparse
@@ -53,7 +52,7 @@ class Options(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says on one line what is wrong, after the usage; exit code 2."""
+    """Reports errors on one line, after the usage, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -159,7 +158,7 @@ def _boolean(text: str) -> bool:
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[str], Optional[str], List[str]]:
-    """Cuts the command line at the script, so that no argument of the script is taken for one of the launcher's.
+    """Cuts the command line at the script, so that the launcher does not read the script's arguments.
 
     Returns:
         The launcher's own arguments, switches with their value attached; the script, if any; the script's arguments.

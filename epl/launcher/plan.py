@@ -1,6 +1,6 @@
-"""What is started: command, environment, directory, log and port of each worker of this machine.
+"""What the launcher starts: command, environment, directory, log and port of each worker of this machine.
 
-Owns the meaning of the options for one worker. Leaves starting to guard.py and watching to job.py.
+This module turns the options into the settings of each worker. guard.py starts the workers, job.py watches them.
 """
 
 import datetime
@@ -16,16 +16,16 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from epl.launcher.options import Options
 from epl.utils.last_words import PIPE_VARIABLE
 
-# Descriptors below are left to shell scripts, which use small numbers for their own redirections.
+# Smaller descriptors are left to shell scripts, which use them for their own redirections.
 FIRST_FD = 100
-# glibc gives large buffers back to the system when they are freed and takes them again, page fault by page fault, in
-# every step; these keep what was once taken. Only for workers that compute on the CPU: one arena would hold up the many
-# threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
+# By default glibc returns large buffers to the system when they are freed and takes them again, page fault by page
+# fault, in every step; these settings keep the memory. Only for workers that compute on the CPU: one arena would hold
+# up the many threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
-# Workers cannot tell one that prepares data from one that died, and the launcher ends all of its workers if one fails:
-# where it has all workers of the job, they may wait for one another longer than by default. Six hours.
+# Workers cannot tell a worker that prepares data from one that died. But the launcher ends all of its workers if one
+# fails: if it has all workers of the job, they may wait for one another longer than by default. Six hours.
 _START_TIMEOUT = {"EPL_COMMUNICATION_START_TIMEOUT": "21600"}
-# Of a launcher that started this one; each gives its workers their own.
+# Variables of a launcher that started this one; each launcher sets its own for its workers.
 _OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
 
 
@@ -38,18 +38,18 @@ class Worker(NamedTuple):
 
     worker_index: int
     argv: List[str]
-    settings: Dict[str, str]  # what its environment has on top of the launcher's
+    settings: Dict[str, str]  # what its environment has in addition to the launcher's
     task_dir: str
-    log: Optional[str]  # None: it keeps the terminal
+    log: Optional[str]  # None: the worker keeps the terminal
 
     def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
-        """The whole environment but the secret of the job, made from the launcher's."""
+        """The worker's environment, made from the launcher's, without the secret of the job."""
         env = {key: value for key, value in environ.items() if key not in _OWN_VARIABLES}
         env.update(self.settings)
         return env
 
     def describe(self) -> str:
-        """Environment and command in a form that a shell takes."""
+        """Environment and command as a shell command."""
         settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.settings.items())]
         command = " ".join(shlex.quote(word) for word in self.argv)
         where = "the terminal" if self.log is None else self.log
@@ -58,14 +58,14 @@ class Worker(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A listening port of this machine that is the launcher's until a worker has taken it over."""
+    """A listening port of this machine; the launcher owns it until a worker has taken it over."""
 
     fd: int
     number: int
 
 
 def reserve_ports(count: int) -> List[Port]:
-    """Opens `count` listening sockets on 127.0.0.1; no one else can get their ports while a copy of them is open."""
+    """Opens `count` listening sockets on 127.0.0.1; while a copy of them is open, no other process gets their ports."""
     ports = []
     for _ in range(count):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
@@ -77,7 +77,7 @@ def reserve_ports(count: int) -> List[Port]:
 
 
 def default_log_dir(options: Options) -> str:
-    """The log directory of a job that names none: date, size, script and label."""
+    """The log directory of a job without the option: date, size, script and label."""
     script = os.path.basename(options.script).partition(".")[0]
     label = f"_{options.task_label}" if options.task_label else ""
     name = f"{datetime.date.today()}_{options.num_workers}w{options.gpu_per_worker}g_{script}{label}"
@@ -132,14 +132,14 @@ def _command(options: Options, task_dir: str) -> List[str]:
 
 
 def _malloc_settings() -> Dict[str, str]:
-    """The allocator's settings that the user has not set in one of glibc's two ways."""
+    """The allocator's settings, unless the user has set them in one of glibc's two ways."""
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return {}
     return {key: value for key, value in _MALLOC.items() if key not in os.environ}
 
 
 def _common_settings() -> Dict[str, str]:
-    """What all workers get, except where the user has set it otherwise."""
+    """The variables that all workers get, except those that the user has set."""
     settings = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
     if sys.prefix != sys.base_prefix:
         # The launcher of a virtual environment that is not activated: `python` in a script means the same Python.
@@ -151,14 +151,14 @@ def _common_settings() -> Dict[str, str]:
 
 
 def open_logs(workers: List[Worker]) -> Dict[int, int]:
-    """Creates directories and log files, each locked as long as anyone has it open.
+    """Creates directories and log files; each file is locked as long as a process has it open.
 
     Returns:
       The descriptor of the log of each worker that has one.
 
     Raises:
       LogInUseError: another job writes to one of them.
-      OSError: one cannot be written, or is a symbolic link, which may lead into a file of the user.
+      OSError: one cannot be written, or is a symbolic link, which may point to a file of the user.
     """
     logs: Dict[int, int] = {}
     for worker in workers:
@@ -181,7 +181,7 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
 
 
 def _make_private_dirs(path: str) -> None:
-    """Makes a directory and those above it for the user alone; one that exists stays as it is."""
+    """Makes a directory and its parents, readable by the user alone; an existing directory stays as it is."""
     above = os.path.dirname(path)
     if above and not os.path.isdir(above):
         _make_private_dirs(above)
@@ -193,7 +193,7 @@ def _make_private_dirs(path: str) -> None:
 
 
 def _open_log(path: str) -> int:
-    """Opens a log file for the user alone; follows no symbolic link at the file or its directory."""
+    """Opens a log file, readable by the user alone; follows no symbolic link at the file or its directory."""
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW

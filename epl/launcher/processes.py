@@ -1,6 +1,6 @@
-"""Linux process facts that the launcher needs: descendants, sub-reaper, parent-death signal.
+"""What the launcher needs from Linux about processes: descendants, sub-reaper, parent-death signal.
 
-Owns the reading of /proc and the calls of prctl. Leaves what to do with the processes to guard.py.
+This module reads /proc and calls prctl. guard.py decides what to do with the processes.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Set
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded once, here: nothing may be imported or allocated between fork and exec.
+# Loaded here, once: nothing may be imported or allocated between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it can still run; a zombie only waits to be reaped."""
+        """Whether the process can still run; a zombie only waits to be reaped."""
         return self.state not in "ZX"
 
 
@@ -79,18 +79,18 @@ def command_of(pid: int) -> str:
 
 
 def signal_descendants(signum: int, groups: Set[int], once: Set[int]) -> List[Process]:
-    """Signals every living descendant of this process: known groups as groups, what left them as direct children.
+    """Signals every living descendant of this process: known groups as groups, other processes as direct children.
 
-    A process outside the groups is signalled only when it is a direct child (orphans become that, see
-    become_subreaper), because only a child's pid cannot be taken over by a stranger meanwhile.
+    A process outside the groups is signalled only if it is a direct child (orphans become one, see become_subreaper):
+    only the pid of a child cannot meanwhile belong to an unrelated process.
 
     Args:
         signum: the signal.
         groups: process groups that this process created.
-        once: groups and pids that had the signal already and are passed over; grows.
+        once: groups and pids that got the signal already, which are skipped; the call adds to it.
 
     Returns:
-        The descendants that lived when the signals were sent.
+        The descendants that were alive when the signals were sent.
     """
     me = os.getpid()
     living = live_descendants(me)

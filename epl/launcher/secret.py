@@ -1,7 +1,7 @@
-"""The secret by which the workers of a job know each other: where it comes from, and how it gets to the workers.
+"""The secret by which the workers of a job recognize each other: where it comes from, and how it gets to the workers.
 
-It travels in the environment of the workers alone: a command line is seen by every user of the machine, and a log by
-who knows whom. What it protects is in docs/launcher.md; how it is used, in epl/ops/job_secret.py.
+It travels only in the environment of the workers: every user of the machine can see a command line, and others may
+read a log. docs/launcher.md says what the secret protects; epl/ops/job_secret.py uses it.
 """
 
 import os
@@ -15,10 +15,10 @@ _BYTES = 32
 
 
 def draw(options: Options) -> Dict[str, str]:
-    """The variables that give the workers of one start their secret; empty where it is what the environment says.
+    """The variables that give the workers of one start their secret; empty if the environment has them already.
 
-    A launcher that starts all workers draws a new secret for each start, so that a worker which an earlier start has
-    left cannot come back. Launchers of several machines cannot agree on one: there the user gives it.
+    A launcher that starts all workers draws a new secret for each start, so that a worker left over from an earlier
+    start cannot come back. Launchers of several machines cannot agree on one: there the user gives it.
     """
     if options.secret_file is not None:
         return {SECRET_FILE: os.path.abspath(options.secret_file)}
@@ -28,7 +28,7 @@ def draw(options: Options) -> Dict[str, str]:
 
 
 def give(environ: Mapping[str, str], secret: Mapping[str, str]) -> Dict[str, str]:
-    """An environment with this secret and no other; as it is if `secret` is empty."""
+    """An environment with this secret and no other; the unchanged environment if `secret` is empty."""
     if not secret:
         return dict(environ)
     env = {key: value for key, value in environ.items() if key not in (SECRET, SECRET_FILE)}

@@ -32,9 +32,9 @@ class AdamWeightDecayOptimizer(tf.train.AdamOptimizer):
           weight_decay_rate: the share of a weight that a step of rate 1 takes away.
           beta_1: decay of the mean of gradients.
           beta_2: decay of the mean of squared gradients.
-          epsilon: what is added to the root of the latter.
+          epsilon: added to the square root of that mean.
           exclude_from_weight_decay: regular expressions; a variable whose name one of them is found in does not decay.
-          name: begins the names of what the optimizer creates.
+          name: the prefix of the names of the ops and slots that the optimizer creates.
 
         Raises:
           ValueError: `exclude_from_weight_decay` is one string, or no regular expression.
@@ -71,7 +71,7 @@ class AdamWeightDecayOptimizer(tf.train.AdamOptimizer):
             return super()._resource_apply_sparse(grad, var, indices)
 
     def _decayed(self, gradient: tf.Tensor, variable: Any) -> List[tf.Operation]:
-        """The decay of a variable, which waits for its gradient: that was computed from the weights before."""
+        """The decay of a variable; it waits for the gradient, which is computed from the weights before the decay."""
         name = variable.name.split(":")[0]
         if not self._weight_decay_rate or any(pattern.search(name) for pattern in self._excluded):
             return []

@@ -1,7 +1,7 @@
 """Which tensors travel together: the plan of buckets for a list of tensors that become ready one after the other.
 
-Pure planning on sizes and dtypes; it builds no op. The op of a bucket starts when its last tensor is ready, so that
-many buckets start early and few cost fewer calls.
+This module plans with sizes and dtypes, and builds no op. The op of a bucket starts when its last tensor is ready: with
+many buckets the first ones start earlier, with few there are fewer calls.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -14,7 +14,7 @@ class Bucket(NamedTuple):
 
 
 class BucketPlan(NamedTuple("_BucketPlan", [("buckets", Tuple[Bucket, ...])])):
-    """The buckets in the order in which they become ready, which is the order to issue them in."""
+    """The buckets in the order in which they become ready, in which they must be issued."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ def plan_buckets(
     """Plans the buckets: each of one dtype, at most `max_splits` of them, or one per dtype if there are more dtypes.
 
     The buckets of one dtype are filled in the order of readiness and cut where the running sum of bytes passes each
-    equal share, so that none holds more than its share and one tensor besides. Dtypes share the number of buckets by
+    equal share, so that none holds more than its share plus one tensor. Dtypes share the number of buckets by
     their bytes. The same arguments always give the same plan.
 
     Args:

@@ -1,7 +1,7 @@
 """One function per native op: builds it, of native dtypes only, for one rank of a communicator.
 
-What a user of collectives wants beside that (any dtype, lists of several dtypes, sparse tensors, means, a world of
-one) is `communicator.py`'s; gradients are in `gradients.py`. Both build their ops here.
+`communicator.py` adds what users of collectives need: any dtype, lists of several dtypes, sparse tensors, means, and a
+world of one. Gradients are in `gradients.py`. Both build their ops here.
 """
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -13,7 +13,7 @@ from epl.ops import native
 Weight = Union[float, tf.Tensor]
 
 
-# For whom an op is built: attributes communicator, rank, key, and the size of the communicator.
+# The rank for which an op is built: attributes communicator, rank, key, and the size of the communicator.
 class CollectiveMember(NamedTuple):
     communicator: str
     rank: int

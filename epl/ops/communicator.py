@@ -1,8 +1,8 @@
 """Communicator: ranks that do collectives together, and the collectives of one rank as TensorFlow ops.
 
-Takes any dtype, lists and IndexedSlices apart into native ops (`collectives.py`), and does without them in a world of
-one. The order of the ops between calls is the caller's: per communicator and rank it must be fixed by control edges,
-the same on every rank (docs/collectives.md). Ops of one call are chained here.
+A call takes any dtype, lists and IndexedSlices, and builds native ops for them (`collectives.py`), none in a world of
+one. This module chains the ops of one call. Between calls the caller fixes the order by control edges, per communicator
+and rank, and in the same way on every rank (docs/collectives.md).
 """
 
 import re
@@ -47,8 +47,8 @@ class Communicator:
             name: unique within the job.
             rank_process: the process that owns rank r, for every rank.
             transport: "auto", or one of "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPUs).
-            job: the job of the processes; if not given, the current one, which is joined if it was announced only.
-            opened: the processes that own the ranks have opened it already, and this one may build ops for any of them.
+            job: the job of the processes; if not given, the current one, which is joined if it was only announced.
+            opened: the processes that own the ranks have opened it already; this process may build ops for any rank.
 
         Raises:
             ValueError: if the ranks do not fit the job.
@@ -159,7 +159,7 @@ class Communicator:
             The reduced tensor, or the list of them.
 
         Raises:
-            TypeError: if a dtype cannot be reduced so.
+            TypeError: if a dtype cannot be reduced in this way.
             ValueError: if `rank` is not local or `reduce_op` unknown.
         """
         self._check_reduce_op(reduce_op)
@@ -237,7 +237,7 @@ class Communicator:
             tensor: its first dimension may differ between ranks, the others are the same.
             rank: the local rank that this is built for.
             key: names the collective; the same on every rank.
-            equal_rows: promises that all ranks have equally many rows, which gives the result a static shape.
+            equal_rows: the caller promises that all ranks have equally many rows; the result then has a static shape.
         """
         return self.all_gather_with_rows(tensor, rank, key, equal_rows)[0]
 
@@ -320,7 +320,7 @@ class Communicator:
     def _way(
         self, dtype: tf.DType, reduce_op: str, weight: Optional[Weight]
     ) -> Tuple[str, Weight, Optional[WireDtype]]:
-        """How a reduction is done: the native one, the weight that the op gets, and how the dtype travels.
+        """How a reduction is done: the native reduction, the weight of the op, and how the dtype travels.
 
         The mean of floats is a sum with weight 1 / W, which cannot overflow.
         """
@@ -396,7 +396,7 @@ class Communicator:
         wire = group if found is None else [found.encode(tensor) for tensor in group]
         if tf.is_tensor(scale):
             scale = tf.cast(scale, tf.float64)
-        # Only the collective: TensorFlow gives a control edge to the first ops made here, and none to their users.
+        # Only around the collective: TensorFlow gives the control edge to the first ops made here, not to their users.
         with tf.control_dependencies(previous):
             outputs = build(member, wire, native_op, scale)
         previous[:] = [outputs[0].op]
@@ -438,12 +438,12 @@ class Communicator:
 
 
 def _scope(kind: str, key: str) -> Any:
-    """A name scope in which the op can be recognised; characters that names must not have become underscores."""
+    """A name scope that shows the collective's key; characters that names must not have become underscores."""
     return tf.name_scope("{}/{}".format(kind, re.sub(r"[^A-Za-z0-9_./-]", "_", key) or "unnamed"))
 
 
 def _carried(tensor: tf.Tensor, found: Optional[WireDtype], build: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Builds a collective of one tensor, through the wire dtype of its dtype if it needs one."""
+    """Builds a collective of one tensor, which travels in its wire dtype if it has one."""
     return build(tensor) if found is None else found.decode(build(found.encode(tensor)))
 
 

@@ -1,10 +1,10 @@
-"""Communicators of groups of ranks that do the same collectives side by side, as MPI_Comm_split makes them.
+"""Communicators of groups of ranks that do the same collectives at the same time, like those of MPI_Comm_split.
 
     rank of the job    0      1      2      3
     group              0      0      1      1        two groups of two
     rank in the group  0      1      0      1
 
-What is built for one rank of the job is right for another once communicator and rank are those of its own group.
+An op that is built for one rank of the job fits another rank once its communicator and rank are those of that group.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
@@ -21,14 +21,14 @@ class Place(NamedTuple):
 
 
 class SubCommunicators:
-    """One communicator for each group; a process has those of which it owns ranks.
+    """One communicator for each group; a process has those whose ranks it owns, at least one of them.
 
     Attributes:
-      name: of all of them together; that of the communicator itself if there is one group.
+      name: of all communicators together; with one group, that of the communicator itself.
       groups: ranks of the job, by group.
       owners: by rank of the job, the process that owns it.
       transport: as that of Communicator.
-      opened: whether all processes open them by other means, see `specs`: then this one may build for any rank.
+      opened: whether all processes open them by other means (see `specs`); this process may then build for any rank.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SubCommunicators:
         return self.name if len(self.groups) == 1 else f"{self.name}/{self.place(rank).group}"
 
     def specs(self) -> List[CommunicatorSpec]:
-        """What there is to be opened."""
+        """The communicators to open."""
         return [
             CommunicatorSpec(self.name_at(ranks[0]), tuple(self.owners[rank] for rank in ranks), self.transport)
             for ranks in self.groups

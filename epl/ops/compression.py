@@ -1,4 +1,4 @@
-"""Half precision on the wire: floats travel as float16 and come back as what they were."""
+"""Half precision on the wire: floats travel as float16 and are converted back afterwards."""
 
 from typing import Union, overload
 
@@ -49,7 +49,7 @@ def decompress(tensor: Compressible, dtype: tf.DType, scale: float) -> Compressi
     """Undoes `compress`.
 
     Args:
-        tensor: what came back from the collective.
+        tensor: the result of the collective.
         dtype: the dtype before `compress`.
         scale: the scale given to `compress`.
 

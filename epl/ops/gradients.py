@@ -1,8 +1,8 @@
 """Gradients of the collective ops.
 
-The loss is the sum of the losses of all ranks, so the gradient of a collective is its adjoint across ranks: what was
-summed is summed back, what was gathered is scattered. A gradient collective belongs to the same communicator and rank,
-has the key `<key>/grad`, and waits for the forward op. Only sums have gradients.
+The loss is the sum of the losses of all ranks, so the gradient of a collective is its adjoint across ranks: that of a
+sum is a sum, that of a gather is a scatter. A gradient collective belongs to the same communicator and rank, has the
+key `<key>/grad`, and waits for the forward op. Only sums have gradients.
 
 | forward | gradient |
 | --- | --- |
@@ -107,8 +107,8 @@ def _all_gather_grad(op: tf.Operation, grad: Any, _: Any) -> Optional[tf.Tensor]
     with _After(op):
         if op.get_attr("equal_rows") and tensor.shape.ndims not in (0, None):
             return collectives.reduce_scatter(_member(op, world), grad)
-        # The core's reduce_scatter cuts the rows evenly, which is not how they were gathered. An all_to_all moves as
-        # many bytes as a reduce_scatter would, and half of what an all_reduce with a slice of it would.
+        # The core's reduce_scatter cuts the rows evenly, but they were gathered in unequal numbers. An all_to_all moves
+        # as many bytes as a reduce_scatter would, and half of what an all_reduce with a slice of it would.
         parts, _ = collectives.all_to_all(_member(op, world), grad, op.outputs[1])
         own = tf.shape(tensor)
         return tf.reduce_sum(tf.reshape(parts, tf.concat([[world], own], axis=0)), axis=0)

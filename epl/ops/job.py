@@ -1,6 +1,6 @@
 """The processes of one training run, as Python sees them: start, exchange of bytes, end of data, failure, stop.
 
-The work is the collective core's (csrc/comm); this module turns its statuses into exceptions, keeps at most one job per
+The collective core (csrc/comm) does the work. This module turns its statuses into exceptions, keeps at most one job per
 process, and lets Ctrl-C through while the core waits. Ranks and collectives are in `communicator.py`.
 """
 
@@ -24,12 +24,12 @@ _NO_SECRET = (
     "workers the same EPL_JOB_SECRET or EPL_JOB_SECRET_FILE (`openssl rand -hex 32` makes one); see docs/launcher.md.\n"
 )
 _FAILED = 13  # the core's code for the failure of a process
-# The core's words for it: "worker 1: ValueError: ...", "worker 1 (host:port) died or was lost: ...".
+# The core's text for it: "worker 1: ValueError: ...", "worker 1 (host:port) died or was lost: ...".
 _NAMED_FAILURE = re.compile(r"worker (\d+)(?:: | \(\S+\) )(.*)", re.DOTALL)
 
 
 class JobError(EplError, RuntimeError):
-    """Something went wrong between the processes of a job.
+    """A failure between the processes of a job.
 
     Attributes:
         code: the core's code, one of TensorFlow's error codes (4: too late, 11: end of data, 13: a process has failed).
@@ -137,13 +137,14 @@ class Job:
 
     @classmethod
     def announce(cls, announcement: Optional[Announcement]) -> None:
-        """Says which job this process belongs to. Nothing is connected before `join`; None takes the word back.
+        """Says which job this process belongs to; None takes it back. Nothing is connected before `join`.
 
         Raises:
             JobSecretError: if the job's secret, as the environment gives it, cannot be used.
         """
         if announcement is not None:
-            job_secret.job_secret(os.environ)  # known from here on, or refused before the script does its work
+            # Read now, so that a bad secret is refused before the script does its work.
+            job_secret.job_secret(os.environ)
         cls._announced = announcement
 
     @classmethod
@@ -187,13 +188,13 @@ class Job:
     ) -> "Job":
         """Joins the same processes once more, on a port of its own; blocks until all have called it.
 
-        The companion is for what outlives the collectives and may wait for ever: it has no time limits, is not
-        `Job.current`, and does not stop by itself.
+        The companion serves communication that outlives the collectives and may wait for ever: it has no time limits,
+        is not `Job.current`, and does not stop by itself.
 
         Args:
-            members: the processes that call it, ascending, process 0 and this one among them; all if not given. They
-                are counted anew; `name_of` gives their names in this job.
-            tell: gives what process 0 says under a key to each of them, where they are not all.
+            members: the processes that call it, ascending, process 0 and this one among them; all if not given. In
+                the companion they are counted from 0; `name_of` gives their names in this job.
+            tell: needed when the members are not all processes: gives each member the text of process 0 under a key.
 
         Raises:
             JobError: if a process has failed or does not appear in time.
@@ -243,7 +244,7 @@ class Job:
         return "worker {} ({}{})".format(process, self._hosts[process], ", " + role if role else "")
 
     def set_roles(self, roles: Mapping[int, str]) -> None:
-        """Says what some processes do, "stage 1", for the messages that name them.
+        """Sets what some processes do, "stage 1", for the messages that name them.
 
         Args:
             roles: by process.
@@ -251,9 +252,10 @@ class Job:
         self._roles = dict(roles)
 
     def silences(self) -> List[float]:
-        """Seconds since each process was heard, 0 for those that are well or have left.
+        """Seconds since each process was last heard; 0 for a process that is well or has left.
 
-        A process that is stopped, swapped out or cut off from the network keeps its connection; its silence tells.
+        A process that is stopped, swapped out or cut off from the network keeps its connection; only its silence shows
+        it.
         """
         if not self.alive:
             return [0.0] * self.num_processes
@@ -275,7 +277,7 @@ class Job:
         Args:
             key: names the exchange; the same in every process.
             data: the bytes of this process; their sizes may differ.
-            look: called a few times a second while it lasts; what it raises ends the wait.
+            look: called a few times a second during the wait; an exception from it ends the wait.
 
         Returns:
             The bytes of every process, in process order.
@@ -315,8 +317,8 @@ class Job:
     def end_generation(self, reason: str, generation: Optional[int] = None) -> None:
         """Gives the current step up, in every process: collectives that not all have joined fail with OutOfRangeError.
 
-        To be called by every process whose step failed with OutOfRangeError, and in a job of one process after any
-        failed step; the next step starts with fresh counters. Ending a generation again does nothing.
+        Call it in every process whose step failed with OutOfRangeError, and in a job of one process after any failed
+        step; the next step starts with fresh counters. Ending a generation again does nothing.
 
         Args:
             reason: why, for the messages of the other processes.
@@ -342,14 +344,14 @@ class Job:
 
     @property
     def first_failure(self) -> Optional[Cause]:
-        """The first failure of a process that this one has learnt of, its own included; None if all are well."""
+        """The first failure of a process that this process knows of, its own included; None if all are well."""
         status = native.Status()
         native.require().core.epl_job_trouble(self._living_handle(), ctypes.byref(status))
         named = _NAMED_FAILURE.match(status.message.decode(errors="replace")) if status.code == _FAILED else None
         return None if named is None else Cause(int(named.group(1)), named.group(2))
 
     def stop(self) -> None:
-        """Leaves the job in good order; what is still pending fails. Later calls do nothing."""
+        """Leaves the job in good order; pending collectives fail. Later calls do nothing."""
         with Job._lock:
             if not self.alive:
                 return
@@ -488,8 +490,8 @@ def interruptible(
     """Runs a call that may block in native code for minutes so that Ctrl-C still works meanwhile.
 
     Python handles signals only between byte codes of the main thread, so the call runs in a thread of its own. After
-    Ctrl-C that thread is left behind (it owns all its buffers); should its call still succeed, `undo` takes it back.
-    `look` is called a few times a second while the call lasts; what it raises ends the wait in the same way.
+    Ctrl-C nobody waits for that thread any more (it owns all its buffers); if its call still succeeds, `undo` reverts
+    it. `look` is called a few times a second during the call; an exception from it ends the wait in the same way.
     """
     finished = threading.Event()
     lock = threading.Lock()

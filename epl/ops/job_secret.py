@@ -1,7 +1,8 @@
-"""What tells the workers of a job from strangers and from workers of other jobs: the job's secret and its name.
+"""The secret and the name of a job, by which its workers recognize each other and refuse strangers and other jobs.
 
 Both come from the environment. `epl-launch` draws the secret of a job of one machine; for several machines the user
-gives it. It proves who a worker is when workers meet, by HMAC-SHA256 (csrc/comm/handshake.h); it encrypts nothing.
+gives it. It proves that a worker belongs to the job when workers meet, by HMAC-SHA256 (csrc/comm/handshake.h); it
+encrypts nothing.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ def job_secret(environ: Mapping[str, str]) -> Optional[bytes]:
 
 
 def _checked(source: str, text: bytes) -> bytes:
-    """The secret of a text that may end with a newline; `source`: where it comes from, for messages."""
+    """The secret in a text that may end with a newline; `source` says where the text comes from, for messages."""
     secret = text.strip()
     if len(secret) < _FEWEST_BYTES:
         raise JobSecretError(
@@ -49,7 +50,7 @@ def _checked(source: str, text: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=None)
 def _read(path: str) -> bytes:
-    """The secret that the file held when it first had one: a script may change its directory after epl.init()."""
+    """The secret in the file, kept from the first read: a script may change its directory after epl.init()."""
     try:
         with open(path, "rb") as source:
             mode = os.fstat(source.fileno()).st_mode

@@ -1,7 +1,7 @@
 """Loading of the native libraries and the ctypes binding of the collective core's C ABI (csrc/comm/epl_comm.h).
 
-Nothing is loaded when this module is imported: a package without its libraries still imports, and says what is off
-when a collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
+Importing this module loads nothing: a package without its libraries still imports, and says what is missing when a
+collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
 """
 
 import ctypes
@@ -79,7 +79,7 @@ class Native:
 
 
 class _Loader:
-    """Loads once, under a lock; a failure is tried again the next time, since a build may have come in between."""
+    """Loads once, under a lock; after a failure the next call tries again: the libraries may be built by then."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ def _load_core(path: str) -> ctypes.CDLL:
         core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise _unavailable(f"{path} does not load: {error}.") from error
-    # The version first: a build of another one may lack functions.
+    # The version first: a library of another version may lack functions.
     version = _function(core, "epl_comm_abi_version", ctypes.c_int, [])()
     if version != ABI_VERSION:
         raise _unavailable(f"{path} has ABI version {version}, this package needs {ABI_VERSION}.")

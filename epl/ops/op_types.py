@@ -1,6 +1,6 @@
-"""Which op types are collectives, and how to read one in a graph: a table for whoever orders, checks or counts them.
+"""Which op types are collectives, and how to read one in a graph: a table for code that orders, checks or counts them.
 
-Every op of these types has the attributes `communicator`, `rank` and `key`. Building them is `collectives.py`'s.
+Every op of these types has the attributes `communicator`, `rank` and `key`. `collectives.py` builds them.
 """
 
 from typing import Dict, NamedTuple

@@ -1,16 +1,16 @@
 """How constructors and the processes that serve them stay in step: rounds, the end of training, and failure.
 
 A process that serves runs no session, so nothing in its script tells it to open a communicator, to end a step or to
-leave. It takes part in *rounds* instead: every process gives one message, and all get those of all. Constructors give
-the same one each, and the serving processes do what it says.
+leave. It takes part in *rounds* instead: every process gives one message, and all get those of all. All
+constructors give the same message, and the serving processes do what it says.
 
     constructor 0      open [stage 1]   opened   ... session ...   end step 7   ...   finished
     constructor 2      open [stage 1]   opened   ... session ...   end step 7   ...   finished
     serving 1, 3       serve            opened                     serve              serve
 
-It runs over a companion of the job, which outlives the collectives: a process that has finished its script leaves the
-job but not the service, so that whoever still trains is watched until the end. What TensorFlow needs (servers,
-sessions) is in `epl/runtime/server.py`.
+The service runs over a companion of the job, which outlives the collectives. A process that has finished its script
+leaves the job but not the service, so that it sees failures of processes that still train. TensorFlow's servers and
+sessions are in `epl/runtime/server.py`.
 """
 
 import functools
@@ -29,10 +29,10 @@ _FAILED = 13  # the core's code for the failure of a process
 _LEFT = 9  # and for a process that left in good order
 # A process that has finished its script keeps the job so long, for collectives of the last step that still go on.
 _LAST_STEP_S = 10.0
-# Whoever failed ends before those that end because of it. epl-launch is told whose failure it was; what else starts
-# workers (Slurm, say) takes the first that ends for the cause.
+# The process that failed ends before those that end because of it. EPL tells epl-launch whose failure it was; other
+# programs that start workers (Slurm, say) take the first process that ends for the cause.
 _CAUSE_FIRST_S = 2.0
-_DIED = "died or was lost"  # the core's words for a process that has ended already
+_DIED = "died or was lost"  # the core's text for a process that has ended already
 
 _KINDS = ("serve", "open", "opened", "end step", "exchange", "finish")
 
@@ -55,7 +55,7 @@ class Service:
 
         Args:
             job: the job of the processes.
-            limits: of every wait for other processes.
+            limits: those of every wait for other processes.
         """
         self._job = job
         self._limits = limits
@@ -80,7 +80,7 @@ class Service:
         """Which process has failed and why, in words; None if all are well.
 
         Args:
-            patience: seconds to wait for the news. Whoever sees the consequence of a failure may be earlier than it.
+            patience: seconds to wait. A process may see the consequence of a failure before it hears of the failure.
         """
         self._failed.wait(patience)
         return self._failure
@@ -97,7 +97,7 @@ class Service:
     # ---- What constructors do.
 
     def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
-        """Opens communicators, in this order, in every process that owns a rank; all constructors call it alike.
+        """Opens communicators, in this order, in every process that owns a rank; all constructors make the same call.
 
         Raises:
             JobError: a process has failed, or the constructors differ.
@@ -113,7 +113,7 @@ class Service:
         Raises:
             JobError: a process has failed, or the constructors differ.
         """
-        # Here first: the steps of the other constructors fail by it.
+        # Here first: this makes the steps of the other constructors fail.
         self._job.end_generation(reason, generation)
         self._agree({"do": "end step", "generation": generation, "reason": reason})
 
@@ -128,7 +128,7 @@ class Service:
 
     def finish(self) -> None:
         """The script of this constructor has ended in good order: waits for the others to end too, then leaves."""
-        # Without a thread for the round, whoever still trains could not learn that this process is gone.
+        # Without a thread for the round, processes that still train could not learn that this one is gone.
         end = time.monotonic() + _LAST_STEP_S
 
         def leave_job() -> None:
@@ -140,7 +140,7 @@ class Service:
         try:
             self._agree({"do": "finish"}, leave_job)
         except JobError as error:
-            # The exit code stays: what this process was to do is done.
+            # The exit code stays: this process has done its work.
             sys.stderr.write(f"EPL: worker {self._job.process} has ended its script, and {error}\n")
         self.leave()
 
@@ -186,7 +186,7 @@ class Service:
                 self._job.create_communicator(name, rank_process, transport)
 
     def _agree(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
-        """A round of a constructor; refuses if another constructor gives something else."""
+        """A round of a constructor; fails if another constructor gives something else."""
         messages = self._round(mine, look)
         for worker, message in enumerate(messages):
             if message["do"] != "serve" and _what(message) != _what(mine):
@@ -223,11 +223,11 @@ class Service:
         return [_read(worker, part) for worker, part in enumerate(parts)]
 
     def _watch(self) -> None:
-        """Waits for bad news: for an exchange that nobody else joins, so that nothing but bad news ends it."""
+        """Waits for a failure: takes part in an exchange that nobody else joins, so that only a failure ends it."""
         try:
             self._companion.exchange(f"watch of worker {self._job.process}", b"")
         except JobError as error:
-            # The exchange is no business of the reader's.
+            # The exchange is an internal detail: it is cut off the message.
             news = str(error).split(" while worker ")[0]
             if not self._over and not (error.code == _LEFT and "has left" in news):
                 self._failure = news
@@ -246,7 +246,7 @@ def _read(worker: int, part: bytes) -> Message:
 
 
 def _what(message: Message) -> Tuple[Any, ...]:
-    """What constructors must agree on."""
+    """The part of a message on which constructors must agree."""
     return tuple(message.get(key) for key in ("do", "communicators", "generation", "key"))
 
 

@@ -1,7 +1,7 @@
-"""A wait for other processes: it says now and then that it lasts and who is missing, and it ends some time.
+"""A wait for other processes: it reports from time to time that it lasts and who is missing, and it has a time limit.
 
-TCP does not tell a process that is stopped, swapped out or cut off from one that is busy. The core counts for how long
-nothing was heard of each process (`Job.silences`), so there are three kinds of wait:
+TCP cannot tell a process that is stopped, swapped out or cut off from one that is busy. The core measures how long each
+process was not heard (`Job.silences`). There are three kinds of wait:
 
 | wait | a line after `stall_warning` of | it fails after `timeout` of |
 | --- | --- | --- |
@@ -9,7 +9,7 @@ nothing was heard of each process (`Job.silences`), so there are three kinds of 
 | `without_end`: for the others to end their scripts | waiting, or silence | silence of a process |
 | `quiet`, too: of a serving process for work | silence of a process | silence of a process |
 
-Who waits calls `Wait.look` a few times a second, as `job.interruptible` does.
+The code that waits calls `Wait.look` a few times a second, as `job.interruptible` does.
 """
 
 import sys
@@ -20,7 +20,7 @@ from epl.ops.job import Job, JobError
 
 _TOO_LATE = 4
 _LOOK_S = 0.5
-_ASLEEP_S = 3.0  # between two looks: this process itself was stopped
+_ASLEEP_S = 3.0  # so much time between two looks: this process itself was stopped
 
 
 class Limits(NamedTuple):
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 
 def is_too_late(error: Optional[BaseException]) -> bool:
-    """Whether it is of a wait that was given up, not of a process that failed or left."""
+    """Whether the error is of a wait that was given up, not of a process that failed or left."""
     return isinstance(error, JobError) and error.code == _TOO_LATE
 
 
@@ -51,11 +51,11 @@ class Wait:
 
         Args:
             job: of the processes that are waited for.
-            limits: when to say something, and when to give up.
+            limits: when to write a line, and when to give up.
             what: what this process does, "waits for the other constructors"; asked when a line is written.
-            missing: the processes that have not come, as far as known; asked then, too, and may block for a second.
-            without_end: nothing but the silence of a process ends it.
-            quiet: nothing but the silence of a process is worth a line.
+            missing: the processes that have not come, as far as known; also asked then, and may block for a second.
+            without_end: only the silence of a process ends the wait.
+            quiet: only the silence of a process writes a line.
         """
         self._job = job
         self._limits = limits

@@ -1,7 +1,7 @@
-"""How a tensor of a dtype that the core does not know travels: as another dtype, there and back.
+"""Wire dtypes: a tensor of a dtype that the core does not know travels as another dtype, and is converted back.
 
-The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the rest; what
-cannot travel is refused with words.
+The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the other dtypes;
+those that cannot travel are refused with a message.
 """
 
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
@@ -23,7 +23,7 @@ _ALL = ("sum", "prod", "min", "max")
 
 
 def wire_dtype(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[WireDtype]:
-    """How tensors of `dtype` travel; None if they need no help.
+    """How tensors of `dtype` travel; None if the core moves them as they are.
 
     Args:
         dtype: dtype of the tensors.
@@ -33,7 +33,7 @@ def wire_dtype(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[WireDtype]
         The wire dtype, or None.
 
     Raises:
-        TypeError: if such tensors cannot travel, or cannot be reduced so.
+        TypeError: if such tensors cannot travel, or cannot be reduced in this way.
     """
     if dtype in NATIVE_DTYPES:
         return None
@@ -54,7 +54,7 @@ def wire_dtype(dtype: tf.DType, reduce_op: Optional[str]) -> Optional[WireDtype]
 
 
 def integer_mean(dtype: tf.DType, world: int) -> WireDtype:
-    """How integers travel to be averaged: summed as int64, then divided; the mean is truncated towards zero.
+    """How integers travel for a mean: they are summed as int64, then divided; the mean is truncated towards zero.
 
     Raises:
         TypeError: for uint64, whose values int64 cannot hold.
@@ -88,7 +88,7 @@ _WIRE_DTYPES: Dict[tf.DType, WireDtype] = {
     tf.bool: _cast(tf.bool, tf.uint8, ("min", "max")),
     tf.int16: _cast(tf.int16, tf.int32),
     tf.uint16: _cast(tf.uint16, tf.int32),
-    # The bits of a sum or product modulo 2^n do not depend on the sign; an order does.
+    # The bits of a sum or product modulo 2^n do not depend on signedness; those of a minimum or maximum do.
     tf.uint32: _bits(tf.uint32, tf.int32, ("sum", "prod")),
     tf.uint64: _bits(tf.uint64, tf.int64, ("sum", "prod")),
     tf.bfloat16: _cast(tf.bfloat16, tf.float32),

@@ -3,8 +3,8 @@
     for device in actions.spans(step_stats.trace(session, train_op, feed), actions.of_ops(rewrite)).values():
         print(device)      # [0F0 12..40, 0F1 41..70, 0B0 90..120, ...], microseconds since the first op
 
-To which action an op belongs follows from what the user built and from what TensorFlow recorded while differentiating,
-not from what the rewriting made of it: a test can hold the two against each other.
+The user's ops, and what TensorFlow recorded while differentiating, decide to which action an op belongs. The result of
+the rewriting does not: so a test can compare the two.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Sequence, Set
@@ -36,12 +36,12 @@ class Span(NamedTuple):
 
 
 def of_ops(rewrite: Rewrite) -> Dict[str, Action]:
-    """Which action each op of every replica and micro batch belongs to, by name.
+    """The action of each op of every replica and micro batch, by name.
 
-    Ops of no action are left out: variables, what only depends on them, placeholders and data sources with what they
-    are computed from, what the gradients do not need (the loss itself) or what comes after them, and what the plan
-    added. So are preparations of the backward pass (shapes, counters of loops), for which either action will do, and
-    what TensorFlow moves to the device of its input when it runs a graph: ops that lead into a branch or out of a loop.
+    Ops of no action are left out: variables and ops that depend on them alone; placeholders, data sources and their
+    inputs; ops that the gradients do not need (the loss itself), or that follow the gradients; ops that the plan added.
+    Also left out are preparations of the backward pass (shapes, counters of loops), which fit either action, and ops
+    that TensorFlow moves to the device of their input when it runs a graph: those into a branch or out of a loop.
     """
     nodes = {node.name: node for node in rewrite.tf_graph.as_graph_def().node}  # the user's graph
     stages = stage_of_taskgraph(rewrite.plan.stages)
@@ -69,12 +69,12 @@ def of_ops(rewrite: Rewrite) -> Dict[str, Action]:
 
 
 def _producer_of(text: str) -> str:
-    """The op that an input of a NodeDef names."""
+    """The name of the op that an input of a NodeDef names."""
     return text.lstrip("^").partition(":")[0]
 
 
 def _backward(nodes: Dict[str, tf.NodeDef], seeds: Set[str]) -> Set[str]:
-    """What depends on the gradient of the objective, as far as TensorFlow made it while differentiating."""
+    """The ops that depend on the gradient of the objective and that TensorFlow made while differentiating."""
     consumers: Dict[str, List[str]] = {}
     for name in _of_backward_phase(nodes):
         for text in nodes[name].input:
@@ -104,8 +104,8 @@ def spans(trace: Sequence[Execution], action_of: Dict[str, Action]) -> Dict[str,
     """Per device, the actions that ran there, by start.
 
     Args:
-      trace: what ran.
-      action_of: what `of_ops` gave.
+      trace: the executions.
+      action_of: the result of `of_ops`.
     """
     first = min(execution.start_ns for execution in trace)
     by_device: Dict[str, Dict[Action, List[Execution]]] = {}

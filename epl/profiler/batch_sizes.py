@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
 
-# Datasets that make batches; counted from the end of the data inputs, the one that says of how many elements.
+# Datasets that make batches -> the input with the batch size, counted from the end of the data inputs.
 _BATCHES = {
     "BatchDataset": -1, "BatchDatasetV2": -2, "PaddedBatchDataset": 1, "PaddedBatchDatasetV2": 1,
     "MapAndBatchDataset": -3, "ExperimentalMapAndBatchDataset": -3,
@@ -21,7 +21,7 @@ Shape = Tuple[Optional[int], ...]
 
 
 def batch_shapes(view: GraphView) -> Dict[str, Shape]:
-    """Name of a tensor that an iterator gives, and whose first dimension is open -> its shape with the batch size."""
+    """Name of a tensor of an iterator with an open first dimension -> its shape with the batch size."""
     nodes = {node.name: node.to_proto() for node in view.nodes}
     found: Dict[str, Shape] = {}
     for index in view.of_types(_GET_NEXT):
@@ -35,7 +35,7 @@ def batch_shapes(view: GraphView) -> Dict[str, Shape]:
 
 
 def _batch_of(iterator: str, nodes: Mapping[str, tf.NodeDef], functions: Iterable[tf.NodeDef]) -> Optional[int]:
-    """The batch size of what an iterator gives; None if its dataset makes no batches of a constant size."""
+    """The batch size of an iterator's tensors; None if its dataset makes no batches of a constant size."""
     name = _producer(iterator)
     if name in nodes and nodes[name].op == "OneShotIterator":
         factory = nodes[name].attr["dataset_factory"].func.name
@@ -51,7 +51,7 @@ def _batch_of(iterator: str, nodes: Mapping[str, tf.NodeDef], functions: Iterabl
 
 
 def _batch_size(dataset: str, nodes: Mapping[str, tf.NodeDef]) -> Optional[int]:
-    """That of the last dataset that makes batches, on the way from a dataset to its source."""
+    """The batch size of the last dataset that makes batches, on the way from a dataset to its source."""
     node = nodes.get(_producer(dataset))
     while node is not None and node.op not in _BATCHES:
         node = nodes.get(_producer(node.input[0])) if node.input else None

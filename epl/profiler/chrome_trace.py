@@ -5,8 +5,8 @@
               backward pass, then updates, one thread for each communicator, transfers, the plan's own ops
     counter   the bytes that the device holds
 
-Events of a thread must not overlap unless one contains the other: where ops of a lane run at the same time, the lane
-has several threads.
+Events of a thread must not overlap unless one contains the other: if ops of a lane (a row of the picture) run at the
+same time, the lane has several threads.
 """
 
 import json
@@ -58,7 +58,7 @@ def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
     """The events of a traced step.
 
     Args:
-      metadata: of the step.
+      metadata: the record of the step.
       tf_graph: the graph of the session.
 
     Raises:
@@ -107,7 +107,7 @@ def merge(paths: Iterable[str], path: str) -> str:
 
 
 def _write(events: List[Event], path: str) -> str:
-    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})  # at once: json.dump takes five times as long
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})  # one call: json.dump takes five times as long
     with open(path, "w") as target:
         target.write(text)
     return path
@@ -209,7 +209,7 @@ def _threads(pid: int, slices: Sequence[_Slice]) -> List[Event]:
 
 
 def _rows(slices: Iterable[_Slice]) -> List[List[_Slice]]:
-    """Shares slices out so that none overlaps another in its row."""
+    """Distributes slices over rows so that no two overlap in a row."""
     rows: List[List[_Slice]] = []
     for one in sorted(slices, key=lambda one: (one.start_ns, one.end_ns)):
         free: Optional[List[_Slice]] = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)
@@ -234,7 +234,7 @@ def _complete(pid: int, tid: int, one: _Slice) -> Event:
 
 
 def _counters(pid: int, timeline: memory.Timeline) -> List[Event]:
-    """Bytes held, at each microsecond in which they change."""
+    """The bytes that a device holds, at each microsecond in which they change."""
     last = {change.time_us: change.live for change in timeline.changes}
     return [
         {"ph": "C", "name": "live bytes", "pid": pid, "ts": time_us, "args": {"bytes": live}}

@@ -13,8 +13,8 @@ from epl.profiler.traced_runs import TracedRunsHook
 logger = logging.getLogger("epl")
 
 CMDS = ("scope", "op", "graph")
-_PASSES = (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE)  # told apart where EPL recorded the model
-_SMALLEST_SHARE = 0.01  # of a scope that is listed
+_PASSES = (RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE)  # known where EPL recorded the model
+_SMALLEST_SHARE = 0.01  # a scope with a smaller share is not listed
 _LONGEST_LIST = 50  # of ops
 
 
@@ -23,7 +23,7 @@ class FlopsProfilerHook(TracedRunsHook):
 
         tf.train.MonitoredTrainingSession(hooks=[FlopsProfilerHook("scope")])
 
-    In a job of several workers, worker 0 does it: the model is the same in all.
+    In a job of several workers, worker 0 logs them: the model is the same in all.
     """
 
     _partition_graphs = True
@@ -32,11 +32,11 @@ class FlopsProfilerHook(TracedRunsHook):
         """Nothing is traced before the first run.
 
         Args:
-          cmds: what the FLOPs of the model are listed by: "scope", "op" (type) or "graph" (single ops), or several of
-            them, as a list or with commas between.
+          cmds: how the FLOPs of the model are listed: by "scope", "op" (type) or "graph" (single ops), or by several,
+            as a list or separated by commas.
 
         Raises:
-          ValueError: something else.
+          ValueError: `cmds` is something else.
         """
         super().__init__(save_steps=1, max_steps=1)
         self._cmds = _checked(cmds)

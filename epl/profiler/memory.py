@@ -1,8 +1,8 @@
 """The bytes that each device holds over a traced step.
 
-What a step allocates is in its records. What lives longer, variables and constants, is not allocated in the step: its
-size is that which TensorFlow notes beside the op, and that of the graph for variables behind a handle. The allocator of
-a GPU counts all of its bytes itself.
+The records of a step contain its allocations. Variables and constants live longer and are not allocated in the step:
+their sizes come from TensorFlow's note at the op, and for resource variables from the graph. The allocator of a GPU
+counts all of its bytes itself.
 """
 
 import re
@@ -16,12 +16,12 @@ from epl.profiler import step_stats
 
 
 class MemoryChange(NamedTuple):
-    """Memory that was taken or given back.
+    """An allocation, or a release of memory.
 
     Attributes:
       time_us: since the epoch.
-      op: the op that took it.
-      bytes: negative when it was given back.
+      op: the op that allocated it.
+      bytes: negative for a release.
       live: bytes that the device holds from then on, the persistent ones included.
     """
 
@@ -35,7 +35,7 @@ class Timeline(NamedTuple):
     """The memory of one device in one step.
 
     Attributes:
-      device: as the session names it; with "/host" behind it, what the ops of a GPU took on the host.
+      device: as the session names it; followed by "/host" for host memory that the ops of a GPU allocated.
       persistent: bytes of the variables and constants that the step uses.
       peak: most bytes at once, the persistent ones included.
       changes: in order.
@@ -52,7 +52,7 @@ def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> 
 
     Args:
       metadata: of the step.
-      tf_graph: tells the sizes of resource variables; without it they count as nothing.
+      tf_graph: has the sizes of resource variables; without it they do not count.
 
     Returns:
       One timeline for each device that held anything, by name.
@@ -81,7 +81,7 @@ def timelines(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph] = None) -> 
 
 
 def _place(device: str, allocator: str) -> str:
-    """Whose memory an allocator hands out. An op on a GPU takes pinned memory of the host, too."""
+    """The device whose memory an allocator hands out. An op on a GPU also takes pinned memory of the host."""
     on_host = re.search(r"gpu", device, re.IGNORECASE) and re.search(r"cpu|host", allocator, re.IGNORECASE)
     return device + "/host" if on_host else device
 
@@ -91,7 +91,7 @@ def _persistent(metadata: tf.RunMetadata, tf_graph: Optional[tf.Graph]) -> Dict[
     sizes: Dict[Tuple[str, str], int] = {}
     for device, stats in step_stats.node_stats(metadata):
         op_type = step_stats.op_type(stats)
-        if op_type in op_types.WRITES:  # notes the variables that it writes once more
+        if op_type in op_types.WRITES:  # notes the variables that it writes a second time
             continue
         # What an op took in the step is among its allocations, even if TensorFlow also notes it as lasting: as it does
         # for temporary variables and for the elements of TensorArrays.
@@ -114,7 +114,7 @@ def _taken(stats: Any) -> int:
 
 
 def _variable(op: tf.Operation) -> Tuple[str, int]:
-    """What tells a resource variable from others on its device, and its bytes; 0 if its shape is not known."""
+    """A key for a resource variable on its device, and its bytes; 0 if its shape is not known."""
     shape = tf.TensorShape(op.get_attr("shape"))
     known = TensorType(tuple(shape.as_list()), op.get_attr("dtype")) if shape.is_fully_defined() else None
     return op.get_attr("shared_name").decode() or op.name, 0 if known is None else num_bytes(known)

@@ -1,7 +1,7 @@
 """How much memory a training step will take on each device: a function and a hook, before the step runs.
 
-What is estimated, and how, is in `epl/profiler/estimate`. Here a step is what a `Session.run` would run: fetches and
-feeds mean what they mean to the session.
+`epl/profiler/estimate` makes the estimate. Here a step is one `Session.run`: fetches and feeds have the meaning that
+they have for the session.
 """
 
 import logging
@@ -29,7 +29,7 @@ class MemoryEstimateHook(tf.train.SessionRunHook):
     """Logs the estimate before the first run of a session (log `epl`, level INFO)."""
 
     def __init__(self) -> None:
-        """The estimate is of what that run fetches and feeds."""
+        """The estimate is for the fetches and feeds of that run."""
         self.estimate: Optional[MemoryEstimate] = None
 
     def before_run(self, run_context: Any) -> None:
@@ -44,7 +44,7 @@ class MemoryEstimateHook(tf.train.SessionRunHook):
 def memory_estimate(
     fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, threads: Optional[int] = None, advise: bool = True
 ) -> MemoryEstimate:
-    """Estimates what a run of the default graph takes on each device of this process; runs nothing.
+    """Estimates the memory of a run of the default graph on each device of this process; runs nothing.
 
     An annotated graph is rewritten for all devices first, as its first `Session.run` would do. Show the result with
     `epl.profiler.estimate.report.describe`.
@@ -57,7 +57,7 @@ def memory_estimate(
 
     Raises:
       PlanError: the graph cannot be rewritten as asked.
-      FeedError: the feeds cannot be shared out among replicas and micro batches.
+      FeedError: the feeds cannot be divided among replicas and micro batches.
     """
     tf_graph = tf.get_default_graph()
     transformation.transform(tf_graph)

@@ -37,9 +37,9 @@ class MemoryProfilerHook(TracedRunsHook):
         """Nothing is written before the session begins.
 
         Args:
-          save_steps: every which run is traced.
+          save_steps: every `save_steps`th run is traced.
           max_steps: the last run that may be traced.
-          output_dir: the folder, made if it is not there; "" is the current one.
+          output_dir: the folder, which is created if it is missing; "" is the current one.
           visualize: whether pictures are drawn.
           dump_metadata: whether the tf.RunMetadata is kept as well, serialized, in `run_metadata_<n>.bin`.
 
@@ -52,7 +52,7 @@ class MemoryProfilerHook(TracedRunsHook):
         self._dump_metadata = dump_metadata
 
     def begin(self) -> None:
-        """Makes the folder: what is wrong with it is known before the training."""
+        """Makes the folder, so that an error appears before the training."""
         output_files.make_folder(self._folder)
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
@@ -104,7 +104,7 @@ def profile_memory(
 
 
 def _write_csv(timeline: Timeline, path: str) -> None:
-    """One row for each change; the first is what was there before."""
+    """One row for each change; the first row has the bytes before the step."""
     start = timeline.changes[0].time_us if timeline.changes else 0
     with open(path, "w", newline="") as target:
         writer = csv.writer(target)

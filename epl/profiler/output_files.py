@@ -12,7 +12,7 @@ DEFAULT_FOLDER = "epl_profile"
 
 
 def make_folder(folder: str) -> str:
-    """Makes the folder if it is not there; returns it. "" is the current one.
+    """Creates the folder if it is missing; returns it. "" is the current one.
 
     Raises:
       OSError: it cannot be made.
@@ -34,7 +34,7 @@ def this_worker() -> Tuple[int, int]:
 
 
 def is_first_worker() -> bool:
-    """Whether this process writes what is the same in all."""
+    """Whether this process writes files that would be the same in all workers."""
     return this_worker()[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""What a graph would compute and hold, by the shapes alone: nothing is run."""
+"""FLOPs and memory of a graph, from its shapes alone: nothing is run."""
 
 from typing import Dict, Iterator, Optional, Tuple
 
@@ -19,7 +19,7 @@ def profile_flops(is_shape_unknown: bool = True, graph: Optional[tf.Graph] = Non
     `costs_shapes.UNKNOWN_DIMENSION`, loops with a known number of iterations as often as they run.
 
     Args:
-      is_shape_unknown: as scripts for EPL give it; where all shapes are known, nothing is assumed in any case.
+      is_shape_unknown: an argument of the released EPL; if all shapes are known, nothing is assumed in any case.
       graph: the graph; the default graph if not given.
     """
     view, costs = _costs(graph)
@@ -48,7 +48,7 @@ def _costs(graph: Optional[tf.Graph]) -> Tuple[GraphView, Costs]:
 
 
 def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:
-    """The nodes of the user: what the rewriting added would count the model several times."""
+    """The user's nodes: nodes that the rewriting added would count the model several times."""
     known = Graph.of(graph or tf.get_default_graph())
     added = known.plan.added if known is not None and known.plan is not None else frozenset()
     return (

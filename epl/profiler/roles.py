@@ -1,8 +1,8 @@
-"""What an op of a traced step is for: replica, stage, micro batch, pass, communicator.
+"""The role of an op in a traced step: replica, stage, micro batch, pass, communicator.
 
-It follows from the marks that the op carries in its NodeDef, and from the prefixes that the rewriting gave to the
-copies. Ops that TensorFlow itself makes when it optimizes a graph have no marks; their prefix still tells the replica
-and the micro batch. A graph without a plan has one replica; its passes are told apart where EPL recorded them.
+The role follows from the marks in the op's NodeDef, and from the prefixes that the rewriting gave to copies. Ops that
+TensorFlow makes when it optimizes a graph have no marks, but their prefix still shows the replica and the micro batch.
+A graph without a plan has one replica; its passes are known where EPL recorded them.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -25,18 +25,18 @@ class RoleKind:
     RECOMPUTE = "recompute"  # an activation that the backward pass computes a second time
     UPDATE = "update"
     COLLECTIVE = "collective"
-    PLAN = "plan"  # what the rewriting added besides: sums of gradients, barriers of the schedule
+    PLAN = "plan"  # other ops that the rewriting added: sums of gradients, barriers of the schedule
     TRANSFER = "transfer"  # between processes
-    OTHER = "other"  # made by TensorFlow, or in a graph of which EPL recorded nothing
+    OTHER = "other"  # made by TensorFlow, or in a graph that EPL did not record
 
 
 class Role(NamedTuple):
-    """What an op is for.
+    """The role of an op.
 
     Attributes:
       kind: a constant of Kind.
-      replica: counted among those of this process; 0 is the user's own graph.
-      stage: None in a model of one stage, and where it cannot be told.
+      replica: index among the replicas of this process; 0 is the user's own graph.
+      stage: None in a model of one stage, and if it is not known.
       micro_batch: None for what runs once per step.
       communicator: of a collective, else "".
     """
@@ -81,7 +81,7 @@ class Roles:
         Args:
           op: its name, as in a trace.
           device: the device on which it ran.
-          op_type: its type, where a trace tells it.
+          op_type: its type, if the trace has it.
         """
         key = (op, device)
         if key not in self._known:
@@ -89,7 +89,7 @@ class Roles:
         return self._known[key]
 
     def place(self, device: str) -> Optional[Tuple[int, List[int]]]:
-        """The replica and the stages of which a device is the plan's; None if it is none of them."""
+        """The replica and the stages that the plan puts on a device; None if there are none."""
         for name, place in self._places.items():
             if device.endswith(name):
                 return place
@@ -138,7 +138,7 @@ class Roles:
 def _without_prefix(name: str, prefixes: List[Tuple[str, int]]) -> Tuple[int, str]:
     """The copy that a name belongs to, 0 for the original, and the name there.
 
-    TensorFlow puts what it makes beside an op into a scope of its own, which may stand before the prefix.
+    TensorFlow puts ops that it adds for another op into a scope of its own, which may come before the prefix.
     """
     for prefix, copy in prefixes:
         scope, found, rest = ("/" + name).partition("/" + prefix)

@@ -1,7 +1,7 @@
 """Floating point operations of a traced step, op by op.
 
-They are counted for the graphs as TensorFlow ran them, with the shapes that the ops gave: fused ops, loops and branches
-count as what was done. What one run of an op costs is in the table of `epl/parallel/costs/ops.py`.
+They are counted in the graphs as TensorFlow ran them, with the actual shapes: fused ops, loops and branches count as
+they ran. The table of `epl/parallel/costs/ops.py` says what one run of an op costs.
 """
 
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -14,7 +14,7 @@ from epl.parallel.costs.shapes import TensorType, num_elements
 from epl.profiler import step_stats
 from epl.profiler.roles import Role, RoleKind, Roles
 
-# What TensorFlow fuses, and the op that does the work; what is fused into it counts once per element of the output.
+# Fused ops of TensorFlow -> the op that does the main work; ops fused into it count once per element of the output.
 _FUSED = {
     "_FusedMatMul": "MatMul",
     "_FusedConv2D": "Conv2D",
@@ -33,7 +33,7 @@ class OpFlops(NamedTuple):
 
     Attributes:
       op, op_type, device: which op ran, and where.
-      role: what it is for.
+      role: its role in the step.
       runs: its executions; several in a loop.
       flops: of all its executions.
     """
@@ -51,8 +51,8 @@ class StepFlops(NamedTuple):
 
     Attributes:
       ops: those that compute anything, in the order of their names.
-      scale: replicas of the job for each one of this process.
-      notes: what could not be counted exactly, for people.
+      scale: replicas of the job for each replica of this process.
+      notes: ops that could not be counted exactly, for people.
     """
 
     ops: Tuple[OpFlops, ...]
@@ -63,7 +63,7 @@ class StepFlops(NamedTuple):
 def of_model(flops: StepFlops, kinds: Iterable[str] = _OF_MODEL) -> List[OpFlops]:
     """The ops of the user's model, each once: those of replica 0 and micro batch 0.
 
-    What the plan adds, recomputed activations among it, is no part of them.
+    Ops that the plan adds, such as recomputed activations, are not among them.
     """
     wanted = frozenset(kinds)
     return [
@@ -128,7 +128,7 @@ class _Step:
         self._num_outputs: Dict[str, int] = {}
         self.runs: Dict[str, Tuple[str, int]] = {}  # op -> (device, executions)
         for device, stats in step_stats.node_stats(metadata):
-            if not stats.all_start_nanos:  # a kernel on a GPU, or a transfer: listed beside the op
+            if not stats.all_start_nanos:  # a kernel on a GPU, or a transfer: listed in addition to the op
                 continue
             self.runs[stats.node_name] = (device, self.runs.get(stats.node_name, (device, 0))[1] + 1)
             for output in stats.output:
@@ -154,7 +154,7 @@ class _Step:
         return cost.kind, cost.flops + extra
 
     def _type(self, text: str) -> TensorType:
-        """What is known of an input: as it was in the step, else as the graph says."""
+        """The known type of an input: as in the step, otherwise as in the graph."""
         name, _, slot = text.partition(":")
         key = (name, int(slot or 0))
         if key in self._outputs:
@@ -180,7 +180,7 @@ def _tensor_type(description: Any) -> TensorType:
 
 
 def _matmul_inputs(node: tf.NodeDef, inputs: Sequence[TensorType]) -> List[TensorType]:
-    """The inputs, where the dimension that is summed over comes from the second if the first does not tell."""
+    """The inputs; if the first has no known summed dimension, it comes from the second."""
     first, second = inputs[0], inputs[1]
     if first.shape is not None and None not in first.shape:
         return list(inputs)

@@ -4,8 +4,8 @@
     for execution in step_stats.executions(metadata):
         ...
 
-Knows TensorFlow's records alone. To which part of the model an op belongs is in `roles.py`, bytes over time are in
-`memory.py`.
+This module knows only TensorFlow's records. `roles.py` says to which part of the model an op belongs, `memory.py` has
+the bytes over time.
 """
 
 import re
@@ -13,11 +13,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
-# "name = Type(inputs)", behind the bytes of an op that allocates much: "[cpu 1.0MB 1.0MB] name = Type(inputs)".
+# "name = Type(inputs)"; with bytes first for an op that allocates much: "[cpu 1.0MB 1.0MB] name = Type(inputs)".
 _LABEL = re.compile(r"(?:\[[^\]]*\] )*\S+ = ([^\s(]+)\(")
 # TensorFlow's profiler lists ops a second time, with the times of its own.
 _SECOND_LIST = "/host:CPU"
-# What runs on a GPU is listed by stream, beside the launches: "/device:GPU:0/stream:7", "/device:GPU:0/memcpy".
+# GPU kernels are listed by stream, in addition to their launches: "/device:GPU:0/stream:7", "/device:GPU:0/memcpy".
 _STREAM = re.compile(r"^(.*/device:[^/]+|/gpu:\d+)/(stream:[^/]+|memcpy)$")
 
 
@@ -28,8 +28,8 @@ class Execution(NamedTuple):
       op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
       device: where it ran, as the session names it.
       start_ns, end_ns: since the epoch; the end is that of the kernel.
-      op_type: that of the op which ran; TensorFlow fuses some. "" where the record does not tell.
-      stream: of a GPU, what the kernel ran in; "" for the op itself.
+      op_type: type of the op that ran, maybe a fused one; "" if the record does not have it.
+      stream: the stream of a GPU in which the kernel ran; "" for the op itself.
     """
 
     op: str
@@ -41,10 +41,10 @@ class Execution(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Memory that an op took, or, with negative bytes, that was given back.
+    """Memory that an op allocated, or, with negative bytes, released memory.
 
     Attributes:
-      op: the op that took it.
+      op: the op that allocated it.
       device: where that op ran.
       allocator: name of the allocator.
       time_us: since the epoch.
@@ -74,7 +74,7 @@ def run(
       partition_graphs: whether the graphs that TensorFlow ran are kept as well.
 
     Returns:
-      What was fetched, and the record of the run.
+      The fetched values, and the record of the run.
     """
     metadata = tf.RunMetadata()
     values = session.run(fetches, feed_dict, options=run_options(partition_graphs), run_metadata=metadata)
@@ -82,12 +82,12 @@ def run(
 
 
 def trace(session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> List[Execution]:
-    """Runs one step and returns what ran, by start."""
+    """Runs one step and returns the executions, by start."""
     return executions(run(session, fetches, feed_dict)[1])
 
 
 def executions(metadata: tf.RunMetadata) -> List[Execution]:
-    """What ran, by start."""
+    """All executions, by start."""
     found = []
     devices = {device for device, _ in node_stats(metadata) if not _STREAM.match(device)}
     for device, stats in node_stats(metadata):
@@ -96,7 +96,7 @@ def executions(metadata: tf.RunMetadata) -> List[Execution]:
         length = _length_ns(stats)
         op = stats.node_name.partition(":")[0]
         place, stream = match.groups() if match else (device, "")
-        if stream:  # listed without its process
+        if stream:  # GPU devices are listed without their process
             full = [name for name in devices if name.endswith(place)]
             place = full[0] if len(full) == 1 else place
         found.append(Execution(op, place, start, start + length, op_type(stats), stream))
@@ -106,8 +106,8 @@ def executions(metadata: tf.RunMetadata) -> List[Execution]:
 def _length_ns(stats: Any) -> int:
     """From the start of an op to the end of its kernel.
 
-    Not to the end of the record: TensorFlow hands on the outputs of an op before it closes the record, so what waits
-    for the op may run on another thread by then.
+    Not to the end of the record: TensorFlow passes the outputs of an op on before it closes the record, so ops that
+    wait for it may run on another thread by then.
     """
     return (
         stats.op_end_rel_nanos
@@ -118,7 +118,7 @@ def _length_ns(stats: Any) -> int:
 
 
 def allocations(metadata: tf.RunMetadata) -> List[Allocation]:
-    """What was allocated and given back, in order; in the same microsecond, what is given back comes first."""
+    """Allocations and releases, in order; in the same microsecond, releases come first."""
     found = [
         Allocation(stats.node_name, device, memory.allocator_name, record.alloc_micros, record.alloc_bytes)
         for device, stats in node_stats(metadata)
@@ -137,7 +137,7 @@ def node_stats(metadata: tf.RunMetadata) -> Iterator[Tuple[str, Any]]:
 
 
 def op_type(stats: Any) -> str:
-    """The type of the op of a NodeExecStats; "" where the record does not tell."""
+    """The type of the op of a NodeExecStats; "" if the record does not have it."""
     match = _LABEL.match(stats.timeline_label)
     if match:
         return match.group(1)

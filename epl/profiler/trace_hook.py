@@ -13,7 +13,7 @@ logger = logging.getLogger("epl")
 
 
 class TraceHook(TracedRunsHook):
-    """Writes the timeline of a step with one lane per device, stage, micro batch and communicator.
+    """Writes the timeline of a step with one row per device, stage, micro batch and communicator.
 
         tf.train.MonitoredTrainingSession(hooks=[TraceHook(save_steps=10, max_steps=10)])
 
@@ -25,7 +25,7 @@ class TraceHook(TracedRunsHook):
         """Nothing is written before the session begins.
 
         Args:
-          save_steps: every which run is traced.
+          save_steps: every `save_steps`th run is traced.
           max_steps: the last run that may be traced.
           output_dir: the folder, made if it is not there; "" is the current one.
 
@@ -36,7 +36,7 @@ class TraceHook(TracedRunsHook):
         self._folder = output_dir
 
     def begin(self) -> None:
-        """Makes the folder: what is wrong with it is known before the training."""
+        """Makes the folder, so that an error appears before the training."""
         output_files.make_folder(self._folder)
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
@@ -60,7 +60,7 @@ def trace_step(
       step: a number for the name of the file.
 
     Returns:
-      What was fetched.
+      The fetched values.
     """
     output_files.make_folder(output_dir)
     values, metadata = step_stats.run(session, fetches, feed_dict)

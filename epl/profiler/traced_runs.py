@@ -1,4 +1,4 @@
-"""The base of hooks that look at some runs of a session: which ones, and how they are traced."""
+"""The base of hooks that trace some runs of a session: it chooses the runs and traces them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class TracedRunsHook(tf.train.SessionRunHook):
         """Checks the numbers.
 
         Raises:
-          ValueError: they are no numbers from 1 on, or no run would be traced.
+          ValueError: they are not numbers of at least 1, or no run would be traced.
         """
         for name, value in (("save_steps", save_steps), ("max_steps", max_steps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -48,7 +48,7 @@ class TracedRunsHook(tf.train.SessionRunHook):
             self.profile(run_context.session, run_values.run_metadata, self._runs)
 
     def profile(self, session: tf.Session, metadata: tf.RunMetadata, run: int) -> None:
-        """What is done with the record of a run; `run` is its number."""
+        """Handles the record of a run; `run` is its number."""
         raise NotImplementedError
 
     def _options(self) -> tf.RunOptions:

@@ -1,4 +1,4 @@
-"""Containers of Python that hold what is to be exchanged."""
+"""Python containers whose elements are to be replaced."""
 
 import copy
 from collections import abc
@@ -6,14 +6,14 @@ from typing import Any, Callable, List
 
 
 def as_list(values: Any) -> List[Any]:
-    """A list of what a function takes one or several of; of nothing for None."""
+    """A list of an argument that may be one value, several or None."""
     if values is None:
         return []
     return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def map_items(function: Callable[[Any], Any], value: Any) -> Any:
-    """`function` of a value, or a container of its kind with that of all that is in it, keys included.
+    """`function` of a value; of a container, one of the same kind with `function` of all elements, keys included.
 
     An iterator stays one; a view of a dictionary becomes a list.
     """

@@ -38,17 +38,17 @@ class NestingError(EplError, RuntimeError):
 
 
 class PlanError(EplError, RuntimeError):
-    """The annotated model cannot be carried out as asked on this job."""
+    """The annotated model cannot run on this job as asked."""
 
 
 class NotAvailableError(PlanError):
-    """A documented feature whose implementation does not exist yet was asked for."""
+    """The script asks for a documented feature that is not implemented yet."""
 
     def __init__(self, key: str, detail: str = "") -> None:
         """Says which key asks for the feature.
 
         Args:
-          key: what asks for it: a configuration key such as `zero.level`, or a call such as `epl.split`.
+          key: what requests it: a configuration key such as `zero.level`, or a call such as `epl.split`.
           detail: what to do instead, as a sentence; left out when empty.
         """
         message = f"not available yet: {key}"
@@ -65,4 +65,4 @@ class PlanMismatchError(PlanError):
 
 
 class FeedError(EplError, ValueError):
-    """A fed value cannot be shared out among the replicas."""
+    """A fed value cannot be divided among the replicas."""

@@ -1,8 +1,8 @@
 """How many NVIDIA GPUs this process may use, found without touching one.
 
 TensorFlow's own listings (`device_lib.list_local_devices`, `tf.config.experimental.list_physical_devices`) create a
-CUDA context on every visible GPU, and the first takes all their memory; so the driver is asked instead. Whether
-TensorFlow can use what is found shows when the first session is made.
+CUDA context on every visible GPU, and the first takes all their memory; so this module asks the driver instead. Whether
+TensorFlow can use the GPUs shows when the first session is made.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def driver_gpu_count() -> int:
 
 
 def _nvml_count() -> Optional[int]:
-    """Asks the driver's management library, which needs no CUDA; None when it is not there or does not answer."""
+    """Asks the driver's management library, which needs no CUDA; None if it is missing or does not answer."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,7 +1,7 @@
-"""The names of the environment variables by which the workers of a job know each other.
+"""The names of the environment variables by which the workers of a job recognize each other.
 
-The launcher sets them, the workers read them, and the configuration knows that they are none of its keys. What they
-mean is in docs/launcher.md.
+The launcher sets them, the workers read them, and the configuration knows that they are none of its keys.
+docs/launcher.md explains them.
 """
 
 SECRET = "EPL_JOB_SECRET"

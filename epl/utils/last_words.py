@@ -1,8 +1,8 @@
-"""What a worker tells its launcher: why it fails, and that its log takes no more.
+"""What a worker tells its launcher: why it fails, and that its log accepts no more output.
 
-Exit codes do not say which worker failed first: it may be the last to end. Nor does a log on a full disk. So the
-launcher gives each worker a pipe (`EPL_LAUNCHER_PIPE`), and the worker writes lines of JSON into it. Owns both ends of
-that text. Leaves the conclusions to epl/launcher/causes.py.
+Exit codes do not say which worker failed first: it may be the last to end. A log on a full disk does not say it either.
+So the launcher gives each worker a pipe (`EPL_LAUNCHER_PIPE`), and the worker writes lines of JSON into it. This module
+writes and reads these lines. epl/launcher/causes.py draws the conclusions.
 """
 
 import json
@@ -29,12 +29,12 @@ class LastWords(NamedTuple):
 
 
 def name_pipe(write_end: int) -> str:
-    """The value of `EPL_LAUNCHER_PIPE`. The inode tells the pipe from a file that has the same number in a child."""
+    """The value of `EPL_LAUNCHER_PIPE`. By the inode a child knows the pipe from a file with the same number."""
     return f"{write_end}:{os.fstat(write_end).st_ino}"
 
 
 def tell_failure(words: LastWords) -> None:
-    """Tells the launcher, if there is one, why this process fails. What was told first counts."""
+    """Tells the launcher, if there is one, why this process fails. Only the first call counts."""
     cause = None if words.cause is None else [words.cause.worker, words.cause.text[:_LONGEST]]
     _tell({"failure": words.text[:_LONGEST], "cause": cause})
 
@@ -45,7 +45,7 @@ def tell_lost_output(error: OSError) -> None:
 
 
 def has_launcher() -> bool:
-    """Whether a launcher listens."""
+    """Whether a launcher reads the pipe."""
     return _pipe() is not None
 
 
@@ -54,10 +54,10 @@ def _tell(message: Dict[str, Any]) -> None:
     if pipe is None:
         return
     try:
-        os.set_blocking(pipe, False)  # a launcher that is stopped must not hold up this process
+        os.set_blocking(pipe, False)  # a stopped launcher must not hold up this process
         os.write(pipe, (json.dumps(message) + "\n").encode())
     except OSError:
-        pass  # nobody listens any more
+        pass  # nobody reads any more
 
 
 def _pipe() -> Optional[int]:
@@ -86,7 +86,7 @@ class WordsReader:
         os.set_blocking(read_end, False)
 
     def read(self) -> None:
-        """Takes what the worker has written until now."""
+        """Reads what the worker has written so far."""
         try:
             self._pending += os.read(self._descriptor, 1 << 16)
         except BlockingIOError:

@@ -1,9 +1,9 @@
-"""Cuts a chain of costs into consecutive stages. Pure arithmetic; what the chain is made of is `partition.py`'s."""
+"""Cuts a chain of costs into consecutive stages. Pure arithmetic; `partition.py` makes the chain."""
 
 from collections import deque
 from typing import Deque, List, NamedTuple, Optional, Sequence, Tuple
 
-# Stages whose times differ by less than this are equally good: the cost model knows no better.
+# Stages whose times differ by less than this are equally good: the cost model is not more exact.
 BALANCE_SLACK = 0.05
 
 _RESOLUTION = 1e-9  # of the time of the longest stage
@@ -26,7 +26,7 @@ class Cuts(NamedTuple):
 def cut_chain(
     times: Sequence[float], boundaries: Sequence[int], num_stages: int, slack: float = BALANCE_SLACK
 ) -> Optional[Cuts]:
-    """The best cuts of a chain: the longest stage as short as possible, then as little cut as possible.
+    """The best cuts of a chain: first the longest stage as short, then the boundaries as small as possible.
 
         times        3   1   2 | 2   2 | 4
         boundaries     9   9   1   9   1
@@ -36,7 +36,7 @@ def cut_chain(
 
     Args:
       times: the time of each element, positive.
-      boundaries: `boundaries[i]` is what a cut in front of element i + 1 costs; one fewer than `times`.
+      boundaries: `boundaries[i]` is the cost of a cut before element i + 1; one fewer than `times`.
       num_stages: the number of stages.
       slack: how much longer than necessary, as a fraction, the longest stage may be.
 
@@ -92,9 +92,9 @@ def _least_cut(ends: Sequence[float], boundaries: Sequence[int], num_stages: int
     size = len(ends)
     least: List[Optional[int]] = [0] + [None] * (size - 1)  # sum of the first `end` elements in `stage` stages
     sources: List[List[int]] = []
-    before = [0] + list(boundaries) + [0]  # what is cut in front of each element
+    before = [0] + list(boundaries) + [0]  # the cost of a cut before each element
     for stage in range(num_stages):
-        # What a stage that starts there has cut before it.
+        # The sum of boundaries before a stage that starts there.
         entry = [None if value is None else value + cut for value, cut in zip(least, before)]
         least = [None] * size
         source = [-1] * size

@@ -1,7 +1,7 @@
-"""Standard output and error of a worker whose log is on a full disk: what is printed is lost, and the training goes on.
+"""Standard output and error of a worker whose log is on a full disk: the output is lost, and the training goes on.
 
-A worker writes to its log file by itself, so a full disk would end the training with the exception of a `print`. The
-launcher is told once and says so. Without a launcher the script's streams stay as they are.
+A worker writes to its log file itself, so on a full disk the exception of a `print` would end the training. Here the
+worker tells the launcher once, which says so. Without a launcher the script's streams stay as they are.
 """
 
 import errno
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def tolerate_full_disk() -> None:
-    """Has `sys.stdout` and `sys.stderr` lose what the log of this worker does not take. A second call does nothing."""
+    """Makes `sys.stdout` and `sys.stderr` drop output that the log cannot take. A second call does nothing."""
     if not last_words.has_launcher():
         return
     for name in ("stdout", "stderr"):
@@ -30,7 +30,7 @@ def tolerate_full_disk() -> None:
 
 
 class _LossyFile(io.RawIOBase):
-    """A file that loses what it cannot take."""
+    """A file that drops output that it cannot write."""
 
     def __init__(self, descriptor: int) -> None:
         """Writes to a descriptor, which stays open."""
@@ -46,7 +46,7 @@ class _LossyFile(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: Any) -> int:
-        """Writes all of `data`, or loses the rest of it."""
+        """Writes all of `data`, or drops the rest of it."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:

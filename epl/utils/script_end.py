@@ -1,8 +1,8 @@
-"""How the script of this process ends, as far as Python tells before it leaves: in good order, or with which failure.
+"""How the script of this process ends, as far as Python knows: in good order, or with which failure.
 
-`atexit` alone cannot tell: its functions run after a normal end and after an exception alike. Here the exception that
-ends the script is noted; who has something to say to other processes at exit asks `failure`, and the launcher is told
-in any case. What ends the process without Python (a signal, `os._exit`) others notice by themselves.
+`atexit` alone cannot tell: its functions run after a normal end and after an exception. This module notes the exception
+that ends the script. Code that tells other processes at exit calls `failure`; the launcher is told in any case. If the
+process ends without Python (a signal, `os._exit`), other processes notice that by themselves.
 """
 
 import atexit
@@ -33,7 +33,7 @@ class ScriptEnd:
         excepthook, leave = sys.excepthook, sys.exit
 
         def noting_excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-            # TensorFlow's errors end with where the op was made, which only this process's log needs.
+            # TensorFlow's errors end with the place where the op was made, which only this process's log needs.
             text = str(error).split("\n\nOriginal stack trace for ")[0]
             cls._failure = f"{kind.__name__}: {text}"[:_LONGEST]
             excepthook(kind, error, trace)
@@ -44,7 +44,7 @@ class ScriptEnd:
         def leave_by_exception(status: Any = None) -> NoReturn:
             try:
                 leave(status)
-            except SystemExit:  # an object only now: until it is caught, it is a status without the attribute `code`
+            except SystemExit:  # an object only here: before it is caught, it is a status without the attribute `code`
                 raise
 
         sys.excepthook, sys.exit = noting_excepthook, leave_by_exception
@@ -55,7 +55,7 @@ class ScriptEnd:
             if cls._failure is not None and os.getpid() == pid:
                 tell_failure(LastWords(cls._failure, None))
 
-        atexit.register(tell_launcher)  # first, so it runs last: whoever knows more has told it by then
+        atexit.register(tell_launcher)  # first, so it runs last: code that knows more has told the launcher by then
 
     @classmethod
     def failure(cls) -> Optional[str]:
@@ -64,10 +64,10 @@ class ScriptEnd:
 
 
 def _tell_status_at_exit(tell: Callable[[Any], None]) -> None:
-    """Has `tell` called with the status of the SystemExit that ends this process, whoever raised it and how.
+    """Calls `tell` with the status of the SystemExit that ends this process, wherever it was raised.
 
-    Python tells nobody about it; but it reads the attribute `code` of the exception then, and it alone does so while
-    no Python function runs. So a property takes the place of the attribute, which gives and takes the same values.
+    Python has no hook for it. But Python itself then reads the attribute `code` of the exception, and only this read
+    happens while no Python function runs. So a property with the same values replaces the attribute.
     """
     code = SystemExit.__dict__["code"]
 

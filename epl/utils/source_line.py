@@ -8,7 +8,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def user_line(op: tf.Operation) -> str:
-    """File and line of the user's program that made an op: the innermost that is of no library."""
+    """File and line of the user's program that made an op: the innermost frame outside of libraries."""
     for frame in reversed(op.traceback or []):
         filename, line = frame[0], frame[1]
         if (

@@ -1,7 +1,7 @@
 """The only module that imports private TensorFlow symbols.
 
 Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names below, so that a port
-to another TensorFlow is a change of this file. Each name says what it is used for.
+to another TensorFlow changes only this file. A comment at each name says what it is used for.
 """
 
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
@@ -40,11 +40,11 @@ ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
 KerasOptimizer = optimizer_v2.OptimizerV2
-# TensorFlow's own code calls deprecated functions of its own: around what the user did not ask for.
+# TensorFlow's own code calls its deprecated functions: used around calls that the user did not make.
 silent_deprecations = deprecation.silence
 # Writes the file `checkpoint` of a directory; the public name of the same function warns that it is deprecated.
 name_latest_checkpoint = checkpoint_management.update_checkpoint_state_internal
-# Of graph mode; what wraps another variable is none of them.
+# In graph mode; a variable that wraps another one is not among them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
 # The modules under which users find tf.train.MonitoredTrainingSession.
@@ -70,7 +70,7 @@ def default_graph_is_chosen() -> bool:
 
 
 def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
-    """The (key, value) pairs of a feed dict after TensorFlow's own expansion of nested keys and sparse tensors."""
+    """The (key, value) pairs of a feed dict after TensorFlow's expansion of nested keys and sparse tensors."""
     for key, value in tf_nest.flatten_dict_items(feed_dict).items():
         for tensor_type, _, feed_fn, _ in session_module._REGISTERED_EXPANSIONS:
             if isinstance(key, tensor_type):
@@ -84,8 +84,8 @@ def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
 class LazyOperations(Dict[str, tf.Operation]):
     """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
 
-    Two fifths of the cost of a clone is its Python wrapper (`Operation`), and almost no clone is touched from Python.
-    A name that is asked for and is one of `unwrapped` gets its wrapper then.
+    Two fifths of the cost of a clone is its Python wrapper (`Operation`), but Python code needs almost no clone. An
+    operation of `unwrapped` gets its wrapper when its name is first looked up.
     """
 
     def __init__(self, graph: tf.Graph, known: Dict[str, tf.Operation]) -> None:
@@ -125,11 +125,11 @@ def import_nodes(
       graph: the graph to extend; its lock is held while it changes.
       graph_def: serialized; nodes with their final names, none of which may be in the graph.
       names: the names of these nodes.
-      inputs: (name, output index, tensor): what a data input that names a node outside `graph_def` means.
+      inputs: (name, output index, tensor): the tensor for a data input that names a node outside of `graph_def`.
       controls: (name, operation): the same for control inputs.
 
     Raises:
-      ValueError: TensorFlow refused a node; its words are passed on.
+      ValueError: TensorFlow refused a node; the error has TensorFlow's text.
     """
     scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
     options = scoped_options.options
@@ -169,7 +169,7 @@ class unfinalized:
 class control_flow_context:
     """Ops created inside belong to the given control-flow context (of a `tf.cond`), as if built in its branch.
 
-    The context does not list them: it is exported with the graph of the user, in which they are not.
+    The context does not list them: it is exported with the user's graph, which does not contain them.
     """
 
     def __init__(self, graph: tf.Graph, context: Any) -> None:
@@ -197,7 +197,7 @@ def control_flow_context_of(op: tf.Operation) -> Any:
 
 
 def predicates_of(op: tf.Operation) -> List[Tuple[Any, tf.Tensor]]:
-    """Each branch of a `tf.cond` around an op, from the inside: its control-flow context, and the predicate of it."""
+    """Each branch of a `tf.cond` around an op, from the inside out: its control-flow context and its predicate."""
     found = []
     context = op._get_control_flow_context()
     while context is not None:
@@ -208,7 +208,7 @@ def predicates_of(op: tf.Operation) -> List[Tuple[Any, tf.Tensor]]:
 
 
 def set_predicate(context: Any, predicate: tf.Tensor) -> None:
-    """Makes gradients of what is in the branch of a `tf.cond` take another tensor as its predicate."""
+    """Makes gradients of ops in the branch of a `tf.cond` use another tensor as its predicate."""
     context._pred = predicate
 
 
@@ -218,7 +218,7 @@ def current_context(graph: tf.Graph) -> Any:
 
 
 def output_context_of(op: tf.Operation) -> Any:
-    """The control-flow context in which the outputs of `op` are used: that around the loop which it leaves."""
+    """The control-flow context in which the outputs of `op` are used: if it leaves a loop, the context around that."""
     return control_flow_util.GetOutputContext(op)
 
 
@@ -238,27 +238,27 @@ class listed_in_context:
 
 
 def set_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
-    """Has an op take another tensor of the same dtype at a position."""
+    """Makes an op take another tensor of the same dtype at a position."""
     op._update_input(position, tensor)
 
 
 def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
-    """Has an op wait for others besides what it waits for already."""
+    """Makes an op also wait for other ops."""
     op._add_control_inputs(list(before))
 
 
 def remove_control_inputs(op: tf.Operation) -> None:
-    """Has an op wait for nothing but what it takes."""
+    """Removes all control inputs of an op."""
     op._remove_all_control_inputs()
 
 
 def set_attr(op: tf.Operation, name: str, value: tf.AttrValue) -> None:
-    """Gives an op an attribute, or another value of one."""
+    """Sets an attribute of an op."""
     op._set_attr(name, value)
 
 
 def clear_attr(op: tf.Operation, name: str) -> None:
-    """Takes an attribute from an op."""
+    """Removes an attribute of an op."""
     op._clear_attr(name)
 
 
@@ -283,7 +283,7 @@ def is_loop_invariant(tensor: tf.Tensor) -> bool:
 
 
 def set_attr_scope(graph: tf.Graph, name: str, value: Any) -> Any:
-    """Marks every op created in `graph` from now on; None ends it. Returns the mark before."""
+    """Marks every op created in `graph` from now on; None ends it. Returns the previous mark."""
     scopes = graph._attr_scope_map
     before = scopes.get(name)
     if value is None:
@@ -299,7 +299,7 @@ def attr_scope(graph: tf.Graph, name: str) -> Any:
 
 
 def stored_variables() -> Dict[str, Any]:
-    """What `tf.get_variable` has made in the default graph, by the names that it was asked for."""
+    """The variables that `tf.get_variable` has made in the default graph, by the names it was called with."""
     return variable_scope._get_default_variable_store()._vars
 
 
@@ -314,7 +314,7 @@ def op_id(op: tf.Operation) -> int:
 
 
 def dependencies_in_effect(graph: tf.Graph, most: int) -> List[Any]:
-    """The `tf.control_dependencies` around the caller that name more than `most` ops."""
+    """Those `tf.control_dependencies` around the caller that name more than `most` ops."""
     return [one for one in graph._control_dependencies_stack if len(one.control_inputs) > most]
 
 
@@ -335,7 +335,7 @@ class replaced_dependencies:
 
 
 def function_of(owner: Any, name: str) -> Callable[..., Any]:
-    """`owner.name`, without the warning with which some modules of TensorFlow answer whoever looks up a name."""
+    """`owner.name`, without the warning that some modules of TensorFlow print when a name is looked up."""
     return getattr(getattr(owner, "_tfmw_wrapped_module", owner), name)
 
 
@@ -419,7 +419,7 @@ def op_def(graph: tf.Graph, op_type: str) -> Any:
 
 
 def is_stateful(graph: tf.Graph, op_type: str) -> bool:
-    """Whether ops of a type keep or read something besides their inputs."""
+    """Whether ops of a type keep state, or read anything except their inputs."""
     return op_def(graph, op_type).is_stateful
 
 
@@ -434,7 +434,7 @@ def has_kernel(op_type: str, type_attr: str, dtype: tf.DType, device_type: str) 
 
 
 def evaluate_constant(tensor: tf.Tensor) -> Any:
-    """The value of a tensor as TensorFlow works it out while it builds the graph; None if it cannot."""
+    """The value of a tensor that TensorFlow can compute while it builds the graph; None if it cannot."""
     return c_api.TF_TryEvaluateConstant_wrapper(tensor.graph._c_graph, tensor._as_tf_output())
 
 
@@ -446,12 +446,12 @@ def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
 
 
 def abandon(session: tf.Session) -> None:
-    """Makes the end of a session wait for no process: what it would tell are gone. It cannot run any more."""
+    """Makes the end of a session wait for no process: those that it would tell are gone. It can no longer run."""
     session._session = None
 
 
 def save_path(hook: tf.train.CheckpointSaverHook) -> str:
-    """The path of what the hook writes, without the number of the step."""
+    """The path of the checkpoints that the hook writes, without the number of the step."""
     return hook._save_path
 
 

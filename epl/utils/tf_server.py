@@ -1,7 +1,7 @@
 """TensorFlow's server of this process, and which network interfaces it can be reached by.
 
-TensorFlow 1.15 listens on every interface, and its protocol has no authentication: whoever reaches the port runs ops
-with the rights of the user, those that read and write files among them. So the socket is limited before the server
+TensorFlow 1.15 listens on every interface, and its protocol has no authentication: a program that reaches the port can
+run ops with the rights of the user, also ops that read and write files. So EPL limits the socket before the server
 begins to answer:
 
     one machine         lo                                          others are refused
@@ -12,10 +12,10 @@ The kernel limits it, by one of two ways:
 | | takes | without privilege |
 | --- | --- | --- |
 | SO_BINDTODEVICE | one interface | since Linux 5.7 |
-| SO_ATTACH_FILTER, a packet filter | several | but for the newest (seen: 6.18 asks for CAP_NET_ADMIN) |
+| SO_ATTACH_FILTER, a packet filter | several | except the newest (seen: 6.18 asks for CAP_NET_ADMIN) |
 
-So for lo one of the two works everywhere, and else the start is refused. For several machines a server that cannot be
-limited is open, which is said.
+So for lo one of the two works nearly everywhere; otherwise the start is refused. On several machines a server that
+cannot be limited is open, and a message says so.
 """
 
 import array
@@ -49,11 +49,11 @@ def start(address: str, others: Sequence[str], config: tf.ConfigProto) -> tf.tra
 
     Args:
       address: name or IP address of this machine in the job.
-      others: those of the other machines of the job; none if all workers are on this machine.
-      config: what the devices of the server are made by.
+      others: the addresses of the other machines of the job; none if all workers are on this machine.
+      config: the configuration of the server's devices.
 
     Raises:
-      ClusterError: the workers reach each other by lo, and the system cannot limit the server to it.
+      ClusterError: the workers reach each other by lo, but the system cannot limit the server to it.
     """
     interfaces, problem = _interfaces_of_job(address, others)
     for _ in range(_ATTEMPTS):
@@ -63,7 +63,7 @@ def start(address: str, others: Sequence[str], config: tf.ConfigProto) -> tf.tra
             problem = _limit(port, interfaces)
         if not _is_connected(port):
             break
-        # Somebody was connected before the limit, and would be answered: give the port up.
+        # A program connected before the limit and would get answers: give the port up.
     else:
         raise ClusterError(
             "Somebody connects to every port that this process opens before the port can be limited to an interface, "
@@ -87,7 +87,7 @@ def start(address: str, others: Sequence[str], config: tf.ConfigProto) -> tf.tra
 
 
 def limit(port: int, interfaces: Sequence[str]) -> None:
-    """Lets the sockets of this process that listen at a port be reached by some interfaces alone.
+    """Limits the sockets of this process that listen at a port to some interfaces.
 
     Raises:
       OSError: the system cannot, or nothing listens there.
@@ -102,7 +102,7 @@ def limit(port: int, interfaces: Sequence[str]) -> None:
 
 
 def interface_of(address: str) -> Optional[str]:
-    """The network interface of this machine that has an address, by name or as an IP; None if none has it.
+    """The network interface of this machine that has an address (a name or an IP); None if none has it.
 
     Raises:
       OSError: the name cannot be resolved.
@@ -115,12 +115,12 @@ def interface_of(address: str) -> Optional[str]:
 
 
 def _interfaces_of_job(address: str, others: Sequence[str]) -> Tuple[List[str], str]:
-    """The interfaces by which the workers of a job reach this machine, lo first; why they are not known, if so."""
+    """The interfaces by which the workers of a job reach this machine, lo first; or why they are not known."""
     if not others:
         return [LOOPBACK], ""
     try:
         found = {interface_of(address)}
-        if found & {None, LOOPBACK}:  # the name means 127.0.1.1 here, or an address behind which this machine stands
+        if found & {None, LOOPBACK}:  # the name means 127.0.1.1 here, or an address that forwards to this machine
             found = {interface_of(_address_towards(other)) for other in others}
     except OSError as error:
         return [], f"the interface of {address} is not known: {error}"
@@ -130,7 +130,7 @@ def _interfaces_of_job(address: str, others: Sequence[str]) -> Tuple[List[str], 
 
 
 def _address_towards(other: str) -> str:
-    """The IP address of this machine that packets to another one come from; none is sent."""
+    """The source address of packets from this machine to another one; no packet is sent."""
     for ip in _resolve(other):
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             any_socket.connect((ip, 9))
@@ -144,7 +144,7 @@ def _resolve(address: str) -> List[str]:
 
 
 def _limit(port: int, interfaces: Sequence[str]) -> str:
-    """Limits a port; why that cannot be done, "" if it is done."""
+    """Limits a port; returns why that is not possible, or ""."""
     try:
         limit(port, interfaces)
     except OSError as error:
@@ -161,7 +161,7 @@ def _bind_to_device(listening: socket.socket, interface: str) -> bool:
 
 
 def _attach_filter(listening: socket.socket, indices: Sequence[int]) -> None:
-    """Has the kernel drop what comes by other interfaces, before a connection is made."""
+    """Makes the kernel drop packets from other interfaces, before a connection is made."""
     last = len(indices)
     program = [(_LOAD, 0, 0, _INTERFACE)]
     program += [(_JUMP_IF_EQUAL, last - at, 0, index) for at, index in enumerate(indices)]  # to the second return

@@ -1,7 +1,7 @@
-"""Makes the TaskGraphs of `auto.auto_parallel`: one per stage, and every op of the model marked with its own.
+"""Makes the TaskGraphs of `auto.auto_parallel`, one per stage, and marks every op of the model with its TaskGraph.
 
 Runs when the user first differentiates the model, on forward ops alone; the backward pass then follows the marks.
-Where the model is cut is `partition.py`'s.
+`partition.py` decides where the model is cut.
 """
 
 import logging
@@ -24,19 +24,19 @@ logger = logging.getLogger("epl")
 
 
 class Partitioned(NamedTuple):
-    """Says of a graph that it has been divided, or that one stage was asked for: `Graph.state_of`."""
+    """State of a graph (`Graph.state_of`): it has been divided into stages, or one stage was asked for."""
 
 
 def partition_model(graph: Graph, ys: Any, num_stages: int, device_type: str = "cpu") -> Optional[Partition]:
     """Gives a model without annotation, or with one `replicate(1)`, the TaskGraphs of a pipeline.
 
-    All ops that are in the graph get a stage: those that the objective needs by the partition; others, such as
-    metrics, that of their latest input; the input pipeline the first. Ops created later belong to the last stage,
-    unless they differentiate one of another.
+    Every op that is in the graph gets a stage. The partition gives stages to the ops that the objective needs; other
+    ops, such as metrics, get the stage of their latest input; the input pipeline is in the first stage. Ops created
+    later belong to the last stage, unless they differentiate an op of another stage.
 
     Args:
       graph: the model.
-      ys: what is differentiated: a tensor or a list of them.
+      ys: a tensor or a list of tensors that are differentiated.
       num_stages: the number of stages; 1 or less means data parallelism of the whole model.
       device_type: "cpu" or "gpu": whose speed the stages are balanced for.
 
@@ -73,7 +73,7 @@ def _refuse_annotations(graph: Graph) -> None:
 
 
 def _replace_taskgraphs(graph: Graph, num_stages: int) -> None:
-    """The user's own strategy, if any, continues as that of the last stage."""
+    """Replaces the TaskGraphs; the user's own strategy, if any, continues as that of the last stage."""
     last = graph.taskgraphs[0].strategy if graph.taskgraphs else Replicate(1)
     graph.replace_taskgraphs([Replicate(1) for _ in range(num_stages - 1)] + [last])
 
@@ -85,7 +85,7 @@ def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:
 
 
 def _stages_of_all(view: GraphView, found: Partition) -> List[int]:
-    """The stage of every node, those that the objective does not need included."""
+    """The stage of every node, including nodes that the objective does not need."""
     units = found.units
     stages = {units.of_node[node]: stage for node, stage in found.of_node.items()}
     for unit in partition_units.input_pipeline(view, units, range(len(view))):
@@ -98,7 +98,7 @@ def _stages_of_all(view: GraphView, found: Partition) -> List[int]:
 def _spread(
     view: GraphView, of_node: Sequence[int], stages: Dict[int, int], edges: Sequence[Collection[int]], choose: Any
 ) -> None:
-    """Gives units without a stage the `choose` of what leads to them along `edges`."""
+    """Gives a unit without a stage one of the stages that lead to it along `edges`; `choose` picks it."""
     members: Dict[int, List[int]] = {}
     for node, unit in enumerate(of_node):
         members.setdefault(unit, []).append(node)

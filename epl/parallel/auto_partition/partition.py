@@ -1,7 +1,7 @@
-"""Partitions a forward graph into pipeline stages: repeated blocks when they divide, else balanced by estimated time.
+"""Partitions a forward graph into pipeline stages: by repeated blocks if their number divides, else by estimated time.
 
-Nothing of the graph is changed here. What must stay together and in which order is `units.py`'s, the estimates are
-`costs.py`'s, the cutting of a chain `epl/utils/linear_partition.py`'s; marking the ops is `annotate.py`'s.
+This module does not change the graph. `units.py` says which ops stay together and in which order, `costs.py` estimates
+times, `epl/utils/linear_partition.py` cuts a chain, and `annotate.py` marks the ops.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -27,14 +27,14 @@ PlannedStages = Callable[[Set[int]], Tuple[str, Dict[int, int]]]
 
 
 class PartitionStage(NamedTuple):
-    """What one stage does with one micro batch.
+    """The work of one stage for one micro batch.
 
     Attributes:
       ops: the number of forward ops.
       flops: floating point operations of the forward pass.
       seconds: estimated time of forward and backward pass.
       parameters: bytes of variables.
-      cut: bytes that go from this stage or earlier ones to later ones, in the forward pass.
+      cut: bytes that this stage and earlier ones send to later ones, in the forward pass.
     """
 
     ops: int
@@ -50,9 +50,9 @@ class Partition(NamedTuple):
     Attributes:
       policy: REPEATED_BLOCKS or BALANCED.
       of_node: the stage of every op that the objective needs.
-      stages: what the stages do.
-      notes: what the estimates assume.
-      units: what stays together.
+      stages: the work of each stage.
+      notes: the assumptions of the estimates.
+      units: the groups of nodes that stay together.
     """
 
     policy: str
@@ -70,7 +70,7 @@ def partition(
     device_type: str = "cpu",
     planned: Optional[PlannedStages] = None,
 ) -> Partition:
-    """Partitions what `roots` need.
+    """Partitions the ops that `roots` need.
 
     Args:
       tf_graph: the graph.
@@ -109,7 +109,7 @@ def _search(
 
 
 def describe(found: Partition) -> str:
-    """The partition as a table, with what it assumes."""
+    """The partition as a table, with its assumptions."""
     total = sum(stage.seconds for stage in found.stages) or 1.0
     rows = [f"{len(found.stages)} pipeline stages ({found.policy}):"]
     rows.append("  stage    ops      GFLOPs   time  parameters    cut to the next stage")
@@ -149,9 +149,9 @@ def _balance(
 def _elements(
     seconds: Sequence[float], cuts: Sequence[int], num_pinned: int
 ) -> Tuple[List[int], List[float], List[int]]:
-    """Joins units to elements that take time: (first unit, time, what is cut in front but for the first) of each.
+    """Joins units to elements that take time: (first unit, time, bytes of a cut before it), no cut for the first.
 
-    A unit without time goes to whichever side leaves less to cut. The first `num_pinned` units are one element.
+    A unit without time goes to the side that leaves less to cut. The first `num_pinned` units are one element.
     """
     starts = [0]
     times = [sum(seconds[:num_pinned])]
@@ -171,7 +171,7 @@ def _elements(
 
 
 def _cut_in_front(view: GraphView, units: Units, order: Sequence[int], needed: Set[int], costs: Costs) -> List[int]:
-    """For each place in the order, the bytes that are made before it and needed at or behind it."""
+    """For each place in the order, the bytes that are made before it and needed at it or after it."""
     place = {unit: at for at, unit in enumerate(order)}
     where = {node: place[units.of_node[node]] for node in needed}
     change = [0] * (len(order) + 1)
@@ -187,7 +187,7 @@ def _cut_in_front(view: GraphView, units: Units, order: Sequence[int], needed: S
 
 
 def _last_use(view: GraphView, where: Dict[int, int]) -> Dict[Tuple[int, int], int]:
-    """(node, output) -> the last place where it is used, for outputs used behind the place of their node."""
+    """(node, output) -> the last place where it is used, for outputs that are used after the place of their node."""
     last: Dict[Tuple[int, int], int] = {}
     for consumer, at in where.items():
         for producer, output in data_inputs(view, consumer):

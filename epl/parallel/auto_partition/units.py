@@ -1,9 +1,9 @@
-"""The units of a partition, what must stay together, and the order in which they can be cut.
+"""The units of a partition (ops that must stay together), and the order in which they can be cut.
 
-Together stay: a loop, a conditional, a variable with all that takes its reference or handle, colocated ops, a staging
-area, and what would otherwise form a circle. The order is topological. Ops that the data passes through come as they
-were created; a variable comes where the data first meets it, however early it was created, and what is computed from
-variables alone comes right behind the last of them.
+These are units: a loop, a conditional, a variable with all ops that take its reference or handle, colocated ops, a
+staging area, and ops that would otherwise form a cycle. The order is topological. Ops that the data passes through come
+in the order of creation. A variable comes where the data first meets it, however early it was created. An op that
+computes from variables alone comes right after the last of them.
 
     created    w1 w2 l2(w1) l2(w2) x f g loss        f = x * w1, g = f * w2, loss = g + l2(w1) + l2(w2)
     ordered    x w1 l2(w1) f w2 l2(w2) g loss
@@ -19,7 +19,7 @@ from epl.ir.view import GraphView
 from epl.ir.walks import topological_order
 from epl.parallel.costs import loops as costs_loops
 
-# Where data comes into the graph, which is always in the first stage. (A PlaceholderWithDefault may be anything.)
+# Ops that bring data into the graph; they are always in the first stage. (A PlaceholderWithDefault may be anything.)
 INPUTS = op_types.DATA_SOURCES | frozenset(["Placeholder", "PlaceholderV2"])
 
 _LAST = float("inf")
@@ -42,9 +42,9 @@ class Ordered(NamedTuple):
 
     Attributes:
       order: all of them, in topological order, the pinned ones first.
-      producers: the units that each of them takes data or control from.
-      pinned: those that bring data into the graph, and what they need.
-      fed: those that the data passes through.
+      producers: the units from which each unit takes data or control.
+      pinned: the units that bring data into the graph, and the units that these need.
+      fed: the units that the data passes through.
     """
 
     order: List[int]
@@ -60,7 +60,7 @@ class UnionFind:
         self._parent = list(range(size))
 
     def find(self, item: int) -> int:
-        """The member that stands for the set of `item`."""
+        """The member that represents the set of `item`."""
         parent = self._parent
         while parent[item] != item:
             parent[item] = parent[parent[item]]
@@ -68,7 +68,7 @@ class UnionFind:
         return item
 
     def join(self, items: Iterable[int]) -> None:
-        """Makes one set of those of `items`."""
+        """Merges the sets of `items` into one."""
         first = -1
         for item in items:
             root = self.find(item)
@@ -78,7 +78,7 @@ class UnionFind:
 
 
 def find_units(tf_graph: tf.Graph, view: GraphView, needed: Collection[int]) -> Units:
-    """Divides the nodes of a graph into units; without circles among those that have a node of `needed`."""
+    """Divides the nodes of a graph into units; units with a node of `needed` form no cycles."""
     sets = UnionFind(len(view))
     _join_control_flow(view, sets)
     _join_handles(tf_graph, view, sets)
@@ -92,7 +92,7 @@ def find_units(tf_graph: tf.Graph, view: GraphView, needed: Collection[int]) -> 
 
 
 def input_pipeline(view: GraphView, units: Units, nodes: Collection[int]) -> Set[int]:
-    """The units that bring data into the graph, and those they need."""
+    """The units that bring data into the graph, and the units that these need."""
     found: Set[int] = set()
     stack = [units.of_node[node] for node in nodes if view.types[node] in INPUTS]
     while stack:
@@ -104,19 +104,19 @@ def input_pipeline(view: GraphView, units: Units, nodes: Collection[int]) -> Set
 
 
 def order_units(view: GraphView, units: Units, needed: Collection[int]) -> Ordered:
-    """The units with a node of `needed`, the input pipeline first, in the order that the module describes."""
+    """The units with a node of `needed`, in the order that the module describes, the input pipeline first."""
     producers = _unit_producers(view, units, needed)
     created = _topological(producers)
     pinned = input_pipeline(view, units, needed)
     fed = _fed(units, producers, created, pinned, view)
     rank = {unit: at for at, unit in enumerate(created)}
-    # A variable or constant comes with the first unit on the way of the data that needs it, in however many steps.
+    # A variable or constant comes with the first unit on the way of the data that needs it, directly or indirectly.
     position: Dict[int, float] = {unit: rank[unit] if unit in fed else _LAST for unit in created}
     for unit in reversed(created):
         for producer in producers[unit]:
             if producer not in fed:
                 position[producer] = min(position[producer], position[unit])
-    for unit in created:  # what is computed from them follows
+    for unit in created:  # the units that compute from them follow
         if unit not in fed and producers[unit]:
             position[unit] = max(position[producer] for producer in producers[unit])
     order = sorted(created, key=lambda unit: (unit not in pinned, position[unit], unit in fed, rank[unit]))
@@ -127,7 +127,7 @@ def order_units(view: GraphView, units: Units, needed: Collection[int]) -> Order
 
 
 def _join_control_flow(view: GraphView, sets: UnionFind) -> None:
-    """Loops and conditionals, each with all that is inside."""
+    """Joins each loop and each conditional with all ops inside."""
     frames = costs_loops.loop_frames(view)
     loops: Dict[str, List[int]] = {}
     for node, names in frames.items():
@@ -139,10 +139,10 @@ def _join_control_flow(view: GraphView, sets: UnionFind) -> None:
 
 
 def _join_conditionals(view: GraphView, frames: costs_loops.Frames, sets: UnionFind) -> None:
-    """What lies between a Switch and the Merge that closes it; those of a loop are the loop's."""
+    """Joins the ops between a Switch and the Merge that closes it; a Switch of a loop belongs to the loop."""
     back = frozenset(["NextIteration", "RefNextIteration"])
     forward = {n: [p for p in producers if view.types[p] not in back] for n, producers in enumerate(view.producers)}
-    depth: Dict[int, int] = {}  # of conditionals around what a node gives
+    depth: Dict[int, int] = {}  # number of conditionals around the output of a node
     for node in _topological(forward):
         around = max([depth[p] for p in forward[node]] or [0])
         if around:
@@ -153,7 +153,7 @@ def _join_conditionals(view: GraphView, frames: costs_loops.Frames, sets: UnionF
 
 
 def _join_handles(tf_graph: tf.Graph, view: GraphView, sets: UnionFind) -> None:
-    """References and handles: they cannot leave the device of what they refer to."""
+    """Joins references and handles with their variables: they cannot leave the device of the variable."""
     held: Set[Tuple[int, int]] = set()
     for node, definition in enumerate(view.nodes):
         for at, output in enumerate(tf_graph.get_operation_by_name(definition.name).outputs):
@@ -164,7 +164,7 @@ def _join_handles(tf_graph: tf.Graph, view: GraphView, sets: UnionFind) -> None:
 
 
 def _join_colocated(view: GraphView, sets: UnionFind) -> None:
-    """Ops that ask for the device of another, and those of one staging area."""
+    """Joins ops that are colocated with another op, and the ops of one staging area."""
     areas: Dict[bytes, int] = {}
     for node, definition in enumerate(view.nodes):
         if "_class" in definition.attr:
@@ -178,7 +178,7 @@ def _join_colocated(view: GraphView, sets: UnionFind) -> None:
 
 
 def _join_circles(view: GraphView, sets: UnionFind, needed: Collection[int]) -> None:
-    """Units that need each other, through ops of `needed`, become one (strongly connected components, by Kosaraju)."""
+    """Joins units that need each other through ops of `needed` (strongly connected components, by Kosaraju)."""
     producers: Dict[int, List[int]] = {}
     consumers: Dict[int, List[int]] = {}
     for node in needed:
@@ -200,7 +200,7 @@ def _join_circles(view: GraphView, sets: UnionFind, needed: Collection[int]) -> 
 
 
 def _finishing(start: int, edges: Dict[int, List[int]], seen: Set[int]) -> List[int]:
-    """What is reached from `start` and not yet seen, each behind all that is reached from it."""
+    """What `start` reaches and was not seen before, each one after everything that it reaches."""
     if start in seen:
         return []
     seen.add(start)
@@ -219,7 +219,7 @@ def _finishing(start: int, edges: Dict[int, List[int]], seen: Set[int]) -> List[
 
 
 def _closed(edges: Dict[int, List[int]]) -> Dict[int, Sequence[int]]:
-    """`edges` with an entry for every end."""
+    """`edges` with an entry for every end point."""
     return {unit: edges.get(unit, ()) for unit in set(edges).union(*edges.values())} if edges else {}
 
 
@@ -227,7 +227,7 @@ def _closed(edges: Dict[int, List[int]]) -> Dict[int, Sequence[int]]:
 
 
 def _unit_producers(view: GraphView, units: Units, needed: Collection[int]) -> Dict[int, Sequence[int]]:
-    """For each unit with a node of `needed`, the units that these nodes take data or control from."""
+    """For each unit with a node of `needed`, the units from which these nodes take data or control."""
     producers: Dict[int, Dict[int, None]] = {}
     for node in sorted(needed):
         unit = units.of_node[node]
@@ -239,7 +239,7 @@ def _unit_producers(view: GraphView, units: Units, needed: Collection[int]) -> D
 
 
 def _topological(producers: Mapping[int, Sequence[int]]) -> List[int]:
-    """The keys, each behind its producers, otherwise in the order of the mapping. Those in circles are left out."""
+    """The keys, each after its producers, otherwise in the order of the mapping, without those in cycles."""
     units = list(producers)
     waiting = {at: len(set(producers[unit])) for at, unit in enumerate(units)}
     rank = {unit: at for at, unit in enumerate(units)}
@@ -255,7 +255,7 @@ def _fed(
 ) -> Set[int]:
     """The units that the data passes through.
 
-    Where nothing brings data into the graph, constants and random numbers stand for it.
+    If nothing brings data into the graph, constants and random numbers count as data.
     """
     fed = set(pinned)
     if not fed:

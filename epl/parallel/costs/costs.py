@@ -2,8 +2,8 @@
 
     time = runs * (overhead + max(FLOPs / rate of its kind, bytes / bandwidth))
 
-Only the relative weights count: they decide where a model is cut. What an op computes is in
-`epl/parallel/costs/ops.py`, shapes are in `shapes.py`, loops in `loops.py`.
+Only the weights relative to each other matter: they decide where a model is cut. `epl/parallel/costs/ops.py` says what
+an op computes, `shapes.py` has the shapes, `loops.py` the loops.
 """
 
 from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -25,7 +25,7 @@ class Machine(NamedTuple):
     Attributes:
       overhead: seconds that starting an op takes.
       bandwidth: bytes per second, read and written.
-      rates: kind -> FLOPs per second; a kind that is not in it is bound by the bandwidth.
+      rates: kind -> FLOPs per second; the bandwidth limits all other kinds.
     """
 
     overhead: float
@@ -43,7 +43,7 @@ class Costs(NamedTuple):
       step_seconds: estimated time of the forward and the backward pass.
       parameters: bytes of the variables.
       types: shape and dtype of every output.
-      notes: what had to be assumed, for people.
+      notes: assumptions, for people.
     """
 
     flops: Dict[int, float]
@@ -72,9 +72,9 @@ MACHINES = {
         5e-6, 800e9, {Kind.MATMUL: 14e12, Kind.BATCH_MATMUL: 14e12, Kind.CONVOLUTION: 14e12, Kind.DEPTHWISE: 14e12}
     ),
 }  # fmt: skip
-# The narrowest dimension of a contraction at which it runs at half its rate; measured likewise.
+# With this narrowest dimension a contraction runs at half its rate; measured in the same way.
 _HALF_RATE_WIDTH = 40
-# Kinds that move bytes slower than the bandwidth allows: how many times.
+# Kinds that move bytes slower than the bandwidth allows, and how many times slower.
 _SLOWER = {Kind.REARRANGE: 3.0}
 
 # Time of the backward pass of an op as a multiple of its forward pass; 1 for kinds that are not in it.
@@ -96,9 +96,9 @@ def node_costs(
     Args:
       tf_graph: the graph.
       view: its view.
-      nodes: what a forward pass runs; must contain all ancestors of its members.
+      nodes: the nodes of a forward pass, with all their ancestors.
       device_type: a key of MACHINES.
-      known: name of a tensor that a source of data gives -> its shape, where the graph leaves it open.
+      known: name of a tensor of a data source -> its shape, where the graph leaves it open.
     """
     machine = MACHINES[device_type]
     types, notes = costs_shapes.output_types(tf_graph, view, nodes, known)
@@ -126,7 +126,7 @@ def node_costs(
 
 
 def input_types(view: GraphView, types: Types, node: int) -> List[TensorType]:
-    """Shapes and dtypes of the data inputs of a node, those that are known."""
+    """Shapes and dtypes of the data inputs of a node, as far as they are known."""
     found = []
     for name in view.nodes[node].input:
         if name[0] != "^":
@@ -136,7 +136,7 @@ def input_types(view: GraphView, types: Types, node: int) -> List[TensorType]:
 
 
 def keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
-    """Whether a transpose changes nothing, as the one of a matmul of a tensor of rank 3 with a matrix."""
+    """Whether a transpose changes nothing, such as that in a matmul of a tensor of rank 3 with a matrix."""
     if view.types[node] != "Transpose":
         return False
     permutation = folding.vector(folding.data_inputs(node)[1][0])
@@ -155,7 +155,7 @@ def op_seconds(cost: OpCost, machine: Machine) -> float:
 
 
 def _differentiated(view: GraphView, nodes: Collection[int], types: Types) -> FrozenSet[int]:
-    """The nodes that a gradient flows through: computed from a variable, in floating point."""
+    """The nodes through which a gradient flows: floating point, and computed from a variable."""
     variables = [node for node in nodes if view.types[node] in op_types.VARIABLES]
     members = frozenset(nodes)
     reached = view.descendants(variables, stop=lambda node: node not in members) & members

@@ -1,6 +1,6 @@
-"""Values that a graph tells before it runs: constants, shapes and arithmetic with them.
+"""Values that are known from a graph before it runs: constants, shapes and arithmetic with them.
 
-Enough for the bound of a loop and the permutation of a transpose; TensorFlow's own folding is not public.
+This is enough for the bound of a loop and the permutation of a transpose; TensorFlow's own folding is not public.
 """
 
 from typing import List, Optional, Sequence, Tuple
@@ -22,7 +22,7 @@ class Folding:
     """Looks up values in a graph."""
 
     def __init__(self, view: GraphView, types: Types) -> None:
-        """Args: the view, and the types of those nodes whose shapes may be asked for."""
+        """Args: the view, and the types of all nodes whose shapes may be needed."""
         self._view = view
         self._types = types
 
@@ -36,7 +36,7 @@ class Folding:
         return pairs
 
     def scalar(self, node: int, depth: int = 0) -> Number:
-        """The value of a scalar; of the smaller of a known and an unknown one, the known one: an upper bound."""
+        """The value of a scalar. For the minimum of a known and an unknown one it is the known one, an upper bound."""
         op_type = self._view.types[node]
         if op_type == "Const":
             values = self._constant(node)
@@ -57,7 +57,7 @@ class Folding:
         return None
 
     def vector(self, node: int, depth: int = 0) -> Sequence[Number]:
-        """The elements of a vector; empty when not even its length is known."""
+        """The elements of a vector; an empty list if not even its length is known."""
         op_type = self._view.types[node]
         inputs = self.data_inputs(node)
         if op_type == "Const":

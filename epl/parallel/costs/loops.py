@@ -1,4 +1,4 @@
-"""How often an op inside tf.while_loop runs: the frames of the nodes, and the trip counts that the graph tells."""
+"""How often an op inside tf.while_loop runs: the frames of nodes, and the trip counts that the graph shows."""
 
 from typing import Collection, Dict, Optional, Tuple
 
@@ -30,7 +30,7 @@ def loop_frames(view: GraphView) -> Frames:
 
 
 def trip_counts(view: GraphView, folding: Folding, frames: Frames) -> Dict[str, Optional[int]]:
-    """How often the body of each loop runs, None where the graph does not tell."""
+    """How often the body of each loop runs, None if the graph does not show it."""
     counts: Dict[str, Optional[int]] = {}
     for node in view.of_types(["LoopCond"]):
         if node in frames:
@@ -51,7 +51,7 @@ def runs(frames: Frames, counts: Dict[str, Optional[int]], nodes: Collection[int
 
 
 def _limit(view: GraphView, folding: Folding, condition: int) -> Optional[int]:
-    """How often a loop with this condition runs at most, where it counts a variable up to a bound."""
+    """How often a loop with this condition runs at most, if it counts a variable up to a bound."""
     op_type = view.types[condition]
     inputs = [producer for producer, _ in folding.data_inputs(condition)]
     if op_type == "LogicalAnd":

@@ -1,8 +1,8 @@
 """What one run of an op costs, by op type: a table of kinds, FLOPs and memory traffic.
 
-FLOPs are counted as tf.profiler counts them (a multiply-add is two, an elementwise function is one per element), which
-also tells why this table exists: tf.profiler knows no batched matmul, no einsum and no norm, and gives up where a
-dimension is unknown. How fast a kind of op runs is in `epl/parallel/costs/costs.py`.
+FLOPs are counted as in tf.profiler: a multiply-add is two, an elementwise function is one per element. The table exists
+because tf.profiler knows no batched matmul, no einsum and no norm, and gives up if a dimension is unknown.
+`epl/parallel/costs/costs.py` says how fast each kind of op runs.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
@@ -16,8 +16,8 @@ class Kind:
     """Ops whose FLOPs take about equally long."""
 
     FREE = "free"  # no work: an alias, a constant, bookkeeping
-    MOVE = "move"  # bytes alone, in long runs
-    REARRANGE = "rearrange"  # bytes alone, one element at a time
+    MOVE = "move"  # moves bytes only, in long runs
+    REARRANGE = "rearrange"  # moves bytes only, one element at a time
     MATMUL = "matmul"
     BATCH_MATMUL = "batch matmul"
     CONVOLUTION = "convolution"
@@ -32,7 +32,7 @@ class Kind:
     NORM = "norm"
     POOL = "pool"
     RANDOM = "random"
-    CALL = "call"  # a function, whose body is not looked into
+    CALL = "call"  # a function; EPL does not look into its body
     UNKNOWN = "unknown"  # not in the table
 
 
@@ -46,7 +46,7 @@ class OpCost(NamedTuple):
       kind: a constant of Kind.
       flops: floating point operations.
       bytes: bytes read and written.
-      narrowest: of a contraction, the smallest of its rows, columns and summed elements; 0 for other kinds.
+      narrowest: the smallest of rows, columns and summed elements of a contraction; 0 for other kinds.
     """
 
     kind: str
@@ -94,12 +94,12 @@ def _all(inputs: Types, outputs: Types) -> float:
 
 
 def _output_twice(inputs: Types, outputs: Types) -> float:
-    """What picks some elements of an input reads only those."""
+    """For ops that pick some elements of an input: they read only those."""
     return 2 * sum(num_bytes(t) for t in outputs)
 
 
 def _last_input_twice(inputs: Types, outputs: Types) -> float:
-    """What puts a part into a whole that stays in place."""
+    """For ops that write a part into a tensor that stays in place."""
     return 2 * num_bytes(inputs[-1]) if inputs else 0
 
 
@@ -134,7 +134,7 @@ def _dimension(tensor: TensorType, axis: int) -> int:
 
 
 def _is_set(node: tf.NodeDef, attr: str) -> bool:
-    return attr in node.attr and node.attr[attr].b  # asking for a missing one would add it
+    return attr in node.attr and node.attr[attr].b  # reading a missing attribute would add it
 
 
 def _summed(node: tf.NodeDef, inputs: Types) -> int:
@@ -206,17 +206,17 @@ def _pool(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
 
 
 def _pool_gradient(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
-    """The gradient, which comes last, is shared out over each window."""
+    """Distributes the gradient, the last input, over each window."""
     return _pool(node, outputs, inputs[-1:])
 
 
 def _update(count: float) -> Flops:
-    """Per element of the variable; one behind a handle is as large as its gradient."""
+    """Per element of the variable; a variable with a handle is as large as its gradient."""
     return lambda node, inputs, outputs: count * max(num_elements(t.shape) for t in [*inputs, *outputs])
 
 
 def _batch_norm(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
-    """Two reductions more in training than otherwise."""
+    """Training has two more reductions than inference."""
     return (8.0 if _is_set(node, "is_training") else 5.0) * num_elements(outputs[0].shape)
 
 

@@ -1,7 +1,7 @@
 """Repeated blocks of a model, such as the layers of a transformer, found by the name scopes they were built in.
 
-Scopes are blocks when what they compute is the same: op types, FLOPs and parameters. Names only say where a block
-begins and ends; a model whose blocks do not follow each other in the flow of the data has none.
+Scopes are blocks if they compute the same: op types, FLOPs and parameters. Names only say where a block begins and
+ends. If the data does not pass through the blocks one after the other, the model has no blocks.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from epl.ir.view import GraphView
 from epl.parallel.costs.costs import Costs
 
 MIN_BLOCKS = 4  # fewer are no pattern
-MIN_SHARE = 0.5  # of the time of the model; else what is beside the blocks decides, and that is a matter of balance
+MIN_SHARE = 0.5  # of the time of the model; if the blocks take less, balance by time is better
 _MAX_DEPTH = 20  # of name scopes
 
 Block = List[int]  # nodes, in creation order
@@ -83,7 +83,7 @@ def stages_of_blocks(
 
 
 def _signature(view: GraphView, block: Block, costs: Costs) -> object:
-    """What equal blocks have in common. Ops that take no time may differ: the first layer may ask for a shape."""
+    """The properties that equal blocks share. Ops that take no time may differ: the first layer may read a shape."""
     counts = Counter(view.types[node] for node in block if costs.seconds[node])
     flops = sum(costs.flops[node] for node in block)
     return (tuple(sorted(counts.items())), flops, sum(costs.parameters[node] for node in block))
@@ -96,7 +96,7 @@ def _seconds(blocks: Sequence[Block], costs: Costs) -> float:
 def _in_order(
     blocks: Sequence[Block], of_node: Sequence[int], order: Sequence[int], fed: Collection[int]
 ) -> Dict[int, int]:
-    """The block of each fed unit, numbered as the data meets them; of several, the first."""
+    """The block of each fed unit, numbered in the order in which the data meets them; the first of several."""
     rank = {unit: at for at, unit in enumerate(order)}
     fed_units = [{of_node[node] for node in block if of_node[node] in fed} for block in blocks]
     fed_units.sort(key=lambda units: min([rank[unit] for unit in units] or [-1]))
@@ -110,7 +110,7 @@ def _in_order(
 def _blocks_passed(
     number: Mapping[int, int], order: Sequence[int], producers: Mapping[int, Sequence[int]], fed: Collection[int]
 ) -> Optional[Dict[int, int]]:
-    """The last block that the data has passed through at each fed unit, -1 for none; None when it is no chain."""
+    """The last block that the data has passed through at each fed unit, -1 for none; None if they are no chain."""
     passed: Dict[int, int] = {}
     linked = {0}
     for unit in order:

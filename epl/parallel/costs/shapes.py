@@ -1,9 +1,9 @@
 """Static shapes of a graph whose batch dimension is open: TensorFlow's own shape inference, with a batch assumed.
 
-A placeholder or iterator of unknown batch leaves `?` in nearly every shape behind it, and a reshape mixes it with
-other dimensions. So the nodes are imported into a graph that is thrown away, in which the sources of data have
-`UNKNOWN_DIMENSION` where the model says nothing, and TensorFlow infers the rest anew. Each rank counts as giving as
-many rows to a gather as this one.
+After a placeholder or an iterator of unknown batch size nearly every shape contains `?`, and a reshape mixes it with
+other dimensions. So this module imports the nodes into a temporary graph, in which the data sources have
+`UNKNOWN_DIMENSION` for open dimensions, and TensorFlow infers all other shapes again. In a gather, every rank counts
+with as many rows as this one.
 """
 
 from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
-# What a dimension counts as that no shape tells. As the first dimension of what is fed it is the batch.
+# The size of a dimension that no shape tells. As the first dimension of a fed tensor it is the batch.
 UNKNOWN_DIMENSION = 32
 
 Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
@@ -28,11 +28,11 @@ Types = Dict[int, List[TensorType]]
 
 _DEFAULTED = "PlaceholderWithDefault"
 _GATHERING = frozenset(["EplAllGather", "EplAllToAllV"])
-_COUNTS = "/epl_rows"  # behind the name of a gather: a constant
+_COUNTS = "/epl_rows"  # suffix after the name of a gather: names a constant
 
-_WITH_WORKSPACE = "FusedBatchNorm"  # its last output is what a kernel keeps for itself, of a size of its own
+_WITH_WORKSPACE = "FusedBatchNorm"  # its last output is a buffer of the kernel, of unknown size
 
-# Where a node that brings data into the graph says its shapes: (attribute, whether it is a list).
+# The attribute in which a node that brings data into the graph has its shapes, and whether it is a list.
 _SHAPE_ATTRS = {"Placeholder": ("shape", False), "IteratorGetNext": ("output_shapes", True),
                 "IteratorGetNextSync": ("output_shapes", True), _DEFAULTED: ("shape", False)}  # fmt: skip
 
@@ -45,19 +45,19 @@ def output_types(
     same_as: Optional[Mapping[int, int]] = None,
     copies: Optional[Mapping[int, int]] = None,
 ) -> Tuple[Types, List[str]]:
-    """Shape and dtype of every output of `nodes`, which must contain all their own ancestors.
+    """Shape and dtype of every output of `nodes`, which must include all their ancestors.
 
     Args:
       tf_graph: the graph.
       view: of it.
-      nodes: whose outputs are asked for.
-      fed: name of a tensor -> the shape that it is fed; other placeholders have their defaults. None: nothing is
-        known of what is fed.
-      same_as: node -> a node of `nodes` whose outputs have the same types, and which stands for it as an input.
-      copies: node -> the node that it is a copy of; the graph knows more of the shapes of that.
+      nodes: the nodes whose outputs are needed.
+      fed: name of a tensor -> the shape of the fed value; other placeholders have their defaults. None: nothing is
+        known about feeds.
+      same_as: node -> a node of `nodes` whose outputs have the same types, and which replaces it as an input.
+      copies: node -> the node that it copies; the graph knows more about the shapes of the original.
 
     Returns:
-      The types, where dimensions that stay unknown are None, and what had to be assumed, for people.
+      The types, with None for dimensions that stay unknown, and the assumptions, for people.
     """
     types = _types_of(tf_graph, view, nodes)
     open_sources = _open_sources(view, types)
@@ -83,10 +83,10 @@ def output_types(
             _redirect(copy, view, node, same_as)
     try:
         inferred = _inferred(view, nodes, graph_def)
-        while _give_row_counts(view, inferred, graph_def):  # what it tells may tell the rows of another gather
+        while _give_row_counts(view, inferred, graph_def):  # the new shapes may give the rows of another gather
             inferred = _inferred(view, nodes, graph_def)
     except ValueError as error:
-        # The model itself counts on another batch, in a reshape for example; its shapes stay as they are.
+        # The model itself assumes another batch size, for example in a reshape; its shapes stay as they are.
         note = "{} does not fit the model with {} for its unknown dimensions ({})"
         refusal = str(error).split("\n")[0]
         return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + still_open(view, types)
@@ -95,7 +95,7 @@ def output_types(
 
 
 def num_elements(shape: Shape) -> int:
-    """Elements of a tensor, with UNKNOWN_DIMENSION for what is not known; an unknown rank counts as 1."""
+    """Elements of a tensor, with UNKNOWN_DIMENSION for unknown dimensions; an unknown rank counts as 1."""
     count = 1
     for size in shape or ():
         count *= UNKNOWN_DIMENSION if size is None else size
@@ -133,7 +133,7 @@ def _is_open(tensor: TensorType) -> bool:
 
 
 def _open_sources(view: GraphView, types: Types) -> List[int]:
-    """The sources of data that have a dimension to fill in."""
+    """The data sources with an open dimension."""
     return [
         node
         for node in sorted(types)
@@ -142,7 +142,7 @@ def _open_sources(view: GraphView, types: Types) -> List[int]:
 
 
 def still_open(view: GraphView, types: Types) -> List[str]:
-    """Names what stays unknown; indices and the like are too small to matter."""
+    """Names the tensors whose shapes stay unknown; indices and similar tensors are too small to matter."""
     found = sorted(
         n
         for n, outputs in types.items()
@@ -155,7 +155,7 @@ def still_open(view: GraphView, types: Types) -> List[str]:
 
 
 def _redirect(node: tf.NodeDef, view: GraphView, number: int, same_as: Mapping[int, int]) -> None:
-    """Has a node take its inputs from what stands for them."""
+    """Makes a node take its inputs from the nodes that replace them."""
     for at, producer in enumerate(view.producers[number]):
         if producer in same_as:
             text = node.input[at]
@@ -165,12 +165,12 @@ def _redirect(node: tf.NodeDef, view: GraphView, number: int, same_as: Mapping[i
 
 
 def _assume_equal_rows(node: tf.NodeDef, shape: Shape) -> None:
-    """Has every rank give as many rows as this one, where the graph does not say in `shape` how many come from all."""
+    """Counts every rank with as many rows as this one, if the graph does not have the rows of all in `shape`."""
     if shape is None or shape[:1] != (None,):
         return
     if node.op == "EplAllGather":
         node.attr["equal_rows"].b = True
-    else:  # as many rows come as go
+    else:  # as many rows come back as were sent
         types = [node.attr["T"].type, tf.int64.as_datatype_enum]
         node.op = "IdentityN"
         node.attr.clear()
@@ -178,12 +178,12 @@ def _assume_equal_rows(node: tf.NodeDef, shape: Shape) -> None:
 
 
 def _give_row_counts(view: GraphView, types: Types, graph_def: tf.GraphDef) -> bool:
-    """Makes constants of how many rows come from each rank, where sizes are computed from that; whether there are any.
+    """Replaces numbers of rows from each rank, from which sizes are computed, by constants; whether there are any.
 
     Args:
       view: of the graph.
-      types: what was inferred without.
-      graph_def: where the constants take the place of what gathers give.
+      types: the types inferred without the constants.
+      graph_def: the graph in which the constants replace outputs of gathers.
     """
     counts = {}
     for node in view.of_types(["EplAllGather"]):
@@ -204,7 +204,7 @@ def _give_row_counts(view: GraphView, types: Types, graph_def: tf.GraphDef) -> b
 
 
 def _close(node: tf.NodeDef, fed: Mapping[str, Sequence[Optional[int]]]) -> None:
-    """Fills in the dimensions that a source of data leaves open, and drops shapes that were noted before."""
+    """Fills in the open dimensions of a data source, and drops shapes that were noted before."""
     node.attr.pop("_output_shapes", None)
     attr, is_list = _SHAPE_ATTRS.get(node.op, ("", False))
     shapes: Sequence[tf.AttrValue] = ()

@@ -3,10 +3,10 @@
     Const [a b c d] -> TensorSliceDataset -> ShuffleDataset -> InterleaveDataset
                                                                  f(name): ... TFRecordDataset(name)
 
-The search starts at the ops that open files (`file_ops.READERS`), in the main graph and in functions, and follows the
-names backwards, through elements of datasets, arguments of functions, queues and variables, to where they are written
-down. So a list of strings that no reader opens (names of classes) is never taken for a list of files. Changes nothing;
-what becomes of the lists is decided in `epl/parallel/io_slicing/rewrite.py`.
+The search starts at the ops that open files (`file_ops.READERS`), in the main graph and in functions. It follows the
+names backwards, through elements of datasets, arguments of functions, queues and variables, to the constant that holds
+them. So a list of strings that no reader opens (names of classes) never counts as a list of files. This module changes
+nothing; `epl/parallel/io_slicing/rewrite.py` divides the lists.
 """
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
@@ -25,11 +25,11 @@ class Edge(NamedTuple):
     body: str  # the function that holds the node; MAIN for the main graph
     node: str
     position: int  # of the input
-    value: np.ndarray  # what it receives; the first dimension runs over the files
+    value: np.ndarray  # the constant; its first dimension runs over the files
 
 
 class FileList(NamedTuple):
-    """A list of files and what goes with it."""
+    """A list of files, and the lists that are in step with it."""
 
     label: str  # the name of the node that holds the list
     reader: str  # the type of the op that opens the files
@@ -42,15 +42,15 @@ class Refusal(NamedTuple):
     reader: str  # op type
     node: str
     reason: str
-    single: bool  # a single file, as far as can be told, and no list
+    single: bool  # the reader seems to open a single file, not a list
 
 
 class UnsliceableError(Exception):
-    """What is found on the way from a reader to its list stands against dividing the list."""
+    """An op between a reader and its list prevents the division of the list."""
 
 
 def find_file_lists(bodies: Bodies) -> Tuple[List[FileList], List[Refusal]]:
-    """Returns the file lists of a graph, each once, and the readers that take their names from something else."""
+    """Returns the file lists of a graph, each once, and the readers whose names come from something else."""
     lists: List[FileList] = []
     refusals: List[Refusal] = []
     seen: Set[Tuple[str, str, int]] = set()
@@ -75,9 +75,9 @@ def find_file_lists(bodies: Bodies) -> Tuple[List[FileList], List[Refusal]]:
 class _Search:
     """Follows the file names of one reader backwards.
 
-    `through` is the name of an op that was passed since the last element of a dataset or queue and that may pick names
-    by position: a list found behind it cannot be replaced by a part of itself. `many` tells, after the search, whether
-    the names pass a dataset or a queue, which hold many.
+    `through` names an op that may pick names by position, if the search passed one after the last dataset or queue: a
+    list that is found beyond it cannot be replaced by a part of itself. After the search, `many` tells whether the
+    names pass a dataset or a queue, which hold many names.
     """
 
     def __init__(self, bodies: Bodies, reader: str) -> None:
@@ -102,7 +102,7 @@ class _Search:
         return FileList(source, self._reader, (Edge(body.name, node.name, index, value), *more))
 
     def _tensor(self, body: Body, node: tf.NodeDef, index: int, through: str) -> Iterator[FileList]:
-        """Follows the names that a node receives as a tensor."""
+        """Follows the names that a node receives as an input tensor."""
         reference = data_inputs(node)[index]
         value = self._bodies.constant(body, reference)
         if value is not None:
@@ -198,7 +198,7 @@ class _Search:
                 yield from self._tensor(body, node, 1 + component, "")
 
     def _rows(self, body: Body, node: tf.NodeDef, first: int, component: int) -> Iterator[FileList]:
-        """Follows component `component` of the rows that a node takes from its inputs, the first being `first`."""
+        """Follows component `component` of the rows of a node's inputs, which begin with input `first`."""
         inputs = data_inputs(node)
         value = self._bodies.constant(body, inputs[first + component])
         if value is None or not is_names(value):
@@ -211,7 +211,7 @@ class _Search:
         yield self._list(body, node, names, value, [edge for edge in companions if edge.position != names])
 
     def _companions(self, body: Body, node: tf.NodeDef, first: int, rows: int) -> List[Edge]:
-        """Returns the inputs of a node from `first` on, all of which must be constants of that many rows."""
+        """Returns the inputs of a node from `first` on; each must be a constant of `rows` rows."""
         edges = []
         for index in range(first, len(data_inputs(node))):
             value = self._bodies.constant(body, node.input[index])
@@ -331,7 +331,7 @@ def check_zips(bodies: Bodies, sliced: List[FileList]) -> None:
 
 
 def _cut_nodes(bodies: Bodies, sliced: List[FileList]) -> Dict[Tuple[str, str], int]:
-    """Returns (body, node) -> number of files for the nodes that receive a sliced list, directly or in a function."""
+    """Returns (body, node) -> number of files, for nodes that receive a sliced list, directly or in a function."""
     cuts: Dict[Tuple[str, str], int] = {}
     pending = [(edge.body, edge.node, len(found.edges[0].value)) for found in sliced for edge in found.edges]
     while pending:
@@ -344,7 +344,7 @@ def _cut_nodes(bodies: Bodies, sliced: List[FileList]) -> Dict[Tuple[str, str], 
 
 
 def _upstream(body: Body, reference: str) -> Set[str]:
-    """Returns the names of the nodes of a body that a value is made from."""
+    """Returns the names of the nodes of a body from which a value is computed."""
     names: Set[str] = set()
     pending = [reference]
     while pending:
@@ -356,6 +356,6 @@ def _upstream(body: Body, reference: str) -> Set[str]:
 
 
 def _without_data(node: tf.NodeDef) -> bool:
-    """Tells whether a node, upstream of a zip, holds nothing that has to stay in step with files."""
+    """Tells whether a node upstream of a zip holds no data that must stay in step with files."""
     kind = base_type(node.op)
     return node.op == "Const" or kind in file_ops.WITHOUT_DATA or kind in file_ops.SAME_ELEMENTS

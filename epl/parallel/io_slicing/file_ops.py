@@ -1,7 +1,7 @@
 """Tables of the TensorFlow ops through which names of files travel from a list to the op that opens the files.
 
-This is data for `epl/parallel/io_slicing/file_lists.py`. An op type stands without the prefix "Experimental", which
-TensorFlow 1.15 keeps for some datasets; `base_type` removes it.
+`epl/parallel/io_slicing/file_lists.py` uses these tables. They list op types without the prefix "Experimental", which
+TensorFlow 1.15 has for some datasets; `base_type` removes it.
 """
 
 import re
@@ -18,7 +18,7 @@ READERS: Dict[str, int] = {
     "ReadFile": 0,
 }
 
-# Readers that also serve single files which belong to no list (a picture named by a request, a vocabulary).
+# Readers that also open single files which belong to no list (a picture that a request names, a vocabulary).
 SINGLE_FILE_READERS: FrozenSet[str] = frozenset(["ReadFile"])
 
 # Ops that open files named by a queue, with the index of the queue's input.
@@ -31,7 +31,7 @@ DEQUEUE: FrozenSet[str] = frozenset(
      "QueueDequeueUpToV2"]
 )  # fmt: skip
 
-# Datasets whose elements have the components of those of their input 0, and lose none of them.
+# Datasets whose elements have the same components as those of input 0; no element is lost.
 SAME_ELEMENTS: FrozenSet[str] = frozenset(
     ["AssertNextDataset", "AutoShardDataset", "BatchDataset", "BatchDatasetV2", "BytesProducedStatsDataset",
      "CacheDataset", "CacheDatasetV2", "FilterDataset", "Identity", "IdentityIndexedDataset", "IgnoreErrorsDataset",
@@ -58,10 +58,10 @@ CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "TakeWh
 
 CALLS: FrozenSet[str] = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 
-# Datasets that hold nothing which has to stay in step with a list of files.
+# Datasets whose elements need not stay in step with a list of files.
 WITHOUT_DATA: FrozenSet[str] = frozenset(["RangeDataset", "RandomDataset", "TensorDataset"])
 
-# Ops whose output is their input 0, in this or another order or shape.
+# Ops whose output is input 0, maybe in another order or shape.
 SAME_NAMES: FrozenSet[str] = frozenset(
     ["EnsureShape", "ExpandDims", "Identity", "RandomShuffle", "Reshape", "ReverseV2", "Snapshot", "Squeeze"]
 )

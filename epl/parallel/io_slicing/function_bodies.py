@@ -1,8 +1,8 @@
 """Reads a GraphDef as bodies (the main graph and every function of its library) that refer to each other.
 
-Owns what a reference between nodes means in each of the two notations ("node:1" in a graph, "node:output:1" or
-"argument" in a function), who calls which function, which datasets are used at all, and the value of what is constant.
-Changes nothing.
+It knows what a reference between nodes means in each of the two notations ("node:1" in a graph, "node:output:1" or
+"argument" in a function), which node calls which function, which datasets are used at all, and the values of constants.
+It changes nothing.
 """
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.io_slicing import file_ops
 
 MAIN = ""  # the name of the body that is the main graph
-SLICED = "_epl_io_sliced"  # attribute of the ops that stand for a list which was divided
+SLICED = "_epl_io_sliced"  # attribute of the ops that replace a list which was divided
 
 
 class Body:
@@ -45,7 +45,7 @@ class CallSite(NamedTuple):
 
 
 def output_index(reference: str) -> int:
-    """Returns the output of the producer that a reference names."""
+    """Returns the index of the producer's output that a reference names."""
     last = reference.split(":")[-1]
     return int(last) if ":" in reference else 0
 
@@ -65,7 +65,7 @@ def functions_of(node: tf.NodeDef) -> Iterator[Tuple[str, str]]:
 
 
 def _may_call(node: tf.NodeDef) -> bool:
-    """Tells whether an attribute of a node is of a kind that names functions; a list may, if only an empty one."""
+    """Tells whether a node has an attribute that may name functions; any list may, even an empty one."""
     return any(value.HasField("func") or value.HasField("list") for value in node.attr.values())
 
 
@@ -84,7 +84,7 @@ class Bodies:
         self._unused = _unused_datasets(self.all[MAIN])
         self._calls: Dict[str, List[CallSite]] = {}
         self._globs: Dict[bytes, List[bytes]] = {}
-        callers: Dict[str, bool] = {}  # op type -> whether its attributes may name functions; alike for all its ops
+        callers: Dict[str, bool] = {}  # op type -> whether its attributes may name functions
         for body in self.all.values():
             for node in body.nodes.values():
                 if node.op not in callers:
@@ -97,20 +97,20 @@ class Bodies:
                     self._calls.setdefault(name, []).append(CallSite(body, node, attr))
 
     def calls(self, function: str) -> List[CallSite]:
-        """Returns the nodes that call a function; not those of datasets that nothing iterates."""
+        """Returns the nodes that call a function, without datasets that nothing iterates."""
         return self._calls.get(function, [])
 
     def is_unused(self, body: Body, node: tf.NodeDef) -> bool:
         """Tells whether a node makes a dataset of the main graph that nothing iterates.
 
-        `make_one_shot_iterator` leaves such datasets behind: it records them a second time, in a function.
+        `make_one_shot_iterator` leaves such datasets in the graph: it records them a second time, in a function.
         """
         return body.name == MAIN and node.name in self._unused
 
     def constant(self, body: Body, reference: str) -> Optional[np.ndarray]:
-        """Returns a value that the graph alone decides, patterns of file names resolved now; None if there is none.
+        """Returns the value of a constant expression, with patterns of file names resolved now; None for other nodes.
 
-        A node with control inputs (an assertion, a limit of epochs) has none: they would be lost with it.
+        A node with control inputs (an assertion, a limit of epochs) is no constant: replacing it would lose them.
         """
         node = body.producer(reference)
         if node is None or SLICED in node.attr or any(r.startswith("^") for r in node.input):
@@ -137,7 +137,7 @@ class Bodies:
         return self._matching_files(values[0])
 
     def _matching_files(self, patterns: np.ndarray) -> np.ndarray:
-        """Returns what the op MatchingFiles does: the files of all patterns, sorted."""
+        """Returns the output of the op MatchingFiles: the files of all patterns, sorted."""
         names: List[bytes] = []
         for pattern in np.ravel(patterns):
             if pattern not in self._globs:

@@ -5,9 +5,9 @@ Before and after, on worker 1 of 2:
     Const [a b c d] ---------------> TensorSliceDataset -> ... -> TFRecordDataset
     Const [b d] -> (any length) ---> TensorSliceDataset -> ... -> TFRecordDataset      (the old Const stays as it is)
 
-Owns the change of the graph and of its functions. What counts as a list of files is
-`epl/parallel/io_slicing/file_lists.py`, who gets which file `epl/parallel/io_slicing/shares.py`. Needs: no session has
-run the dataset or queue. Changes what is read, not what is computed from it.
+This module changes the graph and its functions. `epl/parallel/io_slicing/file_lists.py` finds the lists of files;
+`epl/parallel/io_slicing/shares.py` decides which worker gets which file. No session may have run the dataset or queue
+yet. The pass changes which files are read, not what is computed from them.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _EXPECTED = (
 
 
 class _Share(NamedTuple):
-    """A file list and what this worker reads of it."""
+    """A file list, and the part of it that this worker reads."""
 
     found: FileList
     result: SliceResult
@@ -53,8 +53,8 @@ def slice_inputs(
       drop_last: `io.drop_last_files`.
 
     Returns:
-      One line per file list, for the log, saying how it was divided, or why it stays whole; one line saying what was
-      looked for when the graph has no file list.
+      One line per file list, for the log: how it was divided, or why it stays whole. If the graph has no file list, one
+      line that says what the pass looked for.
 
     Raises:
       PlanError: files are read whose names cannot be divided, for instance because they come from a placeholder.
@@ -92,7 +92,7 @@ def _raise_refusals(refusals: Sequence[Refusal]) -> None:
 
 
 def _share(found: FileList, local_replicas: Sequence[int], worker: int, unbalanced: bool, drop_last: bool) -> _Share:
-    """Returns what this worker reads of a file list."""
+    """Returns the part of a file list that this worker reads."""
     rows = np.atleast_1d(found.edges[0].value)
     names = [b" ".join(np.ravel(row)) for row in rows]  # a row has several names in a list of tuples of files
     return _Share(found, slice_files(names, local_replicas, worker, unbalanced, drop_last), names)
@@ -113,10 +113,10 @@ def _take(edge: Edge, indices: Sequence[int]) -> np.ndarray:
 
 
 def _rewire(graph: tf.Graph, edge: Edge, indices: Sequence[int]) -> None:
-    """Lets a node of the main graph read a part of a list.
+    """Makes a node of the main graph read a part of a list.
 
-    The old Const is left alone: the script may hold it for other purposes. The new one hides its length behind a
-    `placeholder_with_default`, because TensorFlow refuses an input of another static shape.
+    The old Const does not change: the script may use it for other purposes. A `placeholder_with_default` after the new
+    Const hides its length, because TensorFlow refuses an input of another static shape.
     """
     consumer = graph.get_operation_by_name(edge.node)
     old = consumer.inputs[edge.position]
@@ -131,9 +131,9 @@ def _rewire(graph: tf.Graph, edge: Edge, indices: Sequence[int]) -> None:
 def _rewrite_functions(
     graph: tf.Graph, graph_def: tf.GraphDef, bodies: Bodies, edges: Sequence[Tuple[Edge, Sequence[int]]]
 ) -> None:
-    """Writes functions anew, under other names, with parts of lists in place of the lists, and lets nodes call them.
+    """Copies functions under new names, with parts of lists in place of the lists, and makes nodes call the copies.
 
-    A function that calls a rewritten one is rewritten as well, up to the ops of the main graph.
+    A function that calls a copied one is copied as well, up to the ops of the main graph.
     """
     names = _names_of_rewritten(bodies, edges)
     if not names:
@@ -183,7 +183,7 @@ def _names_of_rewritten(bodies: Bodies, edges: Sequence[Tuple[Edge, Sequence[int
 
 
 def _call(node: tf.NodeDef, names: Dict[str, str]) -> None:
-    """Lets a node call the new functions in place of the old ones."""
+    """Makes a node call the new functions in place of the old ones."""
     node.op = names.get(node.op, node.op)
     for value in node.attr.values():
         functions = [value.func] if value.HasField("func") else value.list.func
@@ -192,7 +192,7 @@ def _call(node: tf.NodeDef, names: Dict[str, str]) -> None:
 
 
 def _rewire_in_function(function: "tf.compat.v1.FunctionDef", edge: Edge, indices: Sequence[int]) -> None:
-    """Lets a node of a function read a part of a list."""
+    """Makes a node of a function read a part of a list."""
     taken = {node.name for node in function.node_def}
     name = next(n for n in (f"epl_io_slicing/files_{i}" for i in range(len(taken) + 1)) if n not in taken)
     value = tf.make_tensor_proto(_take(edge, indices))

@@ -11,7 +11,7 @@ from typing import NamedTuple, Sequence, Tuple
 
 
 class SliceResult(NamedTuple):
-    """What one worker reads of a file list."""
+    """The part of a file list that one worker reads."""
 
     files: Tuple[bytes, ...]  # in the order of the list; shuffled when the whole list is repeated
     indices: Tuple[int, ...]  # the positions of `files` in the whole list

@@ -1,10 +1,10 @@
-"""The memory estimate of a step: per device what is there all the time, and what ops hold at the worst moment.
+"""The memory estimate of a step: per device the bytes that are always there, and those of ops at the worst moment.
 
     weights, slots        variables, by their shapes: they stay
-    gradients ... updates what ops hold in the moment in which a device holds most, by role: `simulation.py`
+    gradients ... updates bytes of ops at the moment at which a device holds most, by role: `simulation.py`
 
-The moment is found for each device by itself. What a graph looks like is decided by then: micro batches, the order of
-the schedule, recomputation and collectives are ops and edges of the rewritten graph.
+Each device has its own worst moment. The estimate reads the rewritten graph, whose ops and edges contain micro batches,
+the order of the schedule, recomputation and collectives.
 """
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -23,7 +23,7 @@ from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedS
 from epl.profiler.estimate.simulation import Peak, SimulatedProgram, simulate
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
-HOST = " (host)"  # behind the name of a device: what is there in host memory because of `offload.level`
+HOST = " (host)"  # follows the name of a device: its host memory, used by `offload.level`
 _APPLY = Phase.APPLY.encode()
 
 
@@ -33,11 +33,11 @@ class DeviceMemory(NamedTuple):
     Attributes:
       device: its name.
       weights: trained variables.
-      slots: the other variables: of optimizers, statistics, sums of accumulated gradients.
-      gradients: of variables, until they are applied; clipped, summed and reduced ones, too.
-      activations: what the forward and the backward pass hold otherwise.
-      communication: what collectives and transfers between devices hold.
-      updates: what update rules hold besides gradients.
+      slots: all other variables: those of optimizers, statistics, sums of accumulated gradients.
+      gradients: gradients of variables, until they are applied; also clipped, summed and reduced ones.
+      activations: all other tensors of the forward and the backward pass.
+      communication: tensors of collectives and of transfers between devices.
+      updates: tensors of update rules, without the gradients.
       peak: the sum of all these.
       peak_op: name of the op that starts then.
     """
@@ -58,9 +58,9 @@ class MemoryDifference(NamedTuple):
 
     Attributes:
       config: the key and its value.
-      peak: bytes of the device that holds most then.
-      time: added to a step, as a part of the time of its ops.
-      why: what it changes, in words.
+      peak: bytes of the device that holds most after the change.
+      time: time added to a step, as a fraction of the time of its ops.
+      why: the effect of the change, in words.
     """
 
     config: str
@@ -74,8 +74,8 @@ class MemoryEstimate(NamedTuple):
 
     Attributes:
       devices: a row for each device.
-      changes: what would lower the largest peak, what costs least first; `what_if.py` finds them.
-      notes: what had to be assumed.
+      changes: changes that would lower the largest peak, the cheapest first; `what_if.py` finds them.
+      notes: assumptions.
     """
 
     devices: Tuple[DeviceMemory, ...]
@@ -84,7 +84,7 @@ class MemoryEstimate(NamedTuple):
 
 
 class StepGraph:
-    """A graph as it runs, read once: what is where, and what counts as what."""
+    """A graph as it runs, read once: the device and the role of each node."""
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         """Reads a graph, which was rewritten or needs no rewriting."""
@@ -95,7 +95,7 @@ class StepGraph:
         self.families = _families(self.view, self.rewrite)
         self.same_as = {copy: node for family in self.families for node, copy in family.items()}
         self.calls = [] if graph is None else list(graph.gradient_calls)
-        self.gradients: Set[int] = set()  # what gives the gradients of the backward passes, before anything is done
+        self.gradients: Set[int] = set()  # nodes that compute the gradients of the backward passes
         self._graph = graph
         self._roles = self._find_roles()
         sharded = None if graph is None else graph.state_of(ShardedVariables)
@@ -104,7 +104,7 @@ class StepGraph:
         self._trained = {self._shard_of(variable.op.name) for variable in trained}
 
     def nodes_of(self, ops: Sequence[str], fed: Mapping[str, Sequence[int]]) -> Set[int]:
-        """What a run of some ops needs, given what is fed."""
+        """The nodes that a run of some ops needs, given its feeds."""
         index = self.view.index
         stop = {index[name.partition(":")[0]] for name in fed if name.partition(":")[0] in index}
         return self.view.ancestors([index[name] for name in ops], stop.__contains__)
@@ -114,20 +114,20 @@ class StepGraph:
         return self.same_as.get(node, node)
 
     def role_of(self, node: int) -> str:
-        """What the outputs of a node count as."""
+        """The role of the outputs of a node."""
         return self._roles.get(self.original(node), ACTIVATIONS)
 
     def is_trained(self, variable: int) -> bool:
-        """Whether a variable is one of the model that is trained."""
+        """Whether a variable is trained."""
         return self.view.nodes[self.original(variable)].name in self._trained
 
     def is_used(self, variable: int) -> bool:
-        """Whether a variable has a value: one that a part stands for never gets any."""
+        """Whether a variable ever has a value: one that a shard replaces never gets any."""
         name = self.view.nodes[self.original(variable)].name
         return self._shard_of(name) == name
 
     def _find_roles(self) -> Dict[int, str]:
-        """The roles of the nodes that are no copies and not activations."""
+        """The roles of the nodes that are neither copies nor activations."""
         view = self.view
         graph = self._graph
         roles: Dict[int, str] = {}
@@ -143,7 +143,9 @@ class StepGraph:
         return roles
 
     def _built_before(self, bounds: Set[int]) -> Set[int]:
-        """What gives the gradients of a backward pass, and what the plan has put behind it: sums, casts, reductions."""
+        """The nodes that compute the gradients of a backward pass, and those that the plan added after them: sums,
+        casts,
+        reductions."""
         view = self.view
         built = self.rewrite.built if self.rewrite is not None else set()
         found = set()
@@ -206,7 +208,7 @@ def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> EstimatedDe
 
 
 class StepEstimate(NamedTuple):
-    """A step as a program, and its devices: what an estimate is made of."""
+    """A step as a program, and its devices: the input of an estimate."""
 
     made: StepProgram
     devices: EstimatedDevices
@@ -231,12 +233,12 @@ def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int
 
 
 def estimate(graph: StepGraph, step: StepEstimate, program: Optional[SimulatedProgram] = None) -> MemoryEstimate:
-    """What a step needs on each device.
+    """The memory of a step on each device.
 
     Args:
       graph: the graph of the step.
-      step: what `prepare` gave.
-      program: a changed program of the step, to see what a change would give.
+      step: the result of `prepare`.
+      program: a changed program of the step, to estimate the effect of a change.
     """
     made = step.made
     peaks = simulate(made.program if program is None else program, ACTIVATIONS)

@@ -1,6 +1,6 @@
-"""What TensorFlow's optimizer (grappler) leaves out of a step, as far as memory or the order of ops depend on it.
+"""What TensorFlow's optimizer (grappler) removes from a step, as far as memory or the order of ops depend on it.
 
-Nothing is changed here: the functions name nodes and edges, and `program.py` leaves them out of the program.
+This module changes nothing: its functions name nodes and edges, and `program.py` leaves them out of the program.
 """
 
 from collections import Counter
@@ -31,9 +31,10 @@ _KEPT = (
 
 
 def repeated_waits(view: GraphView, order: Sequence[int]) -> Set[Tuple[int, int]]:
-    """(Node, producer) of control edges beside a longer way that says the same.
+    """(Node, producer) of control edges that a longer path makes redundant.
 
-    Only of producers for which several nodes wait, as all ops of an optimizer do for the updates of batch norm.
+    Only for producers with several waiting nodes, such as updates of batch norm, for which all ops of an optimizer
+    wait.
     """
     waits = {node: view.producers[node][len(data_inputs(view, node)) :] for node in order}
     count = Counter(producer for producers in waits.values() for producer in producers)
@@ -53,7 +54,7 @@ def repeated_waits(view: GraphView, order: Sequence[int]) -> Set[Tuple[int, int]
 
 
 def folded_nodes(tf_graph: tf.Graph, view: GraphView, types: Types, order: Sequence[int]) -> Set[int]:
-    """What becomes a constant: shapes that the graph tells, and that two equal shapes need no broadcast."""
+    """The nodes that become constants: shapes that are known from the graph, and broadcasts of two equal shapes."""
     found = set()
     for node in order:
         op_type = view.types[node]
@@ -78,10 +79,10 @@ def idle_nodes(
     order: Sequence[int],
     folded: Collection[int],
 ) -> Tuple[Set[int], Set[Tuple[int, int]]]:
-    """What becomes a NoOp: nobody takes its tensors, ops only wait for it.
+    """The nodes that become a NoOp: no op takes their tensors, ops only wait for them.
 
-    Such are gradients of constants: tf.gradients has the other gradients of the same op wait for them. An IdentityN
-    becomes an Identity for each output that is taken.
+    Gradients of constants are such nodes: tf.gradients makes the other gradients of the same op wait for them. An
+    IdentityN becomes an Identity for each output that is taken.
 
     Returns:
       The nodes, and (IdentityN, position) of inputs that are no longer taken.

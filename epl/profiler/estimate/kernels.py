@@ -1,11 +1,11 @@
 """What TensorFlow's kernels do with memory, by op type: a table, and sizes of temporary buffers.
 
     alias     the output is the memory of an input                              Reshape, Identity, rows of a tensor
-    in place  the output takes the memory of an input that nobody else needs    Tanh, Mul, AddN
+    in place  the output takes the memory of an input that no other op needs    Tanh, Mul, AddN
     else      the output is allocated
 
 Read from the kernels of TensorFlow 1.15 and compared with traced steps, op by op (docs/memory.md). A type that is not
-in the table allocates all its outputs, which is never less than what it does.
+in the table counts as allocating all its outputs, which is an upper bound.
 """
 
 from typing import Sequence
@@ -25,7 +25,7 @@ _ALIASES = frozenset(
 _CUTS = {"Slice": 0, "StridedSlice": 0, "Split": 1, "SplitV": 0, "Unpack": 0}  # op type -> the input that is cut
 _ALIGNMENT = 32  # bytes; EIGEN_MAX_ALIGN_BYTES with AVX, for which TensorFlow is built
 
-# What takes the memory of an input of equal size and type, in the order in which inputs are tried.
+# Op types that take the memory of an input of equal size and type; the inputs in the order in which they are tried.
 _FIRST = frozenset(
     """Neg Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Sin Cos Tan Asin Acos
     Atan Sinh Cosh Floor Ceil Round Rint Lgamma Digamma LogicalNot Relu Relu6 LeakyRelu Elu Selu Softplus Softsign
@@ -41,11 +41,11 @@ _ANY = frozenset(["AddN", "AccumulateNV2"])
 _SECOND_OR_THIRD = frozenset(["Select", "SelectV2"])
 # The loss is small; the gradient takes the memory of the logits.
 _CROSS_ENTROPIES = frozenset(["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"])
-# Aliases where there is nothing to do: nothing is summed, repeated, converted or joined.
+# Aliases if there is nothing to do: nothing to sum, repeat, convert or join.
 _REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any EuclideanNorm".split())
 _ALIASES_OF_EQUAL_SIZE = _REDUCTIONS | frozenset("Tile BroadcastTo Cast Pack".split())
 
-# Collectives reduce and broadcast in place; the others allocate what they give.
+# Collectives reduce and broadcast in place; other collectives allocate their outputs.
 _IN_PLACE_COLLECTIVES = {name: row.first_tensor for name, row in COLLECTIVE_OP_TYPES.items() if row.fused}
 
 # The gradients of a convolution on the CPU unroll as many images at once as fit into a cache of that size ...
@@ -55,7 +55,7 @@ _THREAD_WORK = 256 << 10
 
 
 def aliased_input(op_type: str, output: int, inputs: Types, outputs: Types) -> int:
-    """The input whose memory an output is; -1 for none.
+    """The input whose memory an output shares; -1 for none.
 
     Args:
       op_type: of the op.
@@ -66,7 +66,7 @@ def aliased_input(op_type: str, output: int, inputs: Types, outputs: Types) -> i
         return -1
     if op_type in _ALIASES:
         if op_type in ("Merge", "RefMerge") and output:
-            return -1  # which input came
+            return -1  # unknown: the input that arrived
         return output if op_type == "IdentityN" else 0
     if op_type in op_types.REF_WRITES:
         return 0
@@ -95,13 +95,13 @@ def in_place_inputs(op_type: str, output: int, num_inputs: int) -> Sequence[int]
 
 
 def temporary_bytes(op_type: str, inputs: Types, outputs: Types, on_gpu: bool, threads: int) -> int:
-    """Bytes that an op takes for itself while it runs, as far as the allocator of the device gives them.
+    """Bytes that an op allocates for itself while it runs, as far as they come from the allocator of the device.
 
     Args:
       op_type: of the op.
       inputs, outputs: their types.
-      on_gpu: cuDNN chooses its workspaces by timing, which nobody knows beforehand: they do not count.
-      threads: that share the work of one op.
+      on_gpu: on a GPU cuDNN chooses its workspaces by timing, so they are unknown and do not count.
+      threads: the threads that share the work of one op.
     """
     if op_type in _REDUCTIONS and len(inputs) > 1:
         return _transposed_bytes(inputs[0], outputs[0])
@@ -121,7 +121,7 @@ def _same_size(one: TensorType, other: TensorType) -> bool:
 
 
 def _is_rows(whole: TensorType, part: TensorType) -> bool:
-    """Whether a part is some rows of the whole, each of them at an aligned address."""
+    """Whether a part is some rows of the full tensor, each at an aligned address."""
     if not whole.shape or part.shape is None:
         return False
     row = num_bytes(TensorType(whole.shape[1:], whole.dtype))
@@ -132,7 +132,7 @@ def _is_rows(whole: TensorType, part: TensorType) -> bool:
 def _transposed_bytes(whole: TensorType, reduced: TensorType) -> int:
     """The transposed copy that a reduction makes when kept and reduced dimensions alternate more than twice."""
     if whole.shape is None or reduced.shape is None or len(reduced.shape) != len(whole.shape):
-        return 0  # without keepdims the kept dimensions are not told apart from the reduced ones
+        return 0  # without keepdims the kept dimensions are not known
     pattern = [size != kept for size, kept in zip(whole.shape, reduced.shape) if size != 1]
     runs = 1 + sum(one != other for one, other in zip(pattern, pattern[1:]))
     return num_bytes(whole) if runs > 3 else 0
@@ -144,7 +144,7 @@ def _unrolled_bytes(weights: TensorType, gradient: TensorType, by_threads: int) 
     Args:
       weights: the kernel, [height, width, channels in, channels out].
       gradient: of the output.
-      by_threads: threads that share one image if it is large enough; 0: they never do.
+      by_threads: threads that share one image if it is large enough; 0: threads never share an image.
     """
     if weights.shape is None or len(weights.shape) != 4 or gradient.shape is None or len(gradient.shape) != 4:
         return 0

@@ -1,4 +1,4 @@
-"""Which ops are the same collective, one for each rank of this process: they run when all have come."""
+"""Matched collectives: ops that are one collective, one for each rank of this process. They run when all have come."""
 
 from typing import Dict, List, Sequence, Tuple
 
@@ -11,10 +11,10 @@ def collectives_of(view: GraphView, order: Sequence[int]) -> List[Tuple[int, ...
 
     Args:
       view: of the graph.
-      order: what runs; of ops of one rank with the same key, the first meets the first of the other ranks.
+      order: the nodes that run; of ops of one rank with the same key, the first matches the first of other ranks.
 
     Returns:
-      The nodes of each.
+      The nodes of each collective.
     """
     of_rank: Dict[Tuple[bytes, bytes, int], int] = {}
     found: Dict[Tuple[bytes, bytes, int], List[int]] = {}

@@ -1,7 +1,7 @@
 """Makes the program of a step from a graph: types of tensors, times of ops, devices and roles.
 
-Copies of ops (replicas, micro batches) have the types of what they are copies of, so that shapes are inferred for one.
-Loops run once; what they push on stacks and write into TensorArrays counts as often as they run.
+Copies of ops (replicas, micro batches) have the types of their originals, so shapes are inferred only once. Loops run
+once; the tensors that they push on stacks and write into TensorArrays count once per iteration.
 """
 
 import os
@@ -23,9 +23,9 @@ from epl.profiler.estimate import grappler, kernels
 from epl.profiler.estimate.matched_collectives import collectives_of
 from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram
 
-TRANSFER = "communication"  # role of what comes from another device
+TRANSFER = "communication"  # role of tensors from another device
 
-# What brings values into the graph that the caller or the input pipeline holds.
+# Ops that bring values into the graph that the caller or the input pipeline holds.
 _SOURCES = op_types.DATA_SOURCES | op_types.PLACEHOLDERS
 _PERSISTENT = op_types.VARIABLES | {"Const"}
 # (op type) -> (the input that grows, the input that is added to it)
@@ -37,10 +37,10 @@ class EstimatedDevices(NamedTuple):
     """Where ops run.
 
     Attributes:
-      names: of the devices.
-      processes: of each, the process.
-      of_node: gives the number of the device of a node.
-      threads: that run ops of the CPU devices of a process at the same time.
+      names: names of the devices.
+      processes: the process of each device.
+      of_node: returns the number of the device of a node.
+      threads: threads that run ops of the CPU devices of a process at the same time.
     """
 
     names: Tuple[str, ...]
@@ -50,12 +50,12 @@ class EstimatedDevices(NamedTuple):
 
 
 class EstimatedStep(NamedTuple):
-    """What a run needs.
+    """The nodes and feeds of a run.
 
     Attributes:
-      nodes: all that runs; nodes of the view.
-      fetched: those whose outputs are asked for.
-      fed: name of a tensor that is fed -> shape of the value.
+      nodes: all nodes that run, as nodes of the view.
+      fetched: the nodes whose outputs are fetched.
+      fed: name of a fed tensor -> shape of the value.
     """
 
     nodes: Set[int]
@@ -68,9 +68,9 @@ class StepProgram(NamedTuple):
 
     Attributes:
       program: the program.
-      order: which node of the view each op is; -1 for a transfer.
-      types: of the outputs of the nodes.
-      notes: what was assumed.
+      order: the node of the view for each op; -1 for a transfer.
+      types: types of the outputs of the nodes.
+      notes: assumptions.
     """
 
     program: SimulatedProgram
@@ -93,11 +93,11 @@ def make_program(
     Args:
       tf_graph: the graph.
       view: of it.
-      step: what runs.
-      devices: where.
-      same_as: node that is a copy -> the node that it is a copy of.
-      role_of: what the outputs of a node count as.
-      device_type: "CPU" or "GPU": which costs apply.
+      step: the run.
+      devices: its devices.
+      same_as: node that is a copy -> its original.
+      role_of: returns the role of the outputs of a node.
+      device_type: "CPU" or "GPU": whose costs apply.
     """
     copies, same_as = same_as, {} if _sizes_differ(view, same_as) else same_as
     types, notes = _types(tf_graph, view, step, same_as, copies)
@@ -123,7 +123,7 @@ def make_program(
 
 
 def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
-    """Whether a copy of a variable is of another size, as parts in given ratios are."""
+    """Whether a copy of a variable has another size, as shards of given ratios have."""
     return any(
         view.nodes[node].attr["shape"] != view.nodes[same_as[node]].attr["shape"]
         for node in view.of_types(op_types.VARIABLES)
@@ -132,7 +132,7 @@ def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
 
 
 def _pools(devices: EstimatedDevices) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """The threads that run the ops of each device: those of its process, on a GPU one stream."""
+    """The threads that run the ops of each device: those of its process; on a GPU one stream."""
     keys = [name if _is_gpu(name) else process for name, process in zip(devices.names, devices.processes)]
     pools = list(dict.fromkeys(keys))
     threads = [1 if _is_gpu(key) else devices.threads for key in pools]
@@ -146,7 +146,7 @@ def _is_gpu(device: str) -> bool:
 def _types(
     tf_graph: tf.Graph, view: GraphView, step: EstimatedStep, same_as: Mapping[int, int], copies: Mapping[int, int]
 ) -> Tuple[Types, List[str]]:
-    """Types of everything that runs, and of what stands for it; `copies` as for `costs_shapes.output_types`."""
+    """Types of all nodes that run, and of their originals; `copies` as for `output_types` of `costs/shapes.py`."""
     needed = {same_as.get(node, node) for node in step.nodes}
     stack = list(needed)
     while stack:
@@ -168,7 +168,7 @@ def _types(
 
 
 def _loop_ends(view: GraphView, nodes: Set[int], frames: costs_loops.Frames) -> Dict[int, List[int]]:
-    """Exit of a loop -> the back edges of the loop, without which nothing says that the body comes before the exit."""
+    """Exit of a loop -> the back edges of the loop; only these put the body before the exit."""
     turns: Dict[Tuple[str, ...], List[int]] = {}
     for node in view.of_types(op_types.NEXT_ITERATIONS):
         if node in nodes and node in frames:
@@ -179,7 +179,7 @@ def _loop_ends(view: GraphView, nodes: Set[int], frames: costs_loops.Frames) -> 
 
 
 def _run_order(view: GraphView, nodes: Set[int], ends: Mapping[int, Sequence[int]]) -> List[int]:
-    """Each node after its producers, else in the order of creation; passes give nodes producers created later."""
+    """Each node after its producers, otherwise in the order of creation; passes may add producers created later."""
     back_edges = set(view.of_types(op_types.NEXT_ITERATIONS))
     waiting = {node: sum(p in nodes and p not in back_edges for p in view.producers[node]) for node in nodes}
     exits: Dict[int, List[int]] = {}
@@ -196,9 +196,9 @@ def _run_order(view: GraphView, nodes: Set[int], ends: Mapping[int, Sequence[int
 
 
 def _closed(output: TensorType, static: tf.TensorShape, rows: int) -> TensorType:
-    """What inference leaves open, by what the graph says; a dimension that is open there, too, counts as the rows fed.
+    """Fills dimensions that inference leaves open from the graph; one that is open there, too, counts as the fed rows.
 
-    That is so in loops, whose shapes TensorFlow infers only while they are built.
+    This happens in loops, whose shapes TensorFlow infers only while they are built.
     """
     shape = output.shape
     if shape is None and static.ndims is not None:
@@ -296,7 +296,7 @@ class _Builder:
         self.ops.append(SimulatedOp(device, seconds, cheap, sources, after, tuple(made), temporary, stores))
 
     def add_waiting(self, node: int) -> None:
-        """An op that does nothing but wait for its producers; what it gives, if anything, is a constant."""
+        """An op that only waits for its producers; its output, if any, is a constant."""
         after = self._numbers(node, self._view.producers[node])
         self.number[node] = len(self.ops)
         self.order.append(node)
@@ -306,7 +306,7 @@ class _Builder:
     def _kernel(
         self, node: tf.NodeDef, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
     ) -> Tuple[float, bool, int]:
-        """Seconds, whether it is cheap to start, temporary bytes."""
+        """Seconds of an op, whether it is cheap to start, and its temporary bytes."""
         cost = op_cost(node, inputs, outputs)
         temporary = kernels.temporary_bytes(node.op, inputs, outputs, self._on_gpu, os.cpu_count() or 1)
         return op_seconds(cost, self._machine), self._on_gpu or cost.kind == Kind.FREE, temporary
@@ -315,7 +315,7 @@ class _Builder:
         producers = data_inputs(self._view, node)
         sources = []
         for at, (producer, output) in enumerate(producers):
-            number = self.number.get(producer, -1)  # the back edge of a loop comes from behind
+            number = self.number.get(producer, -1)  # the back edge of a loop comes from a later op
             if (node, at) in self._unshown:
                 number = -1
             if number >= 0 and self._is_copied(self.ops[number].device, device, number, output):
@@ -324,9 +324,9 @@ class _Builder:
         return tuple(sources), self._numbers(node, self._view.producers[node][len(producers) :])
 
     def _numbers(self, node: int, producers: Sequence[int]) -> Tuple[int, ...]:
-        """The ops of nodes that are only waited for; for a NoOp that joins few, what it waits for itself.
+        """The ops of nodes that other ops only wait for; for a NoOp that joins few ops, these ops themselves.
 
-        TensorFlow's optimizer takes out a NoOp when that makes no more edges.
+        TensorFlow's optimizer removes a NoOp if that adds no edges.
         """
         found: List[int] = []
         for producer in producers:
@@ -351,7 +351,7 @@ class _Builder:
         return num_bytes(self._types[self.order[number]][output]) if self.order[number] >= 0 else 0
 
     def _transfer(self, number: int, output: int, device: int) -> int:
-        """The op that brings a tensor to a device, one for all that take it there."""
+        """The op that brings a tensor to a device; all ops that take the tensor there share it."""
         key = (number, output, device)
         if key not in self._transfers:
             size = self._type_bytes(number, output)

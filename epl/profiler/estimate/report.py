@@ -8,7 +8,7 @@ _COLUMNS = ("weights", "slots", "gradients", "activations", "communication", "up
 
 
 def describe(estimate: MemoryEstimate) -> str:
-    """A line per device, in MB of 10^6 bytes; what would lower the largest peak; and what had to be assumed."""
+    """A line per device, in MB of 10^6 bytes; changes that would lower the largest peak; and the assumptions."""
     rows: List[Sequence[str]] = [("device",) + _COLUMNS + ("at",)]
     rows += [_row(device) for device in estimate.devices]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]

@@ -1,14 +1,14 @@
-"""What is in memory while a graph runs: ops take and give back buffers in the order in which an executor starts them.
+"""The memory of a graph while it runs: ops allocate and free buffers in the order in which an executor starts them.
 
     op         x --> Tanh --> MatMul --> Tanh --> ...
     buffers    |-- a --------|                          a is free once its last consumer has run
                         |-- b ------------------ ...    the second Tanh takes the memory of MatMul: b, too
 
 A `SimulatedProgram` is a graph without TensorFlow: devices, times, buffers and edges by number. The order follows
-TensorFlow's executor: an op is ready when all its inputs are there; a thread goes on with the cheap ops that it made
-ready, and at most one other; the rest waits in a queue for a thread that has nothing to do. A collective holds no
-thread: it begins when all its ranks have come, and what it makes ready waits in the queue. A real run may choose
-otherwise, as times are estimates, and a thread of TensorFlow prefers what it has put into the queue itself.
+TensorFlow's executor: an op is ready when all its inputs are there. A thread goes on with the cheap ops that it made
+ready, and at most one other; the rest waits in a queue for an idle thread. A collective holds no thread: it begins when
+all its ranks have come, and the ops that it makes ready wait in the queue. A real run may differ, because times are
+estimates, and because a thread of TensorFlow prefers ops that it has put into the queue itself.
 """
 
 import heapq
@@ -17,14 +17,14 @@ from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
 class SimulatedOutput(NamedTuple):
-    """What one output of an op is in memory.
+    """The memory of one output of an op.
 
     Attributes:
       bytes: its size.
-      alias: position of the input that it shows; -1 for memory of its own.
-      in_place: positions of the inputs whose memory it may take, of its size.
-      role: what it counts as.
-      persistent: it is there before the step and behind it (a variable, a constant, what is fed).
+      alias: position of the input whose memory it shares; -1 for memory of its own.
+      in_place: positions of the inputs, of the same size, whose memory it may take.
+      role: its role in the estimate.
+      persistent: it exists before and after the step (a variable, a constant, a fed value).
     """
 
     bytes: int
@@ -42,11 +42,11 @@ class SimulatedOp(NamedTuple):
       seconds: how long it runs.
       cheap: the thread that makes it ready runs it, too.
       inputs: (op, output) of each; op -1 for one that is there from the beginning.
-      after: ops that it waits for besides.
-      outputs: in order.
-      temporary: bytes that it takes while it runs.
-      stores: (position of an input, bytes): what it adds to the memory of that input, as a write to a stack or a
-        TensorArray does; (-1, 0) for most ops.
+      after: other ops that it waits for.
+      outputs: its outputs, in order.
+      temporary: bytes that it allocates while it runs.
+      stores: (position of an input, bytes): bytes that it adds to the memory of that input, such as a write to a stack
+        or a TensorArray; (-1, 0) for most ops.
     """
 
     device: int
@@ -65,9 +65,9 @@ class SimulatedProgram(NamedTuple):
     Attributes:
       ops: a graph without cycles; roots start in this order.
       pools: per device, the number of the threads that run its ops. The CPU devices of a process share theirs.
-      threads: per pool, how many.
+      threads: the number of threads of each pool.
       fetched: ops whose outputs stay until the end.
-      collectives: the ops of each, one for each rank of this process.
+      collectives: the ops of each collective, one for each rank of this process.
     """
 
     ops: List[SimulatedOp]
@@ -78,12 +78,12 @@ class SimulatedProgram(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The moment in which a device holds most.
+    """The moment at which a device holds most.
 
     Attributes:
-      bytes: what ops have allocated; persistent memory is not in it.
+      bytes: bytes that ops have allocated, without persistent memory.
       by_role: the same by role.
-      op: what started then; -1 if nothing is ever allocated.
+      op: the op that started then; -1 if nothing is ever allocated.
     """
 
     bytes: int
@@ -107,7 +107,7 @@ _NONE = -1  # in place of a thread
 
 
 class _Memory:
-    """What every device holds, and the peaks so far."""
+    """The bytes that every device holds, and the peaks so far."""
 
     def __init__(self, devices: int) -> None:
         self._held = [0] * devices
@@ -122,13 +122,13 @@ class _Memory:
             roles[role] = roles.get(role, 0) + size
 
     def note(self, device: int, op: int) -> None:
-        """Called when an op has allocated."""
+        """Records an allocation of an op."""
         if self._held[device] > self.peaks[device].bytes:
             self.peaks[device] = Peak(self._held[device], dict(self._by_role[device]), op)
 
 
 class _Pool:
-    """The threads of some devices: a queue of ops, and per thread those that it runs next itself."""
+    """The threads of some devices: a queue of ops, and for each thread the ops that it runs next itself."""
 
     def __init__(self, threads: int) -> None:
         self.queue: Deque[int] = deque()
@@ -172,7 +172,7 @@ class _Run:
         self.done = 0
 
     def run(self) -> None:
-        """From the first op to the last."""
+        """Runs the program from the first op to the last."""
         program = self._program
         for number, op in enumerate(program.ops):
             if not self._waiting[number]:
@@ -208,7 +208,7 @@ class _Run:
                     heapq.heappush(self._events, (end, number, pool_number, thread))
 
     def _come(self, number: int, now: float) -> None:
-        """A rank comes to a collective, which begins with the last: only then its outputs are allocated."""
+        """A rank comes to a collective. With the last rank it begins, and its outputs are allocated."""
         ranks = self._ranks[number]
         self._missing[ranks] -= 1
         if not self._missing[ranks]:
@@ -251,7 +251,7 @@ class _Run:
         return buffer
 
     def _finish(self, number: int) -> None:
-        """Gives back the inputs, and outputs that nobody takes."""
+        """Frees the inputs, and outputs that no op takes."""
         op = self._program.ops[number]
         self.done += 1
         if op.temporary:
@@ -282,12 +282,12 @@ class _Run:
             self._pools[self._program.pools[self._program.ops[number].device]].queue.append(number)
 
     def _hand_out(self, ready: Sequence[int], device: int, thread: int) -> None:
-        """Puts what an op of a device has made ready where TensorFlow's executor would."""
+        """Puts the ops that an op has made ready where TensorFlow's executor would put them."""
         ops, pool = self._program.ops, self._pools[self._program.pools[device]]
         current: Optional[int] = None
         for number in ready:
             op = ops[number]
-            if op.device != device:  # another executor, behind a transfer
+            if op.device != device:  # another executor, reached by a transfer
                 self._queue([number])
             elif op.cheap:
                 pool.inline[thread].append(number)
@@ -303,14 +303,14 @@ class _Run:
 
 
 def simulate(program: SimulatedProgram, temporary_role: str) -> List[Peak]:
-    """Per device, the peak of what ops allocate.
+    """Per device, the peak of the bytes that ops allocate.
 
     Args:
       program: the step.
-      temporary_role: what temporary memory counts as.
+      temporary_role: the role of temporary memory.
 
     Raises:
-      ValueError: ops wait for each other in a circle.
+      ValueError: ops wait for each other in a cycle.
     """
     run = _Run(program, temporary_role)
     run.run()

@@ -1,8 +1,8 @@
 """What would lower the memory of a step: features that are off, each with the peak that it would give and its cost.
 
-Recomputation is tried on the program of the step, with the analysis that the pass uses; so are ZeRO and offload, in
-`what_if_state.py`. Fewer rows in each micro batch are tried by estimating the step again. What a schedule or groups of
-updates give is reckoned from what is held at the peak: activations in proportion to the micro batches in flight,
+This module simulates recomputation on the program of the step, with the analysis of the pass, and so does
+`what_if_state.py` for ZeRO and offload. For smaller micro batches it estimates the step again. For a schedule or groups
+of updates it calculates from the bytes at the peak: activations are in proportion to the micro batches in flight,
 updates to the number of groups.
 """
 
@@ -43,7 +43,7 @@ def changes(
     ops: Sequence[str],
     fed: Mapping[str, Sequence[int]],
 ) -> Tuple[MemoryDifference, ...]:
-    """What would lower the peak, what costs least first.
+    """Changes that would lower the peak, the cheapest first.
 
     Args:
       graph, step, before: the step and its estimate.
@@ -128,10 +128,10 @@ def _recomputed(
 def _add_segments(
     ops: List[SimulatedOp], segments: Sequence[Segment], waits: Sequence[Sequence[int]], numbers: Mapping[int, int]
 ) -> None:
-    """Appends the copies of the segments, and has the backward pass take them; `numbers` gives the op of a node."""
+    """Appends the copies of the segments, and makes the backward pass take them; `numbers` has the op of a node."""
     for segment, wait in zip(segments, waits):
         if any(node not in numbers for node in segment.nodes):
-            continue  # of a replica that takes no part in the step
+            continue  # a segment of a replica that takes no part in the step
         members = [numbers[node] for node in segment.nodes]
         again = {member: len(ops) + at for at, member in enumerate(members)}
         after = tuple(numbers[node] for node in wait if node in numbers)
@@ -158,7 +158,7 @@ def _smaller_micro_batches(
     ops: Sequence[str],
     fed: Mapping[str, Sequence[int]],
 ) -> Optional[MemoryDifference]:
-    """Twice as many micro batches of half the rows each, where all rows are fed."""
+    """Twice as many micro batches of half the rows each, if all rows are fed."""
     assert graph.rewrite is not None
     plan, config = graph.rewrite.plan, graph.rewrite.config
     stages = len(plan.stages)
@@ -216,5 +216,5 @@ def _groups(rewrite: Rewrite, before: MemoryEstimate) -> Optional[MemoryDifferen
 
 
 def _with(device: DeviceMemory, role: str, part: float) -> int:
-    """The peak of a device if one of its roles held that part of what it does."""
+    """The peak of a device if one of its roles held the given fraction of its bytes."""
     return int(device.peak - getattr(device, role) * (1 - part))

@@ -1,6 +1,6 @@
-"""What would lower the memory of weights and of optimizer state: parts of them (ZeRO), or host memory (offload).
+"""What would lower the memory of weights and optimizer state: shards of them (ZeRO), or host memory (offload).
 
-The weights are gathered or copied then, and so are there for a time; that is tried on the program of the step:
+The device then holds gathered or copied weights for a time; this module simulates that on the program of the step:
 
     w --> MatMul ... MatMulGrad              v1             w --> fetch --> MatMul ... MatMulGrad
                                              v2, offload    w --> fetch --> MatMul,   w --> fetch --> MatMulGrad
@@ -24,11 +24,11 @@ _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "Resou
 
 
 class _State(NamedTuple):
-    """What ZeRO and offload take from devices.
+    """The state that ZeRO and offload remove from devices.
 
     Attributes:
-      trained: op of the program that gives a trained variable -> its bytes.
-      bytes: per device, of these variables and of what is kept of them by optimizers.
+      trained: op of the program that is a trained variable -> its bytes.
+      bytes: per device, bytes of these variables and of their optimizer state.
     """
 
     trained: Dict[int, int]
@@ -43,7 +43,7 @@ class _Use(NamedTuple):
 
 
 def changes(graph: StepGraph, step: StepEstimate) -> List[MemoryDifference]:
-    """ZeRO, and on GPUs offload, where they are off and go together with the rest."""
+    """ZeRO, and on GPUs offload, if they are off and work with the other features."""
     rewrite = graph.rewrite
     if rewrite is None or not graph.calls or rewrite.config.zero.level or rewrite.config.offload.level:
         return []
@@ -59,7 +59,7 @@ def changes(graph: StepGraph, step: StepEstimate) -> List[MemoryDifference]:
 
 
 def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[MemoryDifference]:
-    """ZeRO of a level; None if nothing is trained."""
+    """ZeRO of one level; None if nothing is trained."""
     assert graph.rewrite is not None
     state = _state(graph, step)
     if not state.trained:
@@ -70,7 +70,7 @@ def _in_parts(graph: StepGraph, step: StepEstimate, level: str) -> Optional[Memo
     after = estimate(graph, step, _fetched(step, state, fetches)).devices
     peak = max(device.peak - int(saved * size) for device, size in zip(after, state.bytes))
     link = LINKS[_device_type(step)]
-    # What is gathered once, and reduced to parts, travels in data parallelism as well: as reduced wholes.
+    # Only a second gather adds bytes: one gather and a reduce-scatter send as much as an all-reduce.
     again = saved * (sum(state.trained[weight] for weight, _ in fetches) - sum(state.trained.values()))
     seconds = len(fetches) * link.latency + max(0.0, again) / link.bandwidth
     why = f"weights and optimizer state in parts over {ranks} replicas"
@@ -126,8 +126,8 @@ def _fetches(
     """(Weight, its uses) of each fetch, in the order in which they are needed.
 
     Args:
-      graph, step, state: what is fetched.
-      again: for the backward pass anew.
+      graph, step, state: the step and its weights.
+      again: the backward pass fetches weights a second time.
       without: types of ops that run where the weights are.
     """
     values = {weight: weight for weight in state.trained}  # op -> the weight that it gives
@@ -147,11 +147,11 @@ def _fetches(
 
 
 def _fetched(step: StepEstimate, state: _State, fetches: List[Tuple[int, List[_Use]]]) -> SimulatedProgram:
-    """The program with the fetches; if there are several of a weight, each waits for what the use before it takes."""
+    """The program with the fetches; if a weight has several, each waits for the inputs of the use before it."""
     ops = list(step.made.program.ops)
     early = len(fetches) == len({weight for weight, _ in fetches})
     bandwidth = LINKS[_device_type(step)].bandwidth
-    last: Dict[int, Tuple[int, Tuple[int, ...]]] = {}  # device -> its last fetch, and what comes into its first use
+    last: Dict[int, Tuple[int, Tuple[int, ...]]] = {}  # device -> its last fetch, and the inputs of its first use
     for weight, uses in fetches:
         device, size = ops[weight].device, state.trained[weight]
         fetch, waits = last.get(device, (-1, ()))
