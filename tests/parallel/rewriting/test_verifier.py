@@ -3,9 +3,8 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel import transformation
+from epl.parallel import features, transformation
 from epl.parallel.rewriting import verifier
-from epl.parallel.rewriting.pass_manager import run_passes
 from epl.parallel.rewriting.verifier import verify_graph_def
 from tests.parallel.in_process import Linear, rewritten
 
@@ -155,32 +154,26 @@ def train_with_everything():
         )
 
 
-def checked_run_passes(passes, rewrite):
-    """`run_passes`, with the verifier after each pass."""
-    provided = frozenset()
-    reports = []
-    for p in passes:
-        reports += run_passes([p._replace(requires=frozenset())], rewrite)
-        provided |= p.provides
-        verifier.check_rewrite(rewrite, p.name, provided)
-    return reports
-
-
 @pytest.mark.parametrize("devices", [2, 3])
 def test_the_graph_is_whole_after_each_pass(init, monkeypatch, devices):
+    checked = []
+    check = verifier.check_rewrite
+    monkeypatch.setattr(
+        verifier, "check_rewrite", lambda rewrite, done: (checked.append(done[-1]), check(rewrite, done))
+    )
     init(devices, communication__num_communicators=2, communication__max_splits=3)
-    monkeypatch.setattr(transformation, "run_passes", checked_run_passes)
     train_op = train_with_everything()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
+    assert checked == [p.name for p in transformation.passes_of(features.FEATURES)]
 
 
 def damaged(rewrite, damage):
     """The findings after the pass `clone_replicas` when the graph is changed by `damage`."""
     damage(rewrite)
     with pytest.raises(verifier.VerificationError) as caught:
-        verifier.check_rewrite(rewrite, "clone_replicas", frozenset(["replicas"]))
+        verifier.check_rewrite(rewrite, ["clone_replicas"])
     return str(caught.value)
 
 
@@ -203,6 +196,6 @@ def test_damage_to_a_rewritten_graph_is_found(init, damage, words):
     init()
     Linear().minimize()
     rewrite = rewritten()
-    verifier.check_rewrite(rewrite, "clone_replicas", frozenset(["replicas"]))
+    verifier.check_rewrite(rewrite, ["clone_replicas"])
     text = damaged(rewrite, damage)
     assert "After pass 'clone_replicas'" in text and words in text
