@@ -70,6 +70,7 @@ def _loss(hidden: tf.Tensor, labels: tf.Tensor, classes: int) -> tf.Tensor:
 def _bytes(session: tf.Session, train: tf.Operation, feed: Any, devices: int) -> control.Message:
     """Returns what the decisions and the plan say a device sends, and what a traced step shows that it holds."""
     from epl.ir.graph import Graph
+    from epl.parallel.plan.replica_groups import ReplicaGroups
     from epl.profiler import memory, step_stats
 
     _, metadata = step_stats.run(session, train, feed)
@@ -81,8 +82,9 @@ def _bytes(session: tf.Session, train: tf.Operation, feed: Any, devices: int) ->
         if group.transfers and "head/" in reduction.variable
     )
     moved = 2.0 * (devices - 1) / devices * gradients  # of a ring
-    if graph.split is not None:
-        moved += graph.split.moved_bytes
+    split = graph.state_of(ReplicaGroups)
+    if split is not None:
+        moved += split.moved_bytes
     timelines = memory.timelines(metadata, session.graph)
     return {
         "moved": moved,

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.ir.graph import Graph
 from epl.parallel.plan.plan import describe
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.profiler.memory_estimate import memory_estimate
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import rewritten
@@ -39,7 +40,7 @@ def test_the_memory_estimate_follows_the_sizes(init, ratios):
 def test_equal_ratios_are_none(init):
     init(2, annotate=False, **COLOCATED)
     train(epl.split(2, ratios=[5, 5]), epl.split(2))
-    assert Graph.get().split.ratios == ()
+    assert Graph.get().state_of(ReplicaGroups).ratios == ()
 
 
 @pytest.mark.parametrize("others", [None, [1, 3]])

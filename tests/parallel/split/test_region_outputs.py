@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.runtime.run_plan import RunPlanner
 from tests.parallel.in_process import rewritten
 
@@ -60,7 +61,7 @@ def test_merged_values_are_those_of_one_device(init, devices, scope, scalars):
     epl.add_to_collection(model.kernel, getattr(KEYS, f"{scope}_MEAN_OBJECTS"))
     fetches = [model.loss, model.best, model.count, model.mean]
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
-    assert Graph.get().split.shards
+    assert Graph.get().state_of(ReplicaGroups).shards
     expected = plain(ROWS)
     if scalars == "CONCAT" and devices == 4:
         expected[0] = [plain(rows)[0] for rows in np.split(ROWS, 2)]

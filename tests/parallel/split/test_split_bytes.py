@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.plan.replica_groups import ReplicaGroups
 
 ROWS, FEATURES, CLASSES = 8, 16, 1000
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
@@ -61,7 +62,7 @@ def sent(op, sizes):
     about = COLLECTIVE_OP_TYPES[op.type]
     moved = slice(about.first_tensor, None if about.fused else about.first_tensor + 1)
     given = sum(size * tensor.dtype.size for size, tensor in zip(sizes[moved], op.inputs[moved]))
-    return given * SENT[about.kind](Graph.get().split.ranks)
+    return given * SENT[about.kind](Graph.get().state_of(ReplicaGroups).ranks)
 
 
 def check(init, ranks, more=None):
@@ -76,7 +77,7 @@ def check(init, ranks, more=None):
         if more is not None:
             loss += more(logits, labels)
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    split = Graph.get().split
+    split = Graph.get().state_of(ReplicaGroups)
     assert len(split.shards) == 2  # kernel and bias
     sizes = [[tf.size(tensor) for tensor in op.inputs] for op in split.exchange.collectives]
     with tf.Session() as sess:

@@ -9,6 +9,7 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan import plan as plans
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.split.groups import split_groups
 from tests.parallel.in_process import rewritten
 
@@ -47,7 +48,8 @@ def test_the_plan_names_the_groups_and_moves_parts_in_buckets_between_them(init)
     assert "split over 2 devices in 2 group(s): ranks 0, 1 | 2, 3" in text
     of_all, of_parts = plan.groups
     assert not of_all.of_parts and of_parts.of_parts
-    assert {reduction.variable for reduction in of_parts.reductions} < set(Graph.get().split.shards)  # but for slots
+    shards = Graph.get().state_of(ReplicaGroups).shards
+    assert {reduction.variable for reduction in of_parts.reductions} < set(shards)  # but for slots
     assert len(of_parts.transfers) == 2 < len(of_parts.reductions)
     assert "{}: {} gradients (0 sparse) in {} transfer(s) between groups".format(
         of_parts.name, len(of_parts.reductions), len(of_parts.transfers)
@@ -97,7 +99,7 @@ def test_groups_that_differ_before_the_first_step_take_the_parts_of_the_first(in
     init(4, annotate=False, **COLOCATED)
     x, loss, train_op = model(2)
     rewrite = rewritten()
-    parts = [name for name in Graph.get().split.shards if name.endswith("first/kernel")]
+    parts = [name for name in Graph.get().state_of(ReplicaGroups).shards if name.endswith("first/kernel")]
     copies = [tf.get_default_graph().get_tensor_by_name(rewrite.prefix(copy) + parts[0] + ":0") for copy in range(4)]
     read = [tf.stack([copy]) for copy in copies]
     spoil = tf.raw_ops.AssignAdd(ref=copies[2], value=tf.ones(copies[2].shape))

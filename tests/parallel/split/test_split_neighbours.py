@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.plan.replica_groups import ReplicaGroups
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
 RANKS = 4
@@ -61,7 +62,7 @@ def moved(init, model, scope, one_around=contextlib.ExitStack):
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     return [
         (op.type, [tensor.shape.as_list() for tensor in op.inputs[COLLECTIVE_OP_TYPES[op.type].first_tensor :]])
-        for op in Graph.get().split.exchange.collectives
+        for op in Graph.get().state_of(ReplicaGroups).exchange.collectives
     ]
 
 

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.utils.errors import PlanError
 
 AT_LIMIT = 2048  # squared it is 16 MiB of float32
@@ -87,7 +88,7 @@ def test_of_16_mebibytes(init, layer, use_resource, op, reason, line):
 @pytest.mark.parametrize("layer", [inverse, pytest.param(loop, marks=pytest.mark.long)])
 def test_of_less_it_stays_whole(init, layer):
     minimize(init, layer, AT_LIMIT - 1)
-    assert not Graph.get().split.shards
+    assert not Graph.get().state_of(ReplicaGroups).shards
 
 
 def test_the_sum_of_several_counts_for_none_of_them(init):
@@ -98,4 +99,5 @@ def test_the_sum_of_several_counts_for_none_of_them(init):
         return tf.matmul(tf.nn.relu(tf.matmul(x, kernel))[:, :64], tf.linalg.inv(small))
 
     minimize(init, both)
-    assert len(Graph.get().split.shards) == 1 and Graph.get().split.whole == {"small"}
+    split = Graph.get().state_of(ReplicaGroups)
+    assert len(split.shards) == 1 and split.whole == {"small"}

@@ -11,6 +11,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.parallel import transformation
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.split import model as split_training
 from epl.parallel.split.resharding_paths import LINKS, Link
 from epl.runtime.run_plan import RunPlanner
@@ -25,7 +26,9 @@ def train_parts(x):
     with epl.split(2):
         loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 1001)))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    assert {variable.op.name for variable in tf.trainable_variables()} <= set(Graph.get().split.shards)
+    assert {variable.op.name for variable in tf.trainable_variables()} <= set(
+        Graph.get().state_of(ReplicaGroups).shards
+    )
     return loss, train_op
 
 

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.parallel.plan.replica_groups import ReplicaGroups
 from tests.parallel.in_process import marks
 
 RANDOM = np.random.RandomState(0)
@@ -82,7 +83,7 @@ def check(init, joint, scope, devices=2, **config):
 @pytest.mark.parametrize("joint", [True, False], ids=["one training", "two trainings"])
 def test_each_run_needs_what_it_fetches(init, joint):
     check(init, joint, lambda: epl.split(2))
-    split = Graph.get().split
+    split = Graph.get().state_of(ReplicaGroups)
     assert len(split.exchange.collectives) > 4 and split.shards
 
 
@@ -95,7 +96,7 @@ def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
         data, options = tf.RunMetadata(), tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         sess.run(model.train_ops, {model.x: X, model.z: X, model.y: Y}, options, data)
         ran = {node.node_name for device in data.step_stats.dev_stats for node in device.node_stats}
-        split = Graph.get().split
+        split = Graph.get().state_of(ReplicaGroups)
         collectives = [op.name for op in split.exchange.collectives]
         idle = [name for name in collectives if name not in ran]
         assert 0 < len(idle) < len(collectives)

@@ -133,8 +133,9 @@ def train(
     gradients, variables = zip(*made.compute_gradients(loss))
     if ctx.planned:
         from epl.ir.graph import Graph
+        from epl.parallel.plan.replica_groups import ReplicaGroups
 
-        held = {held.full_name: held.layout for held in Graph.of(loss.graph).split.shards.values()}
+        held = {held.full_name: held.layout for held in Graph.of(loss.graph).state_of(ReplicaGroups).shards.values()}
         assert held["table"].dim == ("rows", "columns").index(cut), held
     lengths = [tf.norm(one.values, axis=1) for one in gradients if isinstance(one, tf.IndexedSlices)]
     if clips:

@@ -518,10 +518,11 @@ def train(
 def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
     """For each local device, which part of each group it holds, and the parts of variables."""
     from epl.ir.graph import Graph
+    from epl.parallel.plan.replica_groups import ReplicaGroups
     from epl.parallel.sharded_variables.savers import value_of
 
     with tf_compat.unfinalized(sess.graph), sess.graph.as_default():
-        split, rewrite = Graph.of(sess.graph).split, Graph.of(sess.graph).plan
+        split, rewrite = Graph.of(sess.graph).state_of(ReplicaGroups), Graph.of(sess.graph).plan
         # What is fetched of a variable itself is all of it.
         return [
             (
