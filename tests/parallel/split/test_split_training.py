@@ -13,6 +13,7 @@ from epl.ir.view import ancestor_ops
 from epl.parallel import transformation
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.split import model as split_training
+from epl.parallel.split import section
 from epl.parallel.split.resharding_paths import LINKS, Link
 from epl.runtime.run_plan import RunPlanner
 from epl.utils.errors import PlanError
@@ -34,8 +35,8 @@ def train_parts(x):
 
 def test_what_moves_costs_what_the_links_of_the_devices_take(init, monkeypatch):
     seen = []
-    search = split_training.search
-    monkeypatch.setattr(split_training, "search", lambda program, link: seen.append(link) or search(program, link))
+    search = section.search
+    monkeypatch.setattr(section, "search", lambda program, link: seen.append(link) or search(program, link))
     monkeypatch.setitem(LINKS, "cpu", Link(1e-3, 1e8))
     init(2, annotate=False, **COLOCATED)
     train_parts(tf.placeholder(tf.float32, [None, 8]))
