@@ -2,17 +2,20 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Union
 
 import tensorflow.compat.v1 as tf
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
+from epl.ops.communicator import Communicator
+from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.job import Announcement, Job
 from epl.utils import tf_server
 
 if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.cluster.cluster import Cluster
+    from epl.runtime.server import ProcessServer
     from epl.strategies.context import StrategyContext
 
 
@@ -30,9 +33,9 @@ class Env:
         self._said: Set[str] = set()
         self.transformed_graphs = 0
         self.cut_graphs = 0
-        self.communicators: List[Any] = []  # of graphs: Communicators and SubCommunicators; each is closed in the end
+        self.communicators: List[Union[Communicator, SubCommunicators]] = []  # of graphs; each is closed in the end
         self._server: Optional[tf.train.Server] = None
-        self.process_server: Any = None  # the epl.runtime.server.ProcessServer, if a model spans processes
+        self.process_server: Optional["ProcessServer"] = None  # if a model spans processes
         self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.plan.agreement
 
     @classmethod

@@ -65,6 +65,9 @@ KNOWN_TO_CORE = {
     ("epl.runtime.server", "split"): "a process that serves learns the groups",
 }
 
+# Attributes of Graph and Env whose values have no type of EPL: control flow of TensorFlow; facts of the released EPL.
+ALLOWED_ANY = [["self", "common_branches"], ["self", "parallel_information"]]
+
 # Imports that point upward all the same, each with its reason.
 EXCEPTIONS = {
     ("epl.utils.launcher", "epl.launcher.main"): "the path under which the released EPL has the launcher",
@@ -344,6 +347,13 @@ def test_the_graph_has_no_attribute_of_a_feature(modules):
     graph = next(n for n in modules["epl.ir.graph"].tree.body if isinstance(n, ast.ClassDef) and n.name == "Graph")
     attributes = {n.attr for n in ast.walk(graph) if isinstance(n, ast.Attribute) and _chain(n)[:1] == ["self"]}
     assert attributes.isdisjoint(FEATURES | {"shards", "twins", "accumulations", "scale_updates"})
+
+
+@pytest.mark.parametrize("module, name", [("epl.ir.graph", "Graph"), ("epl.env", "Env")])
+def test_what_everybody_holds_has_types(modules, module, name):
+    held = next(n for n in modules[module].tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    found = [n for n in ast.walk(held) if isinstance(n, ast.AnnAssign) and "Any" in ast.dump(n.annotation)]
+    assert [n.lineno for n in found if _chain(n.target) not in ALLOWED_ANY] == []
 
 
 def test_a_type_has_a_name_of_its_own(modules):

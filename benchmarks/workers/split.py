@@ -77,7 +77,7 @@ def _bytes(session: tf.Session, train: tf.Operation, feed: Any, devices: int) ->
     graph = Graph.of(session.graph)
     gradients = sum(
         int(np.prod(reduction.shape)) * tf.as_dtype(reduction.dtype).size
-        for group in graph.plan.plan.groups
+        for group in graph.rewritten.plan.groups
         for reduction in group.reductions
         if group.transfers and "head/" in reduction.variable
     )

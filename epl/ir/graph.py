@@ -7,7 +7,7 @@ import bisect
 import contextlib
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +16,12 @@ from epl.ir.replacements import Replacement
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+
+if TYPE_CHECKING:
+    from epl.parallel.inference import Placement
+    from epl.parallel.rewriting.context import RewriteContext
+    from epl.runtime.session import GraphRunner
+    from epl.strategies.parallel_strategy import ParallelStrategy
 
 _State = TypeVar("_State")
 
@@ -88,7 +94,7 @@ class Beginning(NamedTuple):
       is_inherited: whether it was set in an earlier graph, and none in this one.
     """
 
-    strategy: Any
+    strategy: "ParallelStrategy"
     amid_ops: bool
     is_inherited: bool
 
@@ -102,7 +108,7 @@ class Graph:
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
         self._taskgraphs: List[TaskGraph] = []
-        self.default_strategy: Any = None  # of ops outside an explicit scope
+        self.default_strategy: Optional["ParallelStrategy"] = None  # of ops outside an explicit scope
         self.beginning: Optional[Beginning] = None
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
@@ -115,10 +121,10 @@ class Graph:
         self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
         self.own_ops: Set[tf.Operation] = set()  # what `building_own_ops` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
-        self.plan: Any = None  # the Rewrite, set once by epl.parallel.transformation
-        self.placement: Any = None  # the Placement of a graph without gradients, set by epl.parallel.inference
+        self.rewritten: Optional["RewriteContext"] = None  # set once by epl.parallel.transformation
+        self.placement: Optional["Placement"] = None  # of a graph without gradients, set by epl.parallel.inference
         self.failure: Optional[Exception] = None  # why a rewriting broke off
-        self.runner: Any = None  # the GraphRunner, set by epl.runtime.hooks
+        self.runner: Optional["GraphRunner"] = None  # set by epl.runtime.runs
         self.parallel_information: Dict[str, Any] = {}
         self._states: Dict[type, object] = {}
         self._said: Set[str] = set()
@@ -189,7 +195,7 @@ class Graph:
     def has_ops_of_plan(self) -> bool:
         """Whether the tf.Graph has other ops than those of the user: replicas, collectives, parts of variables."""
         changed = self.failure is not None or bool(self.parts_ops)
-        return changed or (self.plan is not None and bool(self.plan.added))
+        return changed or (self.rewritten is not None and bool(self.rewritten.added))
 
     @property
     def was_trained_before_init(self) -> bool:
@@ -227,7 +233,7 @@ class Graph:
         self.default_strategy = beginning.strategy
         self.open_taskgraph(beginning.strategy)
 
-    def set_default_strategy(self, strategy: Any) -> None:
+    def set_default_strategy(self, strategy: "ParallelStrategy") -> None:
         """Ops outside an explicit scope belong to `strategy` from now on; see `StrategyContext.set_default`."""
         self._drop_empty_taskgraph()
         first = self.beginning
@@ -242,7 +248,7 @@ class Graph:
         self.default_strategy = strategy
         self.open_taskgraph(strategy)
 
-    def _says_again(self, inherited: Any, strategy: Any) -> bool:
+    def _says_again(self, inherited: "ParallelStrategy", strategy: "ParallelStrategy") -> bool:
         """Whether a model function states what its script has stated ahead of it: it has made input and steps alone.
 
         What the two would divide has no weights yet, frozen ones included, and a stage without any is hardly meant.
@@ -260,7 +266,7 @@ class Graph:
         self._scopes.clear()
         tf_compat.set_attr_scope(self.tf_graph, TASKGRAPH_ATTR, tf.AttrValue(i=len(strategies) - 1))
 
-    def open_taskgraph(self, strategy: Any, outer: Any = None) -> None:
+    def open_taskgraph(self, strategy: "ParallelStrategy", outer: Optional["ParallelStrategy"] = None) -> None:
         """Ops created from now on belong to the TaskGraph of `strategy`, in the scope of `outer` or in none.
 
         The same strategy object continues its TaskGraph. One that got no op is dropped when the next is opened.
@@ -360,5 +366,5 @@ class Graph:
 
     def __repr__(self) -> str:
         return "epl.Graph(taskgraphs={}, gradient_calls={}, apply_calls={}, planned={})".format(
-            len(self.taskgraphs), len(self.gradient_calls), len(self.apply_calls), self.plan is not None
+            len(self.taskgraphs), len(self.gradient_calls), len(self.apply_calls), self.rewritten is not None
         )

@@ -1,6 +1,9 @@
 """A TaskGraph: the ops of one annotation, the unit that a plan places."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from epl.strategies.parallel_strategy import ParallelStrategy
 
 # Of conversions of weights to half precision: the attribute that marks them.
 WEIGHT_ATTR = "_epl_weight_copy"
@@ -32,5 +35,5 @@ class TaskGraph(NamedTuple):
     """
 
     index: int  # type: ignore[assignment]  # hides a method of tuple
-    strategy: Any
-    outer: Any
+    strategy: "ParallelStrategy"
+    outer: Optional["ParallelStrategy"]

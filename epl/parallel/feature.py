@@ -20,7 +20,7 @@ from epl.ir.graph import Graph
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.sections import Section
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass
 
 Pair = Tuple[Optional[Gradient], Any]
@@ -146,7 +146,7 @@ class Feature:
     ) -> None:
         """Raises an EplError for what cannot be done with these stages and groups of gradients."""
 
-    def plan(self, rewrite: Rewrite) -> Optional[Section]:
+    def plan(self, rewrite: RewriteContext) -> Optional[Section]:
         """What the plan is to say of the feature; None if it is not in use. Nothing is changed: its passes do that."""
         return None
 

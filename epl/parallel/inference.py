@@ -18,7 +18,7 @@ from epl.parallel.plan import planner
 from epl.parallel.plan.plan import ranks_of
 from epl.parallel.plan.stages import plan_stages, stages_of_nodes
 from epl.parallel.replication.clone_replicas import pinned_devices
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.utils import tf_compat
 from epl.utils.errors import EplError
 
@@ -64,7 +64,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     tf_graph = graph.tf_graph
     strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
     is_lowered = any(one.name_of_kind != "replicate" for one in strategies)
-    if graph.plan is not None or graph.gradient_calls or graph.apply_calls:
+    if graph.rewritten is not None or graph.gradient_calls or graph.apply_calls:
         return
     if config.offload.level and strategies:
         _warn_once(
@@ -81,7 +81,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     placement.last_op = tf_compat.last_op_id(tf_graph)
     try:
         stages, owners = plan_stages(graph, cluster)
-        rewrite = Rewrite(
+        rewrite = RewriteContext(
             graph,
             planner.make_plan("inference", graph, stages, owners, (), [], config, cluster),
             [],

@@ -37,7 +37,7 @@ from epl.parallel.replication import (
     sync_variables,
 )
 from epl.parallel.rewriting import contracts, order_exchange
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.contracts import CheckedRewrite
 from epl.parallel.rewriting.pass_manager import Pass, PassReport, in_order, run_passes
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
@@ -103,7 +103,7 @@ def needs_transform(graph: Optional[Graph]) -> bool:
     """Whether the graph is annotated, has gradients to aggregate, and was not rewritten before."""
     return (
         graph is not None
-        and graph.plan is None
+        and graph.rewritten is None
         and bool(graph.taskgraphs)
         and bool(graph.gradient_calls or graph.apply_calls)
     )
@@ -161,7 +161,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         trainings = find_trainings(graph) if len(stages) > 1 else []
         batch_parts = plan_batch_parts(graph, cluster)
         plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
-        kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else Rewrite
+        kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else RewriteContext
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         sections = [feature.plan(rewrite) for feature in features.FEATURES]
         plan = rewrite.plan = plan._replace(features=tuple(one for one in sections if one is not None))
@@ -192,7 +192,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             with _changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES, is_plain=True), rewrite)
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
-    graph.plan = rewrite
+    graph.rewritten = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 
 
@@ -204,7 +204,7 @@ def _digest_of(graph: Graph, cluster: Cluster, config: Config) -> Optional[Graph
 
 
 @contextlib.contextmanager
-def _changing(graph: Graph, rewrite: Rewrite) -> Iterator[None]:
+def _changing(graph: Graph, rewrite: RewriteContext) -> Iterator[None]:
     """Notes the ops that are added inside."""
     users = tf_compat.op_names(graph.tf_graph)
     with graph.changing():
@@ -224,7 +224,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _open_communicators(rewrite: Rewrite) -> None:
+def _open_communicators(rewrite: RewriteContext) -> None:
     """Has the processes of later stages open their communicators.
 
     Raises:
@@ -237,7 +237,7 @@ def _open_communicators(rewrite: Rewrite) -> None:
     server.open(all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
 
 
-def _fingerprint(rewrite: Rewrite) -> Dict[str, str]:
+def _fingerprint(rewrite: RewriteContext) -> Dict[str, str]:
     """For every collective of replica 0: op, dtype, shapes and communicator, in the order of the graph."""
     view = rewrite.view
     assert view is not None

@@ -16,7 +16,7 @@ from epl.ir.gradient_boundary import tensors_of
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
 from epl.parallel.plan.stages import stage_of_taskgraph
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.profiler.step_stats import Execution
 
 
@@ -35,7 +35,7 @@ class Span(NamedTuple):
     ops: int
 
 
-def of_ops(rewrite: Rewrite) -> Dict[str, Action]:
+def of_ops(rewrite: RewriteContext) -> Dict[str, Action]:
     """The action of each op of every replica and micro batch, by name.
 
     Ops of no action are left out: variables and ops that depend on them alone; placeholders, data sources and their

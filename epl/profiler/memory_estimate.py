@@ -84,7 +84,7 @@ def _arrays(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
 def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]) -> Tuple[List[str], Shapes]:
     """Names of the ops that run, those of other replicas included, and the shapes that are fed to each placeholder."""
     graph = Graph.of(tf_graph)
-    rewrite = None if graph is None else graph.plan
+    rewrite = None if graph is None else graph.rewritten
     targets = [item for item in elements if isinstance(item, tf.Operation)]
     fetches = [item for item in elements if not isinstance(item, tf.Operation)]
     if graph is not None:

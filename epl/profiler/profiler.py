@@ -50,7 +50,7 @@ def _costs(graph: Optional[tf.Graph]) -> Tuple[GraphView, Costs]:
 def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:
     """The user's nodes: nodes that the rewriting added would count the model several times."""
     known = Graph.of(graph or tf.get_default_graph())
-    added = known.plan.added if known is not None and known.plan is not None else frozenset()
+    added = known.rewritten.added if known is not None and known.rewritten is not None else frozenset()
     return (
         node
         for node in range(len(view))

@@ -14,7 +14,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.stages import stage_of_taskgraph
-from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
+from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext
 
 
 class RoleKind:
@@ -57,7 +57,7 @@ class Roles:
     def __init__(self, tf_graph: tf.Graph) -> None:
         """Reads the graph as it is now, rewritten or not."""
         graph = Graph.of(tf_graph)
-        self.rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+        self.rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
         self._recorded = graph is not None and bool(graph.gradient_calls)
         self._view = GraphView(tf_graph)
         self._known: Dict[Tuple[str, str], Role] = {}

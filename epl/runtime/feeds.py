@@ -14,7 +14,7 @@ from typing import Any, Container, Dict, Iterable, List, Sequence, Set, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.runtime.whole_feeds import Fed, WholeFeeds
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
@@ -25,7 +25,7 @@ logger = logging.getLogger("epl")
 class FeedSharing:
     """Shares out the feeds of one rewritten graph."""
 
-    def __init__(self, rewrite: Rewrite) -> None:
+    def __init__(self, rewrite: RewriteContext) -> None:
         view = rewrite.view
         assert view is not None
         self._rewrite = rewrite
@@ -68,7 +68,7 @@ class FeedSharing:
 
     def _computed_again(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """What stands for a tensor, which is computed from a weight alone, where that is gathered for a few uses."""
-        names = self._rewrite.regathered.get(tensor.op.name, ())
+        names = self._rewrite.copies_per_use.get(tensor.op.name, ())
         return [self._rewrite.operation(name).outputs[tensor.value_index] for name in names]
 
     def share(self, feeds: Dict[tf.Tensor, Any], unneeded: Container[str] = ()) -> Dict[tf.Tensor, Any]:

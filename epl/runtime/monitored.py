@@ -75,7 +75,7 @@ def training_session(
     if not is_chief:
         given["chief_only_hooks"] = None
     given["is_chief"] = True
-    trains_first = graph.plan is None and bool(graph.gradient_calls or graph.apply_calls)
+    trains_first = graph.rewritten is None and bool(graph.gradient_calls or graph.apply_calls)
     if trains_first:
         graph.keep(ToldByWorkers, ToldByWorkers(own=json.dumps(own)))
     if cluster.worker_index == 0:

@@ -39,7 +39,7 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
     _annotate(ys, xs)
     graph = _annotated_graph()
-    if graph is None or graph.plan is not None:
+    if graph is None or graph.rewritten is not None:
         return original(ys, xs, *args, **kwargs)
     _note_virtual_devices(graph)
     arguments = dict(inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
@@ -100,7 +100,7 @@ def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: An
     """`tf.GradientTape.gradient`: of its gradients it is known that they are some, not what they are gradients of."""
     within_gradients = getattr(_inside, "seeds", None) is not None  # of a custom gradient, for example
     graph = None if within_gradients else _annotated_graph()
-    if graph is None or graph.plan is not None:
+    if graph is None or graph.rewritten is not None:
         return original(tape, *args, **kwargs)
     if graph.says_first("tape"):
         logger.warning(
@@ -195,14 +195,14 @@ def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
 
 def _refuse_planned(graph: Graph) -> None:
     """Raises PlanError for a training step that the plan, made before, has no part in."""
-    if graph.plan is None:
+    if graph.rewritten is None:
         return
     config = Env.get().config
-    missing = ["" if graph.plan.is_plain else "replica 0 alone"]
+    missing = ["" if graph.rewritten.is_plain else "replica 0 alone"]
     missing += [feature.missing_after_plan(graph, config) for feature in features.FEATURES]
     without = [words for words in missing if words]
     if without:
-        devices = len({device for stage in graph.plan.plan.stages for device in stage.devices})
+        devices = len({device for stage in graph.rewritten.plan.stages for device in stage.devices})
         raise PlanError(
             "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
             "adds would train {}. Build the whole training step before the first run, or build it in a new tf.Graph: "

@@ -32,7 +32,7 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.rewriting.context import Rewrite, Sibling
+from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue, initialized_values
@@ -150,7 +150,7 @@ _NO_REACH = Reach(frozenset(), frozenset(), frozenset(), {}, frozenset(), False)
 class RunPlanner:
     """Plans runs of one rewritten graph."""
 
-    def __init__(self, rewrite: Rewrite) -> None:
+    def __init__(self, rewrite: RewriteContext) -> None:
         view = rewrite.view
         assert view is not None
         self._rewrite = rewrite
@@ -185,7 +185,7 @@ class RunPlanner:
             for order in rewrite.orders
         ]
         self._all_barriers: Set[int] = set().union(*self._barriers, *[barriers for barriers, _ in self._orders])
-        self._idle_wholes = {view.index[_op_name(name)]: name for name in rewrite.idle_wholes}
+        self._unused_gathers = {view.index[_op_name(name)]: name for name in rewrite.unused_gathers}
         self._fetches = rewrite.graph.state_of(ShardFetches)
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
@@ -388,7 +388,7 @@ class RunPlanner:
     def _first(self, fetches: Sequence[tf.Tensor], needed: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite
         reads = () if self._fetches is None else self._fetches.reads
-        wholes = [self._idle_wholes[node] for node in sorted(needed & self._idle_wholes.keys())]
+        wholes = [self._unused_gathers[node] for node in sorted(needed & self._unused_gathers.keys())]
         found = [t for t in fetches if t in reads] + [rewrite.tf_graph.get_tensor_by_name(name) for name in wholes]
         return tuple(dict.fromkeys(found))
 
@@ -446,7 +446,7 @@ class RunPlanner:
             stack.extend(t.op for t in op.inputs)
             stack.extend(op.control_inputs)
         stop = {view.index[_op_name(name)] for name in fed if _op_name(name) in view.index}
-        needed = view.ancestors(known, (stop | idle).__contains__) - (stop & self._idle_wholes.keys())
+        needed = view.ancestors(known, (stop | idle).__contains__) - (stop & self._unused_gathers.keys())
         return needed, foreign or bool(needed & self._foreign)
 
     @staticmethod

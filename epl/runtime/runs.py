@@ -15,7 +15,7 @@ from epl.ir.graph import Graph, first_tensor
 from epl.parallel import features, inference, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.runtime import server
 from epl.runtime.session import GraphRunner
@@ -43,7 +43,7 @@ def rewritten(session: Any, do_run: Callable[..., Any]) -> Optional[GraphRunner]
             if transformation.needs_transform(graph):
                 _refuse_shipped(session, graph)
                 transformation.transform(session.graph)
-    rewrite: Optional[Rewrite] = graph.plan
+    rewrite: Optional[RewriteContext] = graph.rewritten
     if rewrite is None or rewrite.runs_as_it_is:
         return None
     checkpoints = graph.state_of(Checkpoints)

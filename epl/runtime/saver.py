@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.runtime.saver_builder import MemoryEfficientBuilder as MemoryEfficientBuilder
 from epl.runtime.sharding_loader import ShardingLoader as ShardingLoader
@@ -53,7 +53,7 @@ def user_graph_def(
     EPL_DUMP_GRAPH writes the graph that runs.
     """
     graph = Graph.of(tf_graph)
-    rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+    rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
     if rewrite is None or not rewrite.added or from_version is not None:
         result = original(tf_graph, from_version, add_shapes)
         if graph is not None and graph.placement is not None:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ops.job import Job
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue
@@ -43,7 +43,7 @@ class SessionState:
 class GraphRunner:
     """Runs sessions of one rewritten graph."""
 
-    def __init__(self, rewrite: Rewrite, raw: RawRun) -> None:
+    def __init__(self, rewrite: RewriteContext, raw: RawRun) -> None:
         """Keeps `raw`, TensorFlow's own way to run ops."""
         self.rewrite = rewrite
         self._raw = raw
@@ -253,7 +253,9 @@ class GraphRunner:
     def _end_step(self, job: Job, reason: str, generation: int) -> None:
         """The step has ended early for all that take part in it, processes that serve included."""
         if self.rewrite.spans_processes:
-            Env.get().process_server.service.end_generation(reason, generation)
+            server = Env.get().process_server
+            assert server is not None
+            server.service.end_generation(reason, generation)
         else:
             job.end_generation(reason, generation)
 

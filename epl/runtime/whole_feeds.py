@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.graph import first_tensor
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.row_dimensions import Dimensions, find_dimensions
 from epl.utils.errors import FeedError
 
@@ -42,7 +42,7 @@ class Fed(NamedTuple):
 class WholeFeeds:
     """Tells the whole feeds of one rewritten graph."""
 
-    def __init__(self, rewrite: Rewrite) -> None:
+    def __init__(self, rewrite: RewriteContext) -> None:
         assert rewrite.view is not None
         self._rewrite = rewrite
         self._view = rewrite.view

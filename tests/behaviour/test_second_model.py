@@ -120,7 +120,7 @@ def test_on_one_device_a_second_model_is_trained_in_the_same_graph(init: Any) ->
             _begin()
             with tf.variable_scope(scope):
                 _train()
-        assert Graph.get().plan.is_plain
+        assert Graph.get().rewritten.is_plain
 
 
 def test_a_second_model_without_another_init_is_refused(init: Any) -> None:

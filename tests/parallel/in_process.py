@@ -79,9 +79,9 @@ class Linear:
 
 
 def rewritten() -> Any:
-    """Rewrites the default graph; its Rewrite."""
+    """Rewrites the default graph; its RewriteContext."""
     transformation.transform()
-    return Graph.get().plan
+    return Graph.get().rewritten
 
 
 def value(sess: tf.Session, name: str) -> np.ndarray:

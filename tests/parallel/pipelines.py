@@ -33,9 +33,9 @@ def no_stage() -> Iterator[None]:
 
 
 def rewritten() -> Any:
-    """Rewrites the default graph; its Rewrite."""
+    """Rewrites the default graph; its RewriteContext."""
     transformation.transform()
-    return Graph.get().plan
+    return Graph.get().rewritten
 
 
 def rows(count: int, width: int = 3, seed: int = 0) -> np.ndarray:

@@ -39,7 +39,7 @@ def test_each_stage_runs_on_its_device(init, devices):
         ran = traced(sess, model.loss, feed)
         weights = sess.run(tf.trainable_variables())
     assert (ran["d0/Tanh"], ran["d1/BiasAdd"], ran["loss"]) == ("CPU:0", "CPU:1", "CPU:1")
-    assert Graph.get().plan is None
+    assert Graph.get().rewritten is None
     with plain_graph():
         model = Chain(2, no_stage)
         with tf.Session() as sess:

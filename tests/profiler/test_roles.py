@@ -28,7 +28,7 @@ def once():
 
 @pytest.fixture
 def pipeline(init, once):
-    """A pipeline of two stages, two micro batches and two replicas: the Rewrite, actions, roles."""
+    """A pipeline of two stages, two micro batches and two replicas: the RewriteContext, actions, roles."""
     if not once:
         begin(init, 2, 4, gradient_checkpoint__type="collection")
         model = Chain(3, stage=StagesOfTwo())

@@ -32,7 +32,7 @@ def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
         with tf.Session() as sess:
             for _ in range(2):
                 assert error_text(sess.run, model.loss, model.feed()) == "PlanError: it broke"
-    assert calls == [1] and Graph.get().plan is None
+    assert calls == [1] and Graph.get().rewritten is None
 
 
 def test_a_graph_that_is_refused_is_refused_again(init):

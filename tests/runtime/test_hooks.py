@@ -153,7 +153,7 @@ def test_one_device_changes_nothing(init):
         sess.run(initializer)
         sess.run(model.train_op, model.feed())
         assert tf_compat.num_nodes(sess.graph) == before + 1
-        assert Graph.get().plan.world_size == 1
+        assert Graph.get().rewritten.world_size == 1
 
 
 def test_saver_of_another_worker_writes_nothing(init, tmp_path):

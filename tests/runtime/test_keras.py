@@ -45,7 +45,7 @@ def test_fit_runs_on_every_replica(init):
     init(2)
     fitted()
     graph = Graph.get()
-    assert graph.plan.world_size == 2
+    assert graph.rewritten.world_size == 2
     tf.keras.backend.clear_session()
 
 

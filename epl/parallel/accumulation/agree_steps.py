@@ -25,17 +25,17 @@ from epl.ops.communicator import Communicator
 from epl.parallel.accumulation.record import AccumulationRecord, accumulations_of
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import stage_of_op
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.utils import tf_compat
 
 
 def by_boundary(graph: Graph) -> Dict[str, AccumulationRecord]:
     """The accumulations of a graph, by the names of the boundaries after their sums."""
-    return {name: one for one in accumulations_of(graph) for name in (*one.boundaries, *one.held)}
+    return {name: one for one in accumulations_of(graph) for name in (*one.boundaries, *one.accumulated)}
 
 
 def agree(
-    rewrite: Rewrite, communicator: Communicator, name: str, accumulation: AccumulationRecord, weight: tf.Tensor
+    rewrite: RewriteContext, communicator: Communicator, name: str, accumulation: AccumulationRecord, weight: tf.Tensor
 ) -> tf.Operation:
     """Adds the gate of an accumulation and gives its position and its gradients their new sources.
 
@@ -76,12 +76,12 @@ def agree(
     return everyone.op
 
 
-def share(rewrite: Rewrite, ranks: int) -> float:
+def share(rewrite: RewriteContext, ranks: int) -> float:
     """The weight of each of `ranks` in the all-reduce of sums that have their rows' weight already."""
     return 1.0 if rewrite.plan.reduce_method == "sum" else 1.0 / ranks
 
 
-def _rows_may_differ(rewrite: Rewrite) -> bool:
+def _rows_may_differ(rewrite: RewriteContext) -> bool:
     """Whether anything is fed, or read in batches whose size is not built into the graph."""
     ranks = replica_groups(rewrite.graph)
     if ranks is not None and ranks.exchange.row_weights is None:
@@ -93,13 +93,13 @@ def _rows_may_differ(rewrite: Rewrite) -> bool:
     )
 
 
-def _is_complete(rewrite: Rewrite, gradient: tf.Tensor) -> bool:
+def _is_complete(rewrite: RewriteContext, gradient: tf.Tensor) -> bool:
     """Whether the ranks of a split group have a gradient together."""
     ranks = replica_groups(rewrite.graph)
     return ranks is not None and gradient.op.name in ranks.complete
 
 
-def _group_scale(rewrite: Rewrite, gradient: tf.Tensor, rows: tf.Tensor) -> Optional[tf.Tensor]:
+def _group_scale(rewrite: RewriteContext, gradient: tf.Tensor, rows: tf.Tensor) -> Optional[tf.Tensor]:
     """What such a gradient is multiplied by, given the rows of all; None for the only group."""
     ranks = replica_groups(rewrite.graph)
     assert ranks is not None and ranks.exchange.row_weights is not None  # else the gradient were not complete
@@ -109,5 +109,5 @@ def _group_scale(rewrite: Rewrite, gradient: tf.Tensor, rows: tf.Tensor) -> Opti
     return ranks.exchange.row_weights.of_group_in(stage) * float(len(ranks.groups)) / rows
 
 
-def _give_source(rewrite: Rewrite, identity: tf.Tensor, source: tf.Tensor) -> None:
+def _give_source(rewrite: RewriteContext, identity: tf.Tensor, source: tf.Tensor) -> None:
     tf_compat.set_input(rewrite.remember(identity.op), 0, source)

@@ -36,7 +36,7 @@ from epl.parallel.accumulation.gradients import (
     note_late,
     with_means,
 )
-from epl.parallel.accumulation.record import AccumulationRecord, HeldGradient, accumulations_of
+from epl.parallel.accumulation.record import AccumulatedGradient, AccumulationRecord, accumulations_of
 from epl.parallel.plan.stages import plan_stages
 from epl.utils import tf_compat
 from epl.utils.errors import EplError, PlanError
@@ -107,7 +107,7 @@ def _build(
     apply: Callable[[List[Pair]], tf.Operation],
 ) -> tf.Operation:
     """The two branches of a run, and the counting."""
-    held = [accumulation.held[name] for name in early]
+    accumulated = [accumulation.accumulated[name] for name in early]
     late = late_gradients(graph, pairs, early)
     counters, checks = [accumulation.counter], []
     if early:
@@ -121,15 +121,15 @@ def _build(
         return apply(with_means(pairs, late, steps))
 
     def not_last() -> tf.Operation:
-        with tf.control_dependencies(_begun(accumulation.counter, held, late)):
-            writes = [gradient_sums.write(one.storage, one.total) for one in held]
+        with tf.control_dependencies(_begun(accumulation.counter, accumulated, late)):
+            writes = [gradient_sums.write(one.storage, one.total) for one in accumulated]
             return tf.group(*(writes + ([add_late(late, is_first)] if late else [])))
 
     with tf.control_dependencies(checks):
         done = tf.cond(is_last, last, not_last, name="micro_step")
     _refuse_loop(done.op)
     note_late(graph, accumulation, pairs, late, counters)
-    reduced = tuple(one.reduced for one in held if one.reduced is not None)
+    reduced = tuple(one.reduced for one in accumulated if one.reduced is not None)
     if reduced:
         graph.apply_calls[-1] = graph.apply_calls[-1]._replace(boundaries=reduced)
     with tf.control_dependencies([done]), tf.device(HOST):
@@ -154,12 +154,12 @@ def _counter() -> Tuple[tf.Tensor, tf.Tensor]:
         return handle, tf.identity(tf.maximum(position, 0), name="position")
 
 
-def _begun(counter: tf.Tensor, held: Sequence[HeldGradient], late: Sequence[Late]) -> List[tf.Operation]:
+def _begun(counter: tf.Tensor, accumulated: Sequence[AccumulatedGradient], late: Sequence[Late]) -> List[tf.Operation]:
     """Marks the counter until the micro step is done: after one that failed half-way the training step begins anew.
 
     It is marked when there are gradients, so that a run which finds no more data leaves everything as it was.
     """
-    firsts = [one.total[0] for one in held[:1]] + [first_tensor(one.source) for one in late[:1]]
+    firsts = [one.total[0] for one in accumulated[:1]] + [first_tensor(one.source) for one in late[:1]]
     with tf.control_dependencies(firsts), tf.device(HOST):
         return [tf.raw_ops.AssignVariableOp(resource=counter, value=tf.constant(-1, tf.int64))]
 
@@ -179,7 +179,9 @@ def _check_runs(position: tf.Tensor, own: tf.Tensor) -> tf.Operation:
 def _find_or_make(graph: Graph, early: Dict[str, Boundary], steps: Steps) -> AccumulationRecord:
     """The record of those that share gradients in `early`, else a new one."""
     sharing = [
-        accumulation for accumulation in accumulations_of(graph) if not early.keys().isdisjoint(accumulation.held)
+        accumulation
+        for accumulation in accumulations_of(graph)
+        if not early.keys().isdisjoint(accumulation.accumulated)
     ]
     if len(sharing) > 1:
         raise PlanError(

@@ -11,7 +11,7 @@ from epl.parallel.feature import Apply, ApplyRequest, Feature
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.sections import AccumulationSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
@@ -35,7 +35,7 @@ class AccumulationFeature(Feature):
         """Runs are counted by ops that the plan knows."""
         return "without accumulation" if steps_of(graph).count > 1 else ""
 
-    def plan(self, rewrite: Rewrite) -> Optional[AccumulationSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[AccumulationSection]:
         """Over how many runs gradients are added up."""
         steps = [one.steps for one in accumulations_of(rewrite.graph)]
         return AccumulationSection(max(steps)) if steps else None

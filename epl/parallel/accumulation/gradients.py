@@ -25,7 +25,7 @@ from epl.ir.gradient_boundary import (
 )
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
-from epl.parallel.accumulation.record import AccumulationRecord, HeldGradient, accumulations_of
+from epl.parallel.accumulation.record import AccumulatedGradient, AccumulationRecord, accumulations_of
 from epl.parallel.accumulation.sums import Storage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.utils import tf_compat
@@ -69,15 +69,15 @@ def early_boundaries(graph: Graph, pairs: Sequence[Pair], changed: bool) -> Dict
     """The boundaries of tf.gradients that must be added up, not the gradients that are applied."""
     returned = returned_gradients(graph)
     found = upstream(returned, [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None])
-    held = {name for accumulation in accumulations_of(graph) for name in accumulation.held}
-    return found if changed or held & set(found) else {}
+    accumulated = {name for accumulation in accumulations_of(graph) for name in accumulation.accumulated}
+    return found if changed or accumulated & set(found) else {}
 
 
 def hold(
     graph: Graph, accumulation: AccumulationRecord, early: Dict[str, Boundary], steps: Steps
 ) -> AccumulationRecord:
     """Makes everything behind the boundaries `early` compute with the mean up to this run."""
-    names = [name for name in early if name not in accumulation.held]
+    names = [name for name in early if name not in accumulation.accumulated]
     if not names:
         return accumulation
     _refuse_branches([early[name] for name in names])
@@ -106,7 +106,7 @@ def hold(
         graph,
         accumulation,
         sources=tuple(sources),
-        held={name: HeldGradient(*values) for name, values in zip(names, zip(storage, totals, reduced))},
+        accumulated={name: AccumulatedGradient(*values) for name, values in zip(names, zip(storage, totals, reduced))},
         storage=[handle.op.name for kept in storage for handle in kept],
         replaced={name: (early[name], bound[1]) for name, bound in zip(names, reduced) if bound is not None},
     )
@@ -197,7 +197,7 @@ def note_late(
         graph,
         accumulation,
         sources=tuple(one.source for one in late),
-        held={},
+        accumulated={},
         storage=[handle.op.name for one in late for handle in one.storage] + [c.op.name for c in counters],
         replaced=replaced,
         boundaries=[first_tensor(gradient).op.name for _, gradient in graph.apply_calls[-1].boundaries],
@@ -251,7 +251,7 @@ def _update(
     graph: Graph,
     accumulation: AccumulationRecord,
     sources: Tuple[Gradient, ...],
-    held: Dict[str, HeldGradient],
+    accumulated: Dict[str, AccumulatedGradient],
     storage: Sequence[str],
     replaced: Dict[str, Tuple[Boundary, Gradient]],
     boundaries: Sequence[str] = (),
@@ -261,7 +261,9 @@ def _update(
     (index,) = [i for i, one in enumerate(records) if one.counter is accumulation.counter]
     known = records[index]
     inner = known.boundaries.union(boundaries, [first_tensor(gradient).op.name for _, gradient in replaced.values()])
-    records[index] = known._replace(sources=known.sources + sources, held=dict(known.held, **held), boundaries=inner)
+    records[index] = known._replace(
+        sources=known.sources + sources, accumulated=dict(known.accumulated, **accumulated), boundaries=inner
+    )
     graph.run_gradients += sources
     graph.local_variables.update(storage)
     graph.inner_boundaries |= inner

@@ -12,7 +12,7 @@ from epl.ir.gradient import Boundary, Gradient
 from epl.ir.graph import Graph
 
 
-class HeldGradient(NamedTuple):
+class AccumulatedGradient(NamedTuple):
     """A gradient that everything after its boundary sees added up.
 
     Attributes:
@@ -36,7 +36,7 @@ class AccumulationRecord(NamedTuple):
       position: the number of this run in its training step, from 0; an identity that may be given another source.
       sources: the gradients of this run, as boundaries that may be given another source.
       boundaries: names of the recorded boundaries that lie in the branch of the last micro step.
-      held: for gradients that are changed between tf.gradients and apply_gradients, by the name of their
+      accumulated: for gradients that are changed between tf.gradients and apply_gradients, by the name of their
         boundary.
     """
 
@@ -45,7 +45,7 @@ class AccumulationRecord(NamedTuple):
     position: tf.Tensor
     sources: Tuple[Gradient, ...]
     boundaries: FrozenSet[str]
-    held: Dict[str, HeldGradient]
+    accumulated: Dict[str, AccumulatedGradient]
 
 
 class Accumulations:

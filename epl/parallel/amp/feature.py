@@ -10,7 +10,7 @@ from epl.parallel.amp import half_ops, loss_scale, order_scale_updates, section
 from epl.parallel.amp.refusals import refuse_unskipped, warn_of_precision
 from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest, RunRequest
 from epl.parallel.plan.sections import AmpSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 
 class AmpFeature(Feature):
@@ -51,7 +51,7 @@ class AmpFeature(Feature):
         """Ops that were built since the last differentiation take half copies, too."""
         half_ops.use_half_copies(graph)
 
-    def plan(self, rewrite: Rewrite) -> Optional[AmpSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[AmpSection]:
         """What was decided while the model was differentiated."""
         return section.of(rewrite.graph, rewrite.config) if rewrite.config.amp.level else None
 

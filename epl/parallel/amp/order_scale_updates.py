@@ -9,12 +9,12 @@ from epl.ir.control_flow import depths_of, ends_of
 from epl.ir.view import GraphView
 from epl.parallel.amp.loss_scale import LossScale
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.context import Order, RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Puts each update of the loss scale after all earlier ones."""
     scale = rewrite.graph.state_of(LossScale)
     updates = [] if scale is None else scale.updates

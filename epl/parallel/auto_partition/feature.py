@@ -10,7 +10,7 @@ from epl.ir.graph import Graph
 from epl.parallel.auto_partition.annotate import Partitioned, partition_model
 from epl.parallel.feature import Feature
 from epl.parallel.plan.sections import PartitionSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 
 class AutoPartitionFeature(Feature):
@@ -25,11 +25,11 @@ class AutoPartitionFeature(Feature):
             return
         graph = Graph.of(tf.get_default_graph(), may_create=True)
         assert graph is not None and env.cluster is not None
-        if graph.plan is None and graph.state_of(Partitioned) is None:
+        if graph.rewritten is None and graph.state_of(Partitioned) is None:
             graph.refuse_earlier_model()
             graph.keep(Partitioned, Partitioned())
             partition_model(graph, ys, env.config.pipeline.num_stages or 1, env.cluster.device_type.lower())
 
-    def plan(self, rewrite: Rewrite) -> Optional[PartitionSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[PartitionSection]:
         """What was decided when the model was first differentiated."""
         return rewrite.graph.state_of(PartitionSection)

@@ -7,7 +7,7 @@ from epl.ir.graph import Graph
 from epl.parallel.feature import Feature
 from epl.parallel.grouped_apply import order_groups
 from epl.parallel.plan.sections import GroupedApplySection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 
 class GroupedApplyFeature(Feature):
@@ -20,7 +20,7 @@ class GroupedApplyFeature(Feature):
         """Updates are put in order by the pass."""
         return "without groups of updates" if config.optimizer.num_apply_group > 1 else ""
 
-    def plan(self, rewrite: Rewrite) -> Optional[GroupedApplySection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[GroupedApplySection]:
         """In how many groups variables are updated."""
         count = rewrite.config.optimizer.num_apply_group
         return GroupedApplySection(count) if count > 1 else None

@@ -31,7 +31,7 @@ from epl.parallel.grouped_apply import groups as apply_groups
 from epl.parallel.grouped_apply.groups import Update
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.context import Order, RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
@@ -67,7 +67,7 @@ class UpdateChain(NamedTuple):
     updates: List[Update]
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Orders the updates of every call of apply_gradients."""
     count = rewrite.config.optimizer.num_apply_group
     if count == 1:
@@ -83,7 +83,7 @@ def run(rewrite: Rewrite) -> None:
 class _Ordering:
     """Orders updates in one graph."""
 
-    def __init__(self, rewrite: Rewrite, view: GraphView) -> None:
+    def __init__(self, rewrite: RewriteContext, view: GraphView) -> None:
         self._rewrite = rewrite
         self._view = view
         self._phases: Dict[bytes, bytes] = {}  # attributes -> phase: most nodes share theirs

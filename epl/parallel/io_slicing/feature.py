@@ -5,13 +5,13 @@ import logging
 from epl.parallel.feature import Feature
 from epl.parallel.io_slicing.rewrite import slice_inputs
 from epl.parallel.plan.plan import ranks_of
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass
 
 logger = logging.getLogger("epl")
 
 
-def _slice(rewrite: Rewrite) -> None:
+def _slice(rewrite: RewriteContext) -> None:
     """Gives this worker its share of the files."""
     config, plan = rewrite.config.io, rewrite.plan
     if not config.slicing or plan.workers == 1:

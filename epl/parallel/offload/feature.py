@@ -5,7 +5,7 @@ from typing import Optional
 from epl.parallel.feature import Feature
 from epl.parallel.offload import move_weights
 from epl.parallel.plan.sections import OffloadSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 
 class OffloadFeature(Feature):
@@ -14,6 +14,6 @@ class OffloadFeature(Feature):
     name = "offload.level"
     passes = (move_weights.PASS,)
 
-    def plan(self, rewrite: Rewrite) -> Optional[OffloadSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[OffloadSection]:
         """What each stage keeps in host memory."""
         return move_weights.find(rewrite)

@@ -27,7 +27,7 @@ from epl.parallel.costs.shapes import num_elements
 from epl.parallel.offload.host_region import HostRegion
 from epl.parallel.plan.sections import Offloaded, OffloadSection
 from epl.parallel.plan.stages import stages_of_nodes
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.delay_gradients import delay_gradients
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -49,7 +49,7 @@ logger = logging.getLogger("epl")
 SCOPE = "EPL_OFFLOAD"
 
 
-def find(rewrite: Rewrite) -> Optional[OffloadSection]:
+def find(rewrite: RewriteContext) -> Optional[OffloadSection]:
     """What each stage keeps in host memory, as `offload.level` says; nothing is changed, `run` does it."""
     if not rewrite.config.offload.level:
         return None
@@ -67,7 +67,7 @@ def find(rewrite: Rewrite) -> Optional[OffloadSection]:
     return OffloadSection(tuple(found))
 
 
-def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:
+def _bytes(rewrite: RewriteContext, view: GraphView, node: int) -> int:
     """Of a variable; of parts those of the largest one: the plan is the same for all ranks."""
     shapes = () if rewrite.sharded is None else rewrite.sharded.shapes.get(view.nodes[node].name, ())
     if not shapes:
@@ -76,7 +76,7 @@ def _bytes(rewrite: Rewrite, view: GraphView, node: int) -> int:
     return max(num_elements(shape) for shape in shapes) * size
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Marks what runs on the host, and adds the copies of weights."""
     if not rewrite.config.offload.level:
         return
@@ -98,7 +98,7 @@ def run(rewrite: Rewrite) -> None:
         tf_compat.set_devices(rewrite.tf_graph, [(name, rewrite.host) for name in hosted + names])
 
 
-def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[WeightUse]:
+def _uses(rewrite: RewriteContext, view: GraphView, region: HostRegion) -> List[WeightUse]:
     bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
     behind = view.descendants(bounds)
@@ -108,7 +108,7 @@ def _uses(rewrite: Rewrite, view: GraphView, region: HostRegion) -> List[WeightU
 
 
 def _sections(
-    rewrite: Rewrite, view: GraphView, uses: Sequence[WeightUse], stages: Sequence[int]
+    rewrite: RewriteContext, view: GraphView, uses: Sequence[WeightUse], stages: Sequence[int]
 ) -> Dict[int, Section]:
     """In a pipeline the copies of an action belong to the action; with one stage the two passes are one sequence."""
     if len(rewrite.plan.stages) == 1:
@@ -118,7 +118,7 @@ def _sections(
     return {use.consumer: (stages[use.consumer], use.consumer in backward) for use in uses}
 
 
-def _gradients(rewrite: Rewrite, view: GraphView) -> Dict[int, List[int]]:
+def _gradients(rewrite: RewriteContext, view: GraphView) -> Dict[int, List[int]]:
     """By variable, the nodes that give its gradient. Not of resources: what was read of one stays what it was."""
     references = set(view.of_types(op_types.REF_VARIABLES))
     found: Dict[int, List[int]] = {}
@@ -128,7 +128,7 @@ def _gradients(rewrite: Rewrite, view: GraphView) -> Dict[int, List[int]]:
     return found
 
 
-def _add(rewrite: Rewrite, view: GraphView, fetches: Sequence[Fetch]) -> List[str]:
+def _add(rewrite: RewriteContext, view: GraphView, fetches: Sequence[Fetch]) -> List[str]:
     """Adds the copies, and gives them to those for whom they are made. Names of the copies."""
     nodes = []
     for number, fetch in enumerate(fetches):

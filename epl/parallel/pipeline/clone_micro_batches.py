@@ -20,7 +20,7 @@ from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.pipeline import micro_batches
 from epl.parallel.pipeline.micro_batches import MicroBatchOps
-from epl.parallel.pipeline.order_split_collectives import keys_of_copies, lanes_of, nodes_of, order_lanes
+from epl.parallel.pipeline.order_split_collectives import keys_of_copies, nodes_of, order_streams, streams_of
 from epl.parallel.pipeline.order_writes import order_reads, order_writes, read_variable
 from epl.parallel.pipeline.schedule_actions import Between, order_actions
 from epl.parallel.pipeline.shared_values import share_values
@@ -28,7 +28,7 @@ from epl.parallel.pipeline.sum_gradients import GradientSums, of_all_micro_batch
 from epl.parallel.plan.gradient_groups import control_flow_context
 from epl.parallel.plan.stages import colocated_with, stages_of_nodes
 from epl.parallel.replication.merge_outputs import merge
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.function_seeds import OwnSeeds
 from epl.parallel.rewriting.order_exchange import skip_unneeded
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -38,7 +38,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Clones the micro batches of replica 0, and orders their actions as the schedule says."""
     if len(rewrite.plan.stages) == 1:
         return
@@ -48,14 +48,14 @@ def run(rewrite: Rewrite) -> None:
     boundaries = boundary_nodes(view, rewrite.trainings)
     writes = find_training_writes(tf_graph, view, view.writes(), boundaries)
     outputs = [view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs]
-    lanes = lanes_of(rewrite, view)
-    ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs, nodes_of(lanes))
+    streams = streams_of(rewrite, view)
+    ops = micro_batches.find_micro_batch_ops(tf_graph, view, rewrite.trainings, writes, outputs, nodes_of(streams))
     _refuse(rewrite, view, ops)
     if rewrite.plan.num_micro_batch > 1:
         _refuse_aggregated(view, ops, boundaries)
     copies = range(1, rewrite.plan.num_micro_batch)
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages, nodes_of(lanes, backward_only=True))
+    actions = micro_batches.find_actions(view, ops, rewrite.trainings, stages, nodes_of(streams, backward_only=True))
     shared = share_values(rewrite, view, ops, actions, stages)
     copied = ops.cloned.difference(shared.merged)
     rewrite.micro_batched = frozenset(view.nodes[node].name for node in copied)
@@ -63,10 +63,10 @@ def run(rewrite: Rewrite) -> None:
     waits: Waits = {}
     between: Between = {}
     barriers = order_actions(rewrite, view, actions, waits, between)
-    order_lanes(rewrite, view, lanes, copied, copies, waits)
+    order_streams(rewrite, view, streams, copied, copies, waits)
     sums = GradientSums(rewrite, view, actions, between)
     extra = barriers + sums.nodes + shared.nodes
-    keys = keys_of_copies(view, lanes, copied, copies)
+    keys = keys_of_copies(view, streams, copied, copies)
     cloned = _clone(rewrite, view, copied, copies, waits, extra, shared.inputs, keys)
     skip_unneeded(rewrite, rewrite.micro_batched, rewrite.stage_of)
     if copies:
@@ -78,7 +78,7 @@ def run(rewrite: Rewrite) -> None:
     rewrite.view = view.followed(tf_graph, rewrite.user_nodes, cloned)
 
 
-def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
+def _free_colocated(rewrite: RewriteContext, view: GraphView) -> None:
     """Undoes what TensorFlow colocates with an op of another stage: these ops belong to their own stage.
 
     It keeps what leads a value into a branch on the device of the value, and a tensor array on that of what is written
@@ -94,7 +94,7 @@ def _free_colocated(rewrite: Rewrite, view: GraphView) -> None:
 
 
 def _note_stages(
-    rewrite: Rewrite, view: GraphView, copied: Set[int], stages: Sequence[int], copies: Iterable[int]
+    rewrite: RewriteContext, view: GraphView, copied: Set[int], stages: Sequence[int], copies: Iterable[int]
 ) -> None:
     """Keeps the stage of every op, those of the further micro batches included."""
     rewrite.stage_of = {proto.name: stage for proto, stage in zip(view.nodes, stages)}
@@ -103,7 +103,7 @@ def _note_stages(
 
 
 def _clone(
-    rewrite: Rewrite,
+    rewrite: RewriteContext,
     view: GraphView,
     copied: Set[int],
     copies: Sequence[int],
@@ -141,7 +141,7 @@ def _clone(
     return cloned
 
 
-def _merge_outputs(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
+def _merge_outputs(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps) -> None:
     """The value of each output over the micro batches of a replica; what is computed once per step has but one."""
     for output in rewrite.plan.outputs:
         if view.index[output.tensor.partition(":")[0]] in ops.once:
@@ -152,7 +152,7 @@ def _merge_outputs(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> Non
             )
 
 
-def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, writes: Set[int]) -> None:
+def _use_merged_values(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, writes: Set[int]) -> None:
     """What runs once per step takes merged values; a value that is not merged is one micro batch's and is refused.
 
     What it takes of a variable that micro batches write is read when it runs.
@@ -181,7 +181,7 @@ def _use_merged_values(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, wr
             tf_compat.set_input(rewrite.remember(taker), position, merged)
 
 
-def _read_late(rewrite: Rewrite, read: tf.Operation, taker: tf.Operation) -> tf.Tensor:
+def _read_late(rewrite: RewriteContext, read: tf.Operation, taker: tf.Operation) -> tf.Tensor:
     """What `read` gives once all that `taker` waits for is done."""
     stage = rewrite.stage_of[read.name]
     with rewrite.building("micro_batches/reads", stage), tf.control_dependencies(taker.control_inputs):
@@ -200,7 +200,7 @@ def _refuse_aggregated(view: GraphView, ops: MicroBatchOps, boundaries: Set[int]
             )
 
 
-def _refuse(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps) -> None:
+def _refuse(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps) -> None:
     staging = ops.cloned & set(view.of_types(op_types.STAGING))
     if staging:
         raise PlanError(

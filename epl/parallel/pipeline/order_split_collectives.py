@@ -14,32 +14,32 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import Waits
 from epl.parallel.sharding.stage_streams import StageExchange, StagePass
 
-Lanes = Dict[StagePass, List[int]]
+Streams = Dict[StagePass, List[int]]
 
 
-def lanes_of(rewrite: Rewrite, view: GraphView) -> Lanes:
+def streams_of(rewrite: RewriteContext, view: GraphView) -> Streams:
     """The nodes of the collectives of each lane, in their order; no lanes without a split."""
     ranks = replica_groups(rewrite.graph)
     if ranks is None or not isinstance(ranks.exchange, StageExchange):
         return {}
     return {
-        of_pass: [view.index[op.name] for op in lane.collectives]
-        for of_pass, lane in ranks.exchange.of_passes.items()
-        if lane.collectives
+        of_pass: [view.index[op.name] for op in stream.collectives]
+        for of_pass, stream in ranks.exchange.of_passes.items()
+        if stream.collectives
     }
 
 
-def nodes_of(lanes: Lanes, backward_only: bool = False) -> Set[int]:
+def nodes_of(streams: Streams, backward_only: bool = False) -> Set[int]:
     """The nodes of all lanes, or of those of backward passes."""
-    return {node for of_pass, nodes in lanes.items() if of_pass.backward or not backward_only for node in nodes}
+    return {node for of_pass, nodes in streams.items() if of_pass.backward or not backward_only for node in nodes}
 
 
-def order_lanes(
-    rewrite: Rewrite, view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int], waits: Waits
+def order_streams(
+    rewrite: RewriteContext, view: GraphView, streams: Streams, copied: Set[int], copies: Sequence[int], waits: Waits
 ) -> None:
     """Lets the first collective of a micro batch wait for the last of the one before.
 
@@ -48,12 +48,12 @@ def order_lanes(
     Args:
       rewrite: `collectives` gets the copies.
       view: of the graph before it is cloned.
-      lanes: from `lanes_of`.
+      streams: from `streams_of`.
       copied: nodes of which each micro batch has a copy.
       copies: the further micro batches.
       waits: what waits is entered here.
     """
-    for nodes in lanes.values():
+    for nodes in streams.values():
         names = [view.nodes[node].name for node in nodes if node in copied]
         for copy in copies if names else ():
             waits.setdefault((copy, nodes[0]), []).append(rewrite.in_micro_batch(names[-1], copy - 1))
@@ -61,10 +61,10 @@ def order_lanes(
 
 
 def keys_of_copies(
-    view: GraphView, lanes: Lanes, copied: Set[int], copies: Sequence[int]
+    view: GraphView, streams: Streams, copied: Set[int], copies: Sequence[int]
 ) -> Dict[Tuple[int, int], tf.AttrValue]:
     """By micro batch and node, the keys of the copies of collectives, which messages show."""
-    keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(lanes) & copied}
+    keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(streams) & copied}
     return {
         (copy, node): tf.AttrValue(s=f"{key} of micro batch {copy}".encode())
         for copy in copies

@@ -27,13 +27,13 @@ from epl.ir.view import GraphView
 from epl.parallel.pipeline import micro_batches
 from epl.parallel.pipeline.micro_batches import MicroBatchOps
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
-def order_reads(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
+def order_reads(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
     """The data sources of a micro batch wait for those of the one before that are read whenever they are."""
     ends = _ends_of_sources(view, ops)
     for source, companions in _read_together(rewrite, view, ops, set(ends)).items():
@@ -44,7 +44,9 @@ def order_reads(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: I
             )
 
 
-def _read_together(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, sources: Set[int]) -> Dict[int, Set[int]]:
+def _read_together(
+    rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, sources: Set[int]
+) -> Dict[int, Set[int]]:
     """For each data source, those that whatever needs it needs: waiting for another one would read more data."""
     if len(sources) < 2:
         return {source: {source} for source in sources}
@@ -63,7 +65,7 @@ def _read_together(rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, source
 
 
 def order_writes(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, boundaries: Set[int], stages: Sequence[int]
+    rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, boundaries: Set[int], stages: Sequence[int]
 ) -> None:
     """Adds the control edges of the writes of `ops`.
 
@@ -165,7 +167,7 @@ def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int], roots: Set
 
 
 def _read_again(
-    rewrite: Rewrite,
+    rewrite: RewriteContext,
     view: GraphView,
     reader: int,
     takers: Set[int],
@@ -190,7 +192,7 @@ def _read_again(
                 tf_compat.set_input(taker, position, value)
 
 
-def _read_once(rewrite: Rewrite, view: GraphView, reader: int, copy: int) -> None:
+def _read_once(rewrite: RewriteContext, view: GraphView, reader: int, copy: int) -> None:
     """What else takes such a reader, the forward pass, sees the value of before the step, as micro batch 0 does.
 
     Nothing orders it and the writes of the micro batches before.
@@ -231,13 +233,13 @@ def _ends_of_sources(view: GraphView, ops: MicroBatchOps) -> Dict[int, Set[int]]
     return {node: found for node, found in ends.items() if found}
 
 
-def _operations(rewrite: Rewrite, view: GraphView, nodes: Iterable[int], copy: int) -> List[tf.Operation]:
+def _operations(rewrite: RewriteContext, view: GraphView, nodes: Iterable[int], copy: int) -> List[tf.Operation]:
     names = [rewrite.in_micro_batch(view.nodes[node].name, copy) for node in sorted(nodes)]
     return [rewrite.operation(name) for name in names]
 
 
 def _wait_for_all_writes(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, copies: Iterable[int], stages: Sequence[int]
+    rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, copies: Iterable[int], stages: Sequence[int]
 ) -> None:
     """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too.
 
@@ -263,7 +265,7 @@ def _wait_for_all_writes(
             tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(view.nodes[node].name)), [groups[waited]])
 
 
-def _barrier(rewrite: Rewrite, awaited: List[tf.Operation], stage: int) -> tf.Operation:
+def _barrier(rewrite: RewriteContext, awaited: List[tf.Operation], stage: int) -> tf.Operation:
     """What waits for ops of other micro batches, in runs that do not feed it."""
     with rewrite.building("micro_batches/writes", stage):
         name, barrier = build_barrier(awaited)

@@ -18,7 +18,7 @@ from epl.ir.view import GraphView
 from epl.parallel.pipeline.micro_batches import Actions
 from epl.parallel.plan.schedule import Action, from_text
 from epl.parallel.rewriting.barriers import Barrier, add_barrier
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import PlanNodes, Waits
 
 # (number of the training, action) -> the barriers before and behind it; the first action of a device has none before
@@ -34,7 +34,7 @@ class Ends(NamedTuple):
 
 
 def order_actions(
-    rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], waits: Waits, between: Between
+    rewrite: RewriteContext, view: GraphView, trainings: Sequence[Actions], waits: Waits, between: Between
 ) -> List[tf.NodeDef]:
     """The barriers of the plan's schedule, for every training by itself, to be added to the graph with the clones.
 
@@ -63,7 +63,7 @@ def order_actions(
 
 
 def _order_device(
-    rewrite: Rewrite,
+    rewrite: RewriteContext,
     view: GraphView,
     added: PlanNodes,
     order: Sequence[Action],

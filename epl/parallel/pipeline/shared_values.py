@@ -19,7 +19,7 @@ from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.parallel.pipeline.micro_batches import Actions, MicroBatchOps
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import PlanNodes
 from epl.utils import tf_compat
 
@@ -45,7 +45,7 @@ class SharedValues(NamedTuple):
 
 
 def share_values(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
+    rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
 ) -> SharedValues:
     """Finds what needs no copies; `rewrite.micro_merged` and `rewrite.folded` are filled.
 
@@ -67,7 +67,7 @@ def share_values(
 
 
 def _equal_shapes(
-    rewrite: Rewrite, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
+    rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
 ) -> Dict[int, int]:
     """Ops that give the shape of a tensor for a gradient -> the first one that does so in the same actions."""
     outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs}
@@ -93,7 +93,7 @@ def _reads_variable(view: GraphView, node: int) -> bool:
 class _Constants:
     """Whole numbers that are computed from constants alone: axes, permutations, shapes; each is worked out once."""
 
-    def __init__(self, rewrite: Rewrite, view: GraphView, stages: Sequence[int]) -> None:
+    def __init__(self, rewrite: RewriteContext, view: GraphView, stages: Sequence[int]) -> None:
         self._rewrite = rewrite
         self._view = view
         self._stages = stages

@@ -23,7 +23,7 @@ from epl.parallel.plan.schedule import Action
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.replication.aggregate_gradients import replace_source
 from epl.parallel.rewriting.barriers import Barrier
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import PlanNodes
 
 
@@ -34,7 +34,9 @@ class GradientSums:
       nodes: those of dense gradients, to be added to the graph with the clones.
     """
 
-    def __init__(self, rewrite: Rewrite, view: GraphView, trainings: Sequence[Actions], between: Between) -> None:
+    def __init__(
+        self, rewrite: RewriteContext, view: GraphView, trainings: Sequence[Actions], between: Between
+    ) -> None:
         """Makes the nodes, and lets barriers wait for them.
 
         Args:
@@ -103,7 +105,7 @@ class GradientSums:
                 replace_source(rewrite, sparse, _sparse_mean(rewrite, source_of(sparse)))
 
 
-def _sparse_mean(rewrite: Rewrite, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+def _sparse_mean(rewrite: RewriteContext, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """The rows of all micro batches."""
     values = tf.concat(of_all_micro_batches(rewrite, gradient.values), axis=0)
     indices = tf.concat(of_all_micro_batches(rewrite, gradient.indices), axis=0)
@@ -117,12 +119,12 @@ def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
     return tf.placeholder_with_default(tensor, [None] + tensor.shape.as_list()[1:])
 
 
-def of_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[tf.Tensor]:
+def of_all_micro_batches(rewrite: RewriteContext, tensor: tf.Tensor) -> List[tf.Tensor]:
     """The tensor of every micro batch."""
     return [rewrite.tf_graph.get_tensor_by_name(name) for name in _names_in_all_micro_batches(rewrite, tensor)]
 
 
-def _names_in_all_micro_batches(rewrite: Rewrite, tensor: tf.Tensor) -> List[str]:
+def _names_in_all_micro_batches(rewrite: RewriteContext, tensor: tf.Tensor) -> List[str]:
     """The names of the tensor in every micro batch; one that all share stands there M times."""
     if tensor.op.name not in rewrite.micro_batched:
         return [tensor.name] * rewrite.plan.num_micro_batch

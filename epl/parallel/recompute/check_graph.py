@@ -20,7 +20,7 @@ from epl.ir.gradient_boundary import variables_by_gradient
 from epl.ir.view import GraphView
 from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.recompute.segments import BackwardPass, Segment
-from epl.parallel.rewriting.context import GradientCheck, Rewrite
+from epl.parallel.rewriting.context import GradientCheck, RewriteContext
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -30,7 +30,7 @@ _FIRST_NAMES = 5  # of a long list in a message
 
 
 def keep_plain(
-    rewrite: Rewrite, view: GraphView, backward: BackwardPass, segments: Sequence[Segment], ends: Set[int]
+    rewrite: RewriteContext, view: GraphView, backward: BackwardPass, segments: Sequence[Segment], ends: Set[int]
 ) -> List[GradientCheck]:
     """Clones the backward pass before it is changed, and adds the comparisons.
 
@@ -68,7 +68,7 @@ def keep_plain(
     return checks
 
 
-def _copy_variables(rewrite: Rewrite, view: GraphView, clonable: Set[int], prefix: str) -> FrozenSet[str]:
+def _copy_variables(rewrite: RewriteContext, view: GraphView, clonable: Set[int], prefix: str) -> FrozenSet[str]:
     """Gives the clones copies of variables, to be fed: an optimizer does not wait for clones. Their names."""
     shown = shown_variables(view)
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(rewrite.tf_graph, op_type)}
@@ -94,7 +94,7 @@ def _only_once(tf_graph: tf.Graph, view: GraphView, nodes: Set[int]) -> Set[int]
     return {node for node in nodes if depths[node][0] > 0 or view.types[node] in stateful}
 
 
-def _compare(rewrite: Rewrite, variable: str, name: str, prefix: str, copies: FrozenSet[str]) -> GradientCheck:
+def _compare(rewrite: RewriteContext, variable: str, name: str, prefix: str, copies: FrozenSet[str]) -> GradientCheck:
     gradient = rewrite.tf_graph.get_tensor_by_name(name)
     expected = rewrite.tf_graph.get_tensor_by_name(prefix + name)
     with rewrite.building("check_gradients", stage_of_op(gradient.op, rewrite.plan.stages)):

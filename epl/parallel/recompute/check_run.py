@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.parallel.feature import Run, RunRequest
-from epl.parallel.rewriting.context import GradientCheck, Rewrite
+from epl.parallel.rewriting.context import GradientCheck, RewriteContext
 from epl.utils.errors import FeedError, PlanError
 
 TOLERANCE = 1e-5  # of the largest value of a gradient
@@ -65,14 +65,14 @@ def run(graph: Graph, request: RunRequest, run_step: Run) -> List[Any]:
     return values[: len(fetches)]
 
 
-def recomputing(graph: Optional[Graph]) -> Optional[Rewrite]:
+def recomputing(graph: Optional[Graph]) -> Optional[RewriteContext]:
     """How a graph was rewritten, if something of it is recomputed: its runs are looked at."""
-    rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+    rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
     return rewrite if rewrite is not None and rewrite.recomputed else None
 
 
 def _refuse_feeds(
-    rewrite: Rewrite, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor], feeds: Dict[tf.Tensor, Any]
+    rewrite: RewriteContext, targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor], feeds: Dict[tf.Tensor, Any]
 ) -> None:
     fed = [tensor for tensor in feeds if tensor.op.name in rewrite.recomputed]
     if not fed:
@@ -88,7 +88,7 @@ def _refuse_feeds(
 
 
 def _due(
-    rewrite: Rewrite, done: Set[str], targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]
+    rewrite: RewriteContext, done: Set[str], targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]
 ) -> List[GradientCheck]:
     """The comparisons of gradients that this run computes, and that the session has not made before."""
     waiting = [check for check in rewrite.gradient_checks if check.gradient not in done]

@@ -7,7 +7,7 @@ from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, Run, RunRequest
 from epl.parallel.plan.sections import RecomputeSection
 from epl.parallel.recompute import check_run, recompute_segments
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 
 class RecomputeFeature(Feature):
@@ -28,6 +28,6 @@ class RecomputeFeature(Feature):
         """Segments are found by the pass."""
         return "without recomputation" if config.gradient_checkpoint.type else ""
 
-    def plan(self, rewrite: Rewrite) -> Optional[RecomputeSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[RecomputeSection]:
         """Which ops of the forward pass the backward pass computes a second time."""
         return recompute_segments.find(rewrite)

@@ -35,7 +35,7 @@ from epl.parallel.recompute import check_graph, section
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.order import find_waits, late_reads
 from epl.parallel.recompute.segments import BackwardPass, Segment
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.delay_gradients import delay_gradients
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -69,7 +69,7 @@ class _Recomputation(NamedTuple):
     divisions: Tuple[StageDivision, ...]
 
 
-def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
+def find(rewrite: RewriteContext) -> Optional[RecomputeSection]:
     """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
 
     Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
@@ -97,7 +97,7 @@ def find(rewrite: Rewrite) -> Optional[RecomputeSection]:
     )
 
 
-def _find(rewrite: Rewrite, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
+def _find(rewrite: RewriteContext, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
     ends = _ends(rewrite, view, call)
     backward = recompute.find_backward_pass(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
@@ -122,14 +122,14 @@ def _objective(call: GradientCall) -> str:
     return ", ".join(y.name for y in call.ys)
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Recomputes what `find` has found."""
     for number, recomputation in enumerate(rewrite.recomputations):
         if recomputation.segments:
             _recompute(rewrite, f"{SCOPE}_{number}" if number else SCOPE, recomputation)
 
 
-def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) -> None:
+def _warn_of_shared_objectives(rewrite: RewriteContext, calls: Sequence[GradientCall]) -> None:
     """Two optimizers of one objective run together, and each would see variables that the other has written."""
     seen: Set[str] = set()
     for call in calls:
@@ -145,7 +145,7 @@ def _warn_of_shared_objectives(rewrite: Rewrite, calls: Sequence[GradientCall]) 
         seen |= own
 
 
-def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> None:
+def _recompute(rewrite: RewriteContext, scope: str, recomputation: _Recomputation) -> None:
     view = GraphView(rewrite.tf_graph)
     _, ends, backward, stages, segments, _ = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
@@ -168,14 +168,19 @@ def _recompute(rewrite: Rewrite, scope: str, recomputation: _Recomputation) -> N
     delay_gradients(rewrite, view, delayed, scope)
 
 
-def _ends(rewrite: Rewrite, view: GraphView, call: GradientCall) -> Set[int]:
+def _ends(rewrite: RewriteContext, view: GraphView, call: GradientCall) -> Set[int]:
     """The nodes that pass the gradients of a call on. With accumulation they are those that every micro step has."""
     sources = {view.index[tensor.op.name] for source in rewrite.graph.run_gradients for tensor in tensors_of(source)}
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
 
 def _segments(
-    rewrite: Rewrite, view: GraphView, backward: BackwardPass, stages: Sequence[int], ends: Set[int], objective: str
+    rewrite: RewriteContext,
+    view: GraphView,
+    backward: BackwardPass,
+    stages: Sequence[int],
+    ends: Set[int],
+    objective: str,
 ) -> Tuple[List[Segment], Tuple[StageDivision, ...]]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
@@ -201,7 +206,7 @@ def _segments(
     return recompute.find_segments(view, backward, recomputable, places, checkpoints, {max(places.values())}), ()
 
 
-def _collected(rewrite: Rewrite, view: GraphView, backward: BackwardPass) -> Set[int]:
+def _collected(rewrite: RewriteContext, view: GraphView, backward: BackwardPass) -> Set[int]:
     """The checkpoints of the collection that end a segment."""
     found = set()
     forward = set(backward.forward)
@@ -231,7 +236,7 @@ def _taskgraph(view: GraphView, node: int) -> int:
 
 
 def _gradients(
-    rewrite: Rewrite, view: GraphView, backward: BackwardPass, ends: Set[int], depths: Sequence[Tuple[int, int]]
+    rewrite: RewriteContext, view: GraphView, backward: BackwardPass, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
     """By variable, the nodes of the backward pass that give its gradient."""
     variables = variables_by_gradient(rewrite.graph)
@@ -268,7 +273,7 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
             tf_compat.add_control_inputs(tf_graph.get_operation_by_name(prefix + view.nodes[member].name), [waiting])
 
 
-def _rewire(rewrite: Rewrite, view: GraphView, segment: Segment, prefix: str) -> None:
+def _rewire(rewrite: RewriteContext, view: GraphView, segment: Segment, prefix: str) -> None:
     """Gives the backward pass the copies."""
     for use in segment.uses:
         copy = rewrite.operation(prefix + view.nodes[use.producer].name)

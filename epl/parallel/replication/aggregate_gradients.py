@@ -26,14 +26,14 @@ from epl.parallel.plan.gradient_groups import BoundaryGroup, control_flow_contex
 from epl.parallel.plan.plan import GradientGroup
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
-from epl.parallel.rewriting.context import Gate, Rewrite
+from epl.parallel.rewriting.context import Gate, RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.sharding.packed import reduce_scatter
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.utils import tf_compat
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
@@ -78,17 +78,17 @@ def run(rewrite: Rewrite) -> None:
             _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
 
 
-def _add_gate(rewrite: Rewrite, gate: tf.Operation, gradients: Set[str]) -> None:
+def _add_gate(rewrite: RewriteContext, gate: tf.Operation, gradients: Set[str]) -> None:
     rewrite.gates.append(Gate(gate, frozenset(gradients)))
     rewrite.collectives.add(gate.name)
 
 
-def _gate(rewrite: Rewrite, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
+def _gate(rewrite: RewriteContext, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
     """What runs once every replica of the job has its data; it gives the rows of all."""
     return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, f"{group.name}/rows").op
 
 
-def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:
+def _of_all(rewrite: RewriteContext, group: GradientGroup) -> Communicator:
     """The communicator for the gate of a group.
 
     Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
@@ -96,7 +96,7 @@ def _of_all(rewrite: Rewrite, group: GradientGroup) -> Communicator:
     return rewrite.communicator(gate_communicator(rewrite.plan, group), group.stage)
 
 
-def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
+def _share(rewrite: RewriteContext, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
     """The part of this replica in the mean or sum; without a weight, sums have their rows' weight already."""
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
@@ -114,13 +114,13 @@ def _share(rewrite: Rewrite, group: GradientGroup, gate: tf.Operation, weight: O
     return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
 
 
-def _row_weights(rewrite: Rewrite) -> Optional[RowWeights]:
+def _row_weights(rewrite: RewriteContext) -> Optional[RowWeights]:
     """The rows of the ranks that compute a replica together, if they differ."""
     ranks = replica_groups(rewrite.graph)
     return None if ranks is None else ranks.exchange.row_weights
 
 
-def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
+def _place(rewrite: RewriteContext, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
     """The communicator of that name for the gradients of a group, and the rank of replica 0 in it."""
     if not group.of_parts:
         return rewrite.communicator(communicator, group.stage), rewrite.base_rank
@@ -128,7 +128,7 @@ def _place(rewrite: Rewrite, group: GradientGroup, communicator: str) -> Tuple[C
     return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
 
 
-def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> Set[str]:
+def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> Set[str]:
     """Names of the collective ops that are added."""
     sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
     previous: Dict[str, List[tf.Operation]] = {}
@@ -153,7 +153,7 @@ def _aggregate(rewrite: Rewrite, group: GradientGroup, boundaries: BoundaryGroup
 
 
 def _reduce(
-    rewrite: Rewrite, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
+    rewrite: RewriteContext, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
 ) -> Tuple[List[Gradient], List[tf.Operation]]:
     """The reduced gradients, and the collective ops that make them."""
     communicator, rank = place
@@ -170,7 +170,7 @@ def _reduce(
 
 
 def _scatter(
-    rewrite: Rewrite,
+    rewrite: RewriteContext,
     place: Tuple[Communicator, int],
     key: str,
     gradients: List[tf.Tensor],
@@ -197,7 +197,7 @@ def _scatter(
     return [op for op in tf_compat.ops_since(rewrite.tf_graph, before) if op.type in COLLECTIVE_OP_TYPES]
 
 
-def replace_source(rewrite: Rewrite, boundary: Gradient, new: Gradient) -> None:
+def replace_source(rewrite: RewriteContext, boundary: Gradient, new: Gradient) -> None:
     for op, tensor in inputs_for(boundary, new):
         tf_compat.set_input(rewrite.remember(op), 0, tensor)
 

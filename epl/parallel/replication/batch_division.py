@@ -18,7 +18,7 @@ from epl.ir import op_types
 from epl.ir.dataflow import has_open_rows
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_dimensions import find_dimensions
 from epl.utils import tf_compat
@@ -48,7 +48,7 @@ class BatchDivision(NamedTuple):
     sparse: Tuple[str, ...]
 
 
-def find(rewrite: Rewrite) -> Tuple[BatchDivision, ...]:
+def find(rewrite: RewriteContext) -> Tuple[BatchDivision, ...]:
     """The data sources of the training step whose batches are divided; () if every replica reads its own.
 
     Raises:
@@ -66,7 +66,7 @@ def find(rewrite: Rewrite) -> Tuple[BatchDivision, ...]:
     return divisions
 
 
-def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
+def _sources(rewrite: RewriteContext, view: GraphView) -> List[tf.Operation]:
     """What reads the data of the training step, in the order of the script."""
     boundaries = boundary_nodes(view, [*rewrite.graph.gradient_calls, *rewrite.graph.apply_calls])
     roots = boundaries | find_training_writes(rewrite.tf_graph, view, view.writes(), boundaries)
@@ -77,7 +77,7 @@ def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
     return [rewrite.operation(view.nodes[node].name) for node in view.of_types(readers) if node in needed]
 
 
-def _divide(rewrite: Rewrite, source: tf.Operation) -> BatchDivision:
+def _divide(rewrite: RewriteContext, source: tf.Operation) -> BatchDivision:
     whole = {tensor.name for tensor in rewrite.graph.whole_inputs}
     outputs = [tensor for tensor in source.outputs if tensor.name not in whole]
     if not outputs:
@@ -96,7 +96,7 @@ def _divide(rewrite: Rewrite, source: tf.Operation) -> BatchDivision:
     return BatchDivision(source.name, dense, sparse)
 
 
-def _refuse_beside_cut(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
+def _refuse_beside_cut(rewrite: RewriteContext, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
     """Raises PlanError for an output that is not cut next to one that is, and may hold rows all the same."""
     for tensor in outputs:
         is_ragged = tensor.dtype == tf.variant and tensor.consumers() and not deserialized(tensor)
@@ -121,7 +121,7 @@ def deserialized(tensor: tf.Tensor) -> List[tf.Operation]:
     return [op for op in tensor.consumers() if op.type == "DeserializeSparse"]
 
 
-def _refuse_source(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
+def _refuse_source(rewrite: RewriteContext, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
     known = next((tensor for tensor in outputs if tensor.shape.ndims), None)
     if known is None:
         raise PlanError(
@@ -142,12 +142,12 @@ def _refuse_source(rewrite: Rewrite, source: tf.Operation, outputs: Sequence[tf.
     )
 
 
-def _strategy(rewrite: Rewrite) -> str:
+def _strategy(rewrite: RewriteContext) -> str:
     return rewrite.plan.stages[0].strategy
 
 
 def _refuse_constant_rows(
-    rewrite: Rewrite, view: GraphView, forward: Set[int], divisions: Sequence[BatchDivision]
+    rewrite: RewriteContext, view: GraphView, forward: Set[int], divisions: Sequence[BatchDivision]
 ) -> None:
     """Raises PlanError if the forward pass counts on batches of some size."""
     cut = {division.source: division for division in divisions if division.dense}
@@ -207,7 +207,7 @@ def _add_to_trial(
         copy.input.append(names[tensor.name])
 
 
-def _refuse_known_placeholders(rewrite: Rewrite, view: GraphView) -> None:
+def _refuse_known_placeholders(rewrite: RewriteContext, view: GraphView) -> None:
     """Raises PlanError for placeholders that have the same rows, of a number that is built into the graph."""
     objectives = [y.name for call in rewrite.graph.gradient_calls for y in call.ys]
     dimensions = find_dimensions(rewrite.tf_graph, view, objectives)
@@ -230,7 +230,7 @@ def _refuse_known_placeholders(rewrite: Rewrite, view: GraphView) -> None:
             )
 
 
-def _warn_of_random_data(rewrite: Rewrite, view: GraphView, forward: Iterable[int]) -> None:
+def _warn_of_random_data(rewrite: RewriteContext, view: GraphView, forward: Iterable[int]) -> None:
     """Says once that random numbers of a constant shape are not divided."""
     for node in sorted(set(view.of_types(_RANDOM)).intersection(forward)):
         op = rewrite.operation(view.nodes[node].name)

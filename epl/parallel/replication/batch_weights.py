@@ -14,12 +14,12 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.parallel.replication.batch_division import deserialized
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Gives the weight of replica 0 its value, where data is read."""
     weight = rewrite.weight
     if weight is None:
@@ -35,14 +35,14 @@ def run(rewrite: Rewrite) -> None:
     rewrite.counted = frozenset(one.name for one in sources)
 
 
-def current_view(rewrite: Rewrite) -> GraphView:
+def current_view(rewrite: RewriteContext) -> GraphView:
     """The view that an earlier pass has left, brought up to date; else one of its own."""
     if rewrite.view is None:
         return GraphView(rewrite.tf_graph)
     return rewrite.view.followed(rewrite.tf_graph, rewrite.user_nodes)
 
 
-def _sources(rewrite: Rewrite, view: GraphView) -> List[tf.Operation]:
+def _sources(rewrite: RewriteContext, view: GraphView) -> List[tf.Operation]:
     """What reads data for the gradients in every step, and has rows; in the order of the script."""
     gradients = [view.index[name] for name in rewrite.gradients()]
     needed = rewrite.needed_by(view, gradients, view.of_types(op_types.SHARED_STATE))
@@ -62,7 +62,7 @@ def _with_rows(source: tf.Operation) -> Optional[tf.Tensor]:
     return next(iter(open_rows + sparse + known + unknown), None)
 
 
-def _rows(rewrite: Rewrite, source: tf.Operation) -> tf.Tensor:
+def _rows(rewrite: RewriteContext, source: tf.Operation) -> tf.Tensor:
     """float64 []."""
     if source.name in rewrite.rows_read:
         return rewrite.rows_read[source.name]

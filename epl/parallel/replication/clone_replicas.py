@@ -17,7 +17,7 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.stages import stages_of_rewritten
 from epl.parallel.replication import divide_batches, sync_variables
-from epl.parallel.rewriting.context import Rewrite, local_name
+from epl.parallel.rewriting.context import RewriteContext, local_name
 from epl.parallel.rewriting.function_seeds import OwnSeeds
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
@@ -28,7 +28,7 @@ _GPU = re.compile(r"/(?:device:)?gpu\b", re.IGNORECASE)
 _OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `rank_attributes` gives them
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Places replica 0, varies its seeds, clones it."""
     view = rewrite.view
     assert view is not None
@@ -107,13 +107,13 @@ def run(rewrite: Rewrite) -> None:
         rewrite.weights = [rewrite.weight, *map(rewrite.tf_graph.get_tensor_by_name, copies)]
 
 
-def _devices_of(rewrite: Rewrite, replica: int) -> List[str]:
+def _devices_of(rewrite: RewriteContext, replica: int) -> List[str]:
     """The device of each stage of a replica, and then the host of each stage."""
     stages = range(len(rewrite.plan.stages))
     return [rewrite.device(stage, replica) for stage in stages] + [rewrite.host_of(stage, replica) for stage in stages]
 
 
-def pinned_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
+def pinned_devices(rewrite: RewriteContext, view: GraphView) -> Dict[int, str]:
     """The device of ops that do not move with their replica; no entry for those that do."""
     host = rewrite.host
     shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}
@@ -134,7 +134,7 @@ def pinned_devices(rewrite: Rewrite, view: GraphView) -> Dict[int, str]:
     return devices
 
 
-def _input_pipeline(rewrite: Rewrite, view: GraphView, shared: Dict[int, str]) -> Set[int]:
+def _input_pipeline(rewrite: RewriteContext, view: GraphView, shared: Dict[int, str]) -> Set[int]:
     """Shared state and what fills it: all of it stays on the host, whichever stage it was annotated in."""
     if not shared:
         return set()
@@ -144,7 +144,7 @@ def _input_pipeline(rewrite: Rewrite, view: GraphView, shared: Dict[int, str]) -
     return (needed | set(shared)) - rewrite.cloned - variables
 
 
-def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
+def _place_replica_0(rewrite: RewriteContext, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
     """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs are left out."""
     if len(rewrite.plan.stages) > 1:
         _place_stages(rewrite, view, devices, stages)
@@ -164,7 +164,7 @@ def _place_replica_0(rewrite: Rewrite, view: GraphView, devices: Dict[int, str],
             proto.device = wanted
 
 
-def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
+def _place_stages(rewrite: RewriteContext, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
     """Every op of replica 0 to the device of its stage."""
     own = _devices_of(rewrite, 0)
     wanted = [devices.get(node) or own[stages[node]] for node in range(len(view))]
@@ -174,7 +174,7 @@ def _place_stages(rewrite: Rewrite, view: GraphView, devices: Dict[int, str], st
     tf_compat.set_devices(rewrite.tf_graph, ((proto.name, proto.device) for proto in view.nodes))
 
 
-def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, kept: Container[int]) -> None:
+def _vary_seeds_of_replica_0(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, kept: Container[int]) -> None:
     """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
     if rewrite.base_rank == 0:
         return
@@ -192,7 +192,7 @@ def _vary_seeds_of_replica_0(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds,
     rewrite.added_functions |= seeds.functions
 
 
-def _edit(rewrite: Rewrite, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
+def _edit(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
     """What differs in the copy for `rank`: device, place of a collective, seed of a random op, where it prints."""
     if REPLICA_0_ATTR in view.nodes[node].attr:
         return Edit(device, [("output_stream", tf.AttrValue(s=b"file:///dev/null"))])

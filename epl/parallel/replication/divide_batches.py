@@ -19,12 +19,12 @@ from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.replication.batch_division import BatchDivision
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Cuts what replica 0 reads; the other replicas get their cuts with their copies."""
     parts = rewrite.plan.batch_parts[rewrite.base_rank].parts if rewrite.plan.batch_parts else 1
     if parts == 1 or not rewrite.divisions:
@@ -43,7 +43,9 @@ def run(rewrite: Rewrite) -> None:
         tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
 
 
-def _in_micro_batches(rewrite: Rewrite, division: BatchDivision) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
+def _in_micro_batches(
+    rewrite: RewriteContext, division: BatchDivision
+) -> List[Tuple[tf.Operation, List[tf.Operation]]]:
     """The source and its DeserializeSparse ops in every micro batch."""
     return [
         (rewrite.operation(prefix + division.source), [rewrite.operation(prefix + name) for name in division.sparse])
@@ -54,7 +56,7 @@ def _in_micro_batches(rewrite: Rewrite, division: BatchDivision) -> List[Tuple[t
 class _Cut:
     """The part of replica 0 of what one data source gives."""
 
-    def __init__(self, rewrite: Rewrite, source: tf.Operation, index: tf.Tensor, count: tf.Tensor) -> None:
+    def __init__(self, rewrite: RewriteContext, source: tf.Operation, index: tf.Tensor, count: tf.Tensor) -> None:
         self._rewrite = rewrite
         self._source = source
         self._index = index
@@ -138,7 +140,7 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: tf.Tensor, end: tf.Tensor) -> t
     return tf.SparseTensor(indices, tf.boolean_mask(tensor.values, own), shape)
 
 
-def own_index(rewrite: Rewrite, rank: int) -> Dict[str, Sequence[Tuple[str, tf.AttrValue]]]:
+def own_index(rewrite: RewriteContext, rank: int) -> Dict[str, Sequence[Tuple[str, tf.AttrValue]]]:
     """By op name, the attributes in which the cuts of a rank differ from those of replica 0."""
     if rewrite.batch_index is None or rewrite.batch_count is None:
         return {}

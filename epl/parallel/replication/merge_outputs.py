@@ -17,12 +17,12 @@ from epl.ir.dataflow import data_descendants
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.plan import Output, split_groups
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, Sibling
+from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext, Sibling
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
 
 
-def run_global(rewrite: Rewrite) -> None:
+def run_global(rewrite: RewriteContext) -> None:
     """Adds the collectives of global outputs to replica 0."""
     for output in rewrite.plan.outputs:
         if output.scope == "global" and rewrite.world_size > 1:
@@ -36,7 +36,7 @@ def run_global(rewrite: Rewrite) -> None:
             rewrite.merged[output.tensor] = Sibling(merged, op.name)
 
 
-def run_local(rewrite: Rewrite) -> None:
+def run_local(rewrite: RewriteContext) -> None:
     """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
     for output in rewrite.plan.outputs:
         tensor = rewrite.in_replica(output.tensor)
@@ -54,13 +54,13 @@ def run_local(rewrite: Rewrite) -> None:
     _update_summaries(rewrite)
 
 
-def _is_of_group(rewrite: Rewrite, output: Output) -> bool:
+def _is_of_group(rewrite: RewriteContext, output: Output) -> bool:
     """Whether the ranks of a group have one value together."""
     ranks = replica_groups(rewrite.graph)
     return ranks is not None and ranks.is_of_group(output.tensor)
 
 
-def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
+def _local_replicas(rewrite: RewriteContext, output: Output) -> List[int]:
     """The replicas of this process that have values of their own; for a mean all of them, which have the weights."""
     replicas = list(range(rewrite.local_replicas))
     if not _is_of_group(rewrite, output):
@@ -70,7 +70,7 @@ def _local_replicas(rewrite: Rewrite, output: Output) -> List[int]:
     return replicas if output.merge == "mean" and len(first) > 1 else sorted(first.values())
 
 
-def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
+def _counted_once(rewrite: RewriteContext, tensor: tf.Tensor, merge: str) -> tf.Tensor:
     """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
     ranks = replica_groups(rewrite.graph)
     assert ranks is not None  # `_is_of_group`
@@ -82,7 +82,7 @@ def _counted_once(rewrite: Rewrite, tensor: tf.Tensor, merge: str) -> tf.Tensor:
     return rows[: count * tf.shape(rows)[0]]
 
 
-def _without_copied_row(rewrite: Rewrite, output: Output, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+def _without_copied_row(rewrite: RewriteContext, output: Output, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Nothing, in place of what a replica without a row of a divided batch computes on a row of another one."""
     if rewrite.batch_index is None or output.merge == "mean" or _is_of_group(rewrite, output):
         return tensor
@@ -92,7 +92,7 @@ def _without_copied_row(rewrite: Rewrite, output: Output, tensor: tf.Tensor, wei
     return rows[: tf.cast(tf.sign(weight), tf.int32) * tf.shape(rows)[0]]
 
 
-def _merge_global(rewrite: Rewrite, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
+def _merge_global(rewrite: RewriteContext, output: Output, tensor: tf.Tensor) -> Tuple[tf.Tensor, tf.Operation]:
     communicator = rewrite.communicator(output.communicator, output.stage)
     rank = rewrite.base_rank
     key = f"output {output.tensor}"
@@ -143,7 +143,7 @@ def _collective_of(tensor: tf.Tensor) -> tf.Operation:
     return op
 
 
-def _update_summaries(rewrite: Rewrite) -> None:
+def _update_summaries(rewrite: RewriteContext) -> None:
     """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay.
 
     A fed evaluation merges nothing. So what shows locally merged values gets a copy that shows those of replica 0.

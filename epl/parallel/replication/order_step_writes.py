@@ -29,7 +29,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.context import Order, RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -50,7 +50,7 @@ class _Training(NamedTuple):
     gate: Set[int]
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Lets step writes wait for the data and the updates of each training."""
     view = rewrite.view = current_view(rewrite)
     trainings = _trainings(rewrite, view)
@@ -85,7 +85,7 @@ def run(rewrite: Rewrite) -> None:
         _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
 
 
-def _trainings(rewrite: Rewrite, view: GraphView) -> List[_Training]:
+def _trainings(rewrite: RewriteContext, view: GraphView) -> List[_Training]:
     """One for each gate; in a job of one replica, one for each apply_gradients, or for gradients written without."""
     if not rewrite.gates:
         calls = rewrite.graph.apply_calls or find_trainings(rewrite.graph)
@@ -102,7 +102,7 @@ def _updates(view: GraphView, training: _Training, writes: Set[int]) -> Set[int]
     return {write for write in found if view.nodes[write].attr[PHASE_ATTR].s == _APPLY} or found
 
 
-def _step_writes(rewrite: Rewrite, view: GraphView, writes: Set[int], gradients: Set[int]) -> Set[int]:
+def _step_writes(rewrite: RewriteContext, view: GraphView, writes: Set[int], gradients: Set[int]) -> Set[int]:
     """The writes of a training step that need no batch, and that no micro batch has a copy of."""
     fed = set(view.user_placeholders()) & view.ancestors(gradients)
     with_data = view.descendants(gradients.union(fed, view.of_types(op_types.DATA_SOURCES)))
@@ -130,7 +130,7 @@ def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) 
 
 
 def _wait(
-    rewrite: Rewrite,
+    rewrite: RewriteContext,
     view: GraphView,
     waiting: Set[int],
     ends: Set[int],

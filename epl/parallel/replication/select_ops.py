@@ -11,7 +11,7 @@ from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.replication.batch_weights import current_view
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -19,7 +19,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Gates the gradients, reads the graph, and selects the ops."""
     _gate(rewrite)
     view = rewrite.view = current_view(rewrite)
@@ -57,7 +57,7 @@ def run(rewrite: Rewrite) -> None:
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
 
 
-def _separate_reads(rewrite: Rewrite, view: GraphView, all_writes: Sequence[int]) -> None:
+def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequence[int]) -> None:
     """Takes what reads a batch that replicas have together out of the ops of which each replica has a copy."""
     if rewrite.batch_index is None:
         return
@@ -108,7 +108,7 @@ def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[
     return {view.nodes[node].name for node in others if any(p in cloned for p in view.variable_inputs(node))}
 
 
-def _gate(rewrite: Rewrite) -> None:
+def _gate(rewrite: RewriteContext) -> None:
     """The gate of a group waits for the data of its gradients, and what is written from it for the gate.
 
     So a step for which some replica of the job has no data changes nothing anywhere (see order_step_writes.py).
@@ -143,7 +143,7 @@ def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
         )
 
 
-def _refuse_tapes(rewrite: Rewrite, view: GraphView) -> None:
+def _refuse_tapes(rewrite: RewriteContext, view: GraphView) -> None:
     """The gradient of tf.py_function finds its tape by a token that copies share: they would use each other's."""
     for node in view.of_types(["EagerPyFunc"]):
         if rewrite.local_replicas > 1 and node in rewrite.cloned and PHASE_ATTR in view.nodes[node].attr:

@@ -19,7 +19,7 @@ from epl.parallel.plan.communicators import PARTS
 from epl.parallel.plan.plan import section, split_groups
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import OffloadSection
-from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite, VariableSync
+from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext, VariableSync
 from epl.parallel.rewriting.pass_manager import Pass, names
 
 _SYNC_SCOPE = PLAN_SCOPE + "/variables/"
@@ -27,7 +27,7 @@ _SYNC_SCOPE = PLAN_SCOPE + "/variables/"
 BROADCAST_KEY = "initial values of the variables (first training step of a session, or after an initializer or restore)"
 
 
-def run_broadcast(rewrite: Rewrite) -> None:
+def run_broadcast(rewrite: RewriteContext) -> None:
     """Adds the broadcast of the global variables from rank 0 to replica 0 of every process; of parts, see there."""
     view = rewrite.view
     assert view is not None
@@ -46,7 +46,7 @@ def run_broadcast(rewrite: Rewrite) -> None:
         _broadcast_parts(rewrite, view, parts)
 
 
-def _broadcast_parts(rewrite: Rewrite, view: GraphView, parts: List[int]) -> None:
+def _broadcast_parts(rewrite: RewriteContext, view: GraphView, parts: List[int]) -> None:
     """Adds the broadcast of the parts of variables from the ranks of the first group of a split to all others."""
     holders = rewrite.holders_of_parts(rewrite.plan.name + PARTS)
     for copy in range(rewrite.local_replicas):
@@ -56,7 +56,7 @@ def _broadcast_parts(rewrite: Rewrite, view: GraphView, parts: List[int]) -> Non
 
 
 def _broadcast(
-    rewrite: Rewrite, view: GraphView, nodes: List[int], prefix: str, communicator: Communicator, rank: int
+    rewrite: RewriteContext, view: GraphView, nodes: List[int], prefix: str, communicator: Communicator, rank: int
 ) -> None:
     """Adds the broadcast of the copies of variables that have a prefix; fills `rewrite.broadcasts`."""
     variables = [rewrite.operation(prefix + view.nodes[node].name) for node in nodes]
@@ -70,7 +70,7 @@ def _broadcast(
             rewrite.broadcasts.append(_assign(variable, value).name)
 
 
-def initialization_nodes(rewrite: Rewrite, view: GraphView) -> List[tf.NodeDef]:
+def initialization_nodes(rewrite: RewriteContext, view: GraphView) -> List[tf.NodeDef]:
     """NodeDefs that tell whether each variable holds a value; fills `rewrite.syncs`."""
     nodes = []
     for node in _variables(rewrite, view):
@@ -89,7 +89,7 @@ def initialization_nodes(rewrite: Rewrite, view: GraphView) -> List[tf.NodeDef]:
     return nodes
 
 
-def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[tf.NodeDef]:
+def copy_nodes(rewrite: RewriteContext, view: GraphView, prefixes: List[str]) -> List[tf.NodeDef]:
     """NodeDefs that copy each variable from replica 0 to the others; fills the copies of `rewrite.syncs`."""
     nodes = []
     for sync in rewrite.syncs:
@@ -121,7 +121,7 @@ def copy_nodes(rewrite: Rewrite, view: GraphView, prefixes: List[str]) -> List[t
     return nodes
 
 
-def _variables(rewrite: Rewrite, view: GraphView) -> List[int]:
+def _variables(rewrite: RewriteContext, view: GraphView) -> List[int]:
     """The variables that replicas have copies of, and those that a checkpoint holds; sums of gradients differ."""
     own = rewrite.graph.local_variables
     return [

@@ -105,7 +105,7 @@ class Order(NamedTuple):
     writes: FrozenSet[str]
 
 
-class Regathered(NamedTuple):
+class ScheduledGather(NamedTuple):
     """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
 
     op: str
@@ -119,7 +119,7 @@ class Sibling(NamedTuple):
     op: str
 
 
-class Rewrite:
+class RewriteContext:
     """State of the rewriting of one graph.
 
     Attributes:
@@ -139,9 +139,9 @@ class Rewrite:
         gathers of weights.
       recomputations: what `plan.recomputed` says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
-      regathered: name of an op that is computed from a weight in parts alone -> its copies for a block of uses (v2).
-      regather_lanes: what is gathered for blocks of uses, in the order of each lane.
-      idle_wholes: names of the tensors of gathered weights that no training step needs.
+      copies_per_use: name of an op that is computed from a sharded weight alone -> its copies for a block of uses (v2).
+      gather_streams: what is gathered for blocks of uses, in the order of each lane.
+      unused_gathers: names of the tensors of gathered weights that no training step needs.
       gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
       view: the graph after everything was added to replica 0 and before it is cloned.
       cloned: indices in `view` of the ops that every local replica has a copy of.
@@ -197,9 +197,9 @@ class Rewrite:
         self.orders: List[Order] = []
         self.recomputations: List[Any] = []
         self.recomputed: Dict[str, List[str]] = {}
-        self.regathered: Dict[str, List[str]] = {}
-        self.regather_lanes: List[List[Regathered]] = []
-        self.idle_wholes: List[str] = []
+        self.copies_per_use: Dict[str, List[str]] = {}
+        self.gather_streams: List[List[ScheduledGather]] = []
+        self.unused_gathers: List[str] = []
         self.gradient_checks: List[GradientCheck] = []
         self.view: Optional[GraphView] = None
         self.cloned: Set[int] = set()

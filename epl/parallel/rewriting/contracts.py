@@ -2,20 +2,21 @@
 
 A value has one provider, or is a collection to which several passes add. A pass reads what it requires, and nothing
 that a later pass provides. `EPL_VERIFY=1` has the context look at every access. TensorFlow's graph itself is no such
-value; nor are the caches and records of `Rewrite`: views, communicators, how the user's ops were.
+value; nor are the caches and records of `RewriteContext`: views, communicators, how the user's ops were.
 """
 
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence
 
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 
 if TYPE_CHECKING:
     from epl.parallel.rewriting.pass_manager import Pass
 
 HANDED_ON: FrozenSet[str] = frozenset(
-    "micro_batched micro_merged folded over_micro_batches stage_of barriers later_writes orders recomputed regathered "
-    "regather_lanes idle_wholes gradient_checks cloned writes batch_index batch_count batch_checks rows_read read_once "
-    "weight weights counted gates collectives merged summarized plain_summaries syncs broadcasts foreign_writes".split()
+    "micro_batched micro_merged folded over_micro_batches stage_of barriers later_writes orders recomputed "
+    "copies_per_use gather_streams unused_gathers gradient_checks cloned writes batch_index batch_count "
+    "batch_checks rows_read read_once weight weights counted gates collectives merged summarized plain_summaries "
+    "syncs broadcasts foreign_writes".split()
 )
 
 
@@ -23,8 +24,8 @@ class ContractError(RuntimeError):
     """A pass reads or writes what its contract does not name."""
 
 
-class CheckedRewrite(Rewrite):
-    """A Rewrite that raises ContractError when a pass reads or sets a value that its contract does not name.
+class CheckedRewrite(RewriteContext):
+    """A RewriteContext that raises ContractError when a pass reads or sets a value that its contract does not name.
 
     Attributes:
       running: the pass that runs; None while none does.

@@ -15,12 +15,12 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.taskgraph import HOST_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.utils import tf_compat
 
 
 def ends_of_data(
-    rewrite: Rewrite, view: GraphView, nodes: Iterable[int], takers: AbstractSet[int], micro_batch: int = 0
+    rewrite: RewriteContext, view: GraphView, nodes: Iterable[int], takers: AbstractSet[int], micro_batch: int = 0
 ) -> List[tf.Operation]:
     """The ops to wait for in place of nodes: of each data source among them, what shows its outputs.
 
@@ -51,7 +51,7 @@ def outputs_taken(view: GraphView, node: int, takers: AbstractSet[int]) -> List[
     return sorted(found)
 
 
-def outputs_shown(rewrite: Rewrite, op: tf.Operation, positions: Iterable[int]) -> List[tf.Operation]:
+def outputs_shown(rewrite: RewriteContext, op: tf.Operation, positions: Iterable[int]) -> List[tf.Operation]:
     """The ops that have run once these outputs of an op have values; without positions the op itself."""
     tensors = [op.outputs[position] for position in positions]
     for tensor in tensors:

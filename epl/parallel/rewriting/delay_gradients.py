@@ -15,11 +15,11 @@ from epl.ir.clone import SAME, clone_nodes
 from epl.ir.dataflow import data_inputs
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.utils import tf_compat
 
 
-def delay_gradients(rewrite: Rewrite, view: GraphView, late: Mapping[int, Sequence[str]], scope: str) -> None:
+def delay_gradients(rewrite: RewriteContext, view: GraphView, late: Mapping[int, Sequence[str]], scope: str) -> None:
     """Makes them wait.
 
     Args:

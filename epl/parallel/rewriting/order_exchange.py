@@ -23,14 +23,14 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Order, Rewrite
+from epl.parallel.rewriting.context import Order, RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
-from epl.parallel.sharding.resharding import Lane
+from epl.parallel.sharding.resharding import CollectiveStream
 from epl.utils import tf_compat
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Puts the collectives of a split in order, in a pipeline for now those of the first micro batch."""
     if len(rewrite.plan.stages) == 1:
         skip_unneeded(rewrite)
@@ -38,24 +38,24 @@ def run(rewrite: Rewrite) -> None:
         _put_trained_first(rewrite)
 
 
-def _put_trained_first(rewrite: Rewrite) -> None:
+def _put_trained_first(rewrite: RewriteContext) -> None:
     """Puts what some training needs in front of the other collectives of each lane."""
-    lanes = [lane for lane in _lanes(rewrite) if len(lane.collectives) > 1]
-    if not lanes:
+    streams = [stream for stream in _streams(rewrite) if len(stream.collectives) > 1]
+    if not streams:
         return
-    for lane in lanes:
-        for op in lane.collectives:
-            _forget(rewrite, op, set(lane.collectives))
+    for stream in streams:
+        for op in stream.collectives:
+            _forget(rewrite, op, set(stream.collectives))
     trained = _trained(rewrite)
-    for lane in lanes:
-        first = [op for op in lane.collectives if op.name in trained]
-        lane.collectives[:] = first + [op for op in lane.collectives if op.name not in trained]
-        for before, op in zip(lane.collectives, lane.collectives[1:]):
+    for stream in streams:
+        first = [op for op in stream.collectives if op.name in trained]
+        stream.collectives[:] = first + [op for op in stream.collectives if op.name not in trained]
+        for before, op in zip(stream.collectives, stream.collectives[1:]):
             tf_compat.add_control_inputs(rewrite.remember(op), [before])
 
 
 def skip_unneeded(
-    rewrite: Rewrite, copied: Container[str] = (), stage_of: Mapping[str, int] = MappingProxyType({})
+    rewrite: RewriteContext, copied: Container[str] = (), stage_of: Mapping[str, int] = MappingProxyType({})
 ) -> None:
     """Puts barriers between the collectives of each lane, those of its micro batches included.
 
@@ -64,8 +64,8 @@ def skip_unneeded(
       copied: names of the ops of which each micro batch has a copy.
       stage_of: the stages of ops by name; the first one for those that are not there.
     """
-    for number, lane in enumerate(_lanes(rewrite)):
-        ops = _in_order(rewrite, lane, copied)
+    for number, stream in enumerate(_streams(rewrite)):
+        ops = _in_order(rewrite, stream, copied)
         passed: List[tf.Operation] = []
         for place, op in enumerate(ops):
             _forget(rewrite, op, set(ops[:place]))
@@ -80,25 +80,25 @@ def skip_unneeded(
                 rewrite.orders.append(Order((name,), frozenset([op.name])))
 
 
-def _lanes(rewrite: Rewrite) -> Sequence[Lane]:
+def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:
     """Those of the split; not those in a branch of control flow, out of which no control edge leads."""
     ranks = replica_groups(rewrite.graph)
     return [
-        lane
-        for lane in (() if ranks is None else ranks.exchange.lanes)
-        if not any(tf_compat.control_flow_context_of(op) for op in lane.collectives)
+        stream
+        for stream in (() if ranks is None else ranks.exchange.streams)
+        if not any(tf_compat.control_flow_context_of(op) for op in stream.collectives)
     ]
 
 
-def _in_order(rewrite: Rewrite, lane: Lane, has_copies: Container[str]) -> List[tf.Operation]:
+def _in_order(rewrite: RewriteContext, stream: CollectiveStream, has_copies: Container[str]) -> List[tf.Operation]:
     """The collectives of a lane: micro batch after micro batch, then those of which micro batches have no copies."""
-    names = [op.name for op in lane.collectives]
+    names = [op.name for op in stream.collectives]
     copied = [name for name in names if name in has_copies]
     ordered = [rewrite.in_micro_batch(name, copy) for copy in range(rewrite.plan.num_micro_batch) for name in copied]
     return [rewrite.operation(name) for name in dict.fromkeys([*ordered, *names])]
 
 
-def _forget(rewrite: Rewrite, op: tf.Operation, others: Set[tf.Operation]) -> None:
+def _forget(rewrite: RewriteContext, op: tf.Operation, others: Set[tf.Operation]) -> None:
     """Has an op no longer wait for any of the others by control edges."""
     controls = list(op.control_inputs)
     if not others.isdisjoint(controls):
@@ -106,7 +106,7 @@ def _forget(rewrite: Rewrite, op: tf.Operation, others: Set[tf.Operation]) -> No
         tf_compat.add_control_inputs(op, [control for control in controls if control not in others])
 
 
-def _trained(rewrite: Rewrite) -> Set[str]:
+def _trained(rewrite: RewriteContext) -> Set[str]:
     """Names of the ops that a training step needs: for gradients, for updates by them, for outputs."""
     view = GraphView(rewrite.tf_graph)
     gradients = {view.index[first_tensor(of).op.name] for one in rewrite.trainings for _, of in one.boundaries}

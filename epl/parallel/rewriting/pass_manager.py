@@ -15,7 +15,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 if TYPE_CHECKING:
-    from epl.parallel.rewriting.context import Rewrite
+    from epl.parallel.rewriting.context import RewriteContext
 
 logger = logging.getLogger("epl")
 
@@ -37,7 +37,7 @@ class Pass(NamedTuple):
     """
 
     name: str
-    run: Callable[["Rewrite"], None]
+    run: Callable[["RewriteContext"], None]
     provides: FrozenSet[str] = _NOTHING
     adds: FrozenSet[str] = _NOTHING
     requires: FrozenSet[str] = _NOTHING
@@ -100,7 +100,7 @@ def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
     return [p for p in passes if p.name not in skipped]
 
 
-def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
+def run_passes(passes: Sequence[Pass], rewrite: "RewriteContext") -> List[PassReport]:
     """Runs the passes, in the order that their contracts ask for."""
     reports: List[PassReport] = []
     dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
@@ -120,7 +120,7 @@ def run_passes(passes: Sequence[Pass], rewrite: "Rewrite") -> List[PassReport]:
     return reports
 
 
-def _dump(rewrite: "Rewrite", folder: str, name: str) -> None:
+def _dump(rewrite: "RewriteContext", folder: str, name: str) -> None:
     if not os.path.isdir(folder):
         os.makedirs(folder)
     with open(os.path.join(folder, name), "w") as out:

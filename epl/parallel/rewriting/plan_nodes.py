@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import TASKGRAPH_ATTR
-from epl.parallel.rewriting.context import PLAN_SCOPE, Rewrite
+from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext
 
 # (micro batch, node of micro batch 0) -> names of the ops that its copy in the micro batch waits for
 Waits = Dict[Tuple[int, int], List[str]]
@@ -19,7 +19,7 @@ class PlanNodes:
       nodes: the NodeDefs.
     """
 
-    def __init__(self, rewrite: Rewrite, scope: str, stage: int) -> None:
+    def __init__(self, rewrite: RewriteContext, scope: str, stage: int) -> None:
         self.nodes: List[tf.NodeDef] = []
         self._built = rewrite.built
         self._scope = f"{PLAN_SCOPE}/{scope}/"

@@ -15,7 +15,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils import tf_compat
 
 if TYPE_CHECKING:
-    from epl.parallel.rewriting.context import Rewrite
+    from epl.parallel.rewriting.context import RewriteContext
 
 _CLONE = re.compile(r"(?:EPL_REPLICA_\d+/)?(?:EPL_MICRO_BATCH_\d+/)?")
 _DEVICE_PART = re.compile(r"/(job|replica|task|device|cpu|gpu):([^/]*)", re.IGNORECASE)
@@ -26,7 +26,7 @@ class VerificationError(RuntimeError):
     """A pass left the graph in a state that cannot run, or that cannot run right."""
 
 
-def check_rewrite(rewrite: "Rewrite", done: Sequence[str]) -> None:
+def check_rewrite(rewrite: "RewriteContext", done: Sequence[str]) -> None:
     """Raises VerificationError if the graph is broken after a pass.
 
     Args:
@@ -280,7 +280,7 @@ def _differences(communicator: str, by_rank: Dict[int, List[Tuple[str, str]]]) -
     return []
 
 
-def _missing_copies(rewrite: "Rewrite") -> List[str]:
+def _missing_copies(rewrite: "RewriteContext") -> List[str]:
     """Collectives of replica 0 that another local replica lacks, or has in a wrong place."""
     problems = []
     nodes = {node.name: node for node in tf_compat.full_graph_def(rewrite.tf_graph).node}

@@ -72,7 +72,8 @@ class Checkpoints:
 
     def extend(self) -> None:
         """Sees to what was built after the first run, before a session gets it."""
-        tf_graph, rewrite = self._graph.tf_graph, self._graph.plan
+        tf_graph, rewrite = self._graph.tf_graph, self._graph.rewritten
+        assert rewrite is not None  # a session has it
         with self._graph.late_lock:
             if tf_compat.last_op_id(tf_graph) > self._completed_through:
                 with tf_compat.unfinalized(tf_graph):

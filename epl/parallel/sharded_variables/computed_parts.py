@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.parallel.sharding.placements import FULL, Layout, offsets
-from epl.parallel.sharding.sparse_rows import OWN_ROWS
+from epl.parallel.sharding.sparse_rows import LOCAL_ROWS
 
 
 class ComputedParts:
@@ -46,7 +46,7 @@ class ComputedParts:
 
     def first_row(self, tensor: tf.Tensor, rank: int) -> int:
         """What a rank's indices count from."""
-        if tensor.dtype.is_floating or self.layouts.get(tensor) != OWN_ROWS:
+        if tensor.dtype.is_floating or self.layouts.get(tensor) != LOCAL_ROWS:
             return 0
         return offsets(self._variable(tensor).sizes or ())[rank]
 
@@ -68,5 +68,5 @@ class ComputedParts:
                 return self._rows[one]
             if one not in seen:
                 seen.add(one)
-                waiting.extend(source for source in one.op.inputs if self.layouts.get(source) == OWN_ROWS)
-        return OWN_ROWS
+                waiting.extend(source for source in one.op.inputs if self.layouts.get(source) == LOCAL_ROWS)
+        return LOCAL_ROWS

@@ -94,7 +94,8 @@ class ShardFetches:
         another process that writes a checkpoint, and needs this one's shard of it first: the thread that answers must
         be able to read variables meanwhile.
         """
-        rewrite, group = self._graph.plan, owner.group
+        rewrite, group = self._graph.rewritten, owner.group
+        assert rewrite is not None  # a run asks
         stage = rewrite.stage_of.get(value.op, 0)
         communicators = group.opened(f"shown/{tensor.name}", stage)
         made: List[tf.Tensor] = []
@@ -118,10 +119,10 @@ class ShardFetches:
 
     def _note_replicated_rows(self, of_steps: Exchange, exchange: Exchange, prefix: str) -> None:
         """Tells a new exchange who has which rows of the batch, of the rank whose ops have a prefix."""
-        copied = of_steps.copied_rows
+        copied = of_steps.replicated_rows
         if copied is not None and copied.switches:
-            leads = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
-            exchange.copied_rows = GivenCopies(exchange.ranks, copied.in_one_process, leads)
+            primaries = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
+            exchange.replicated_rows = GivenCopies(exchange.ranks, copied.in_one_process, primaries)
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""

@@ -15,7 +15,7 @@ from epl.parallel.sharded_variables.slots import adopt_slots, follow_initial_val
 from epl.parallel.sharding.placements import Layout
 from epl.parallel.sharding.shard_owner import NewVariable, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardedVariables
-from epl.parallel.sharding.sparse_rows import OWN_ROWS, OwnRows
+from epl.parallel.sharding.sparse_rows import LOCAL_ROWS, LocalRows
 from epl.parallel.sharding.updates import Updates, trace_updates
 from epl.utils import tf_compat
 
@@ -64,7 +64,7 @@ class ShardedGradients:
             self._layouts[gradient.values] = layout
             return
         rows = (gradient.values, gradient.indices)
-        self._layouts.update(dict.fromkeys(rows, OWN_ROWS))
+        self._layouts.update(dict.fromkeys(rows, LOCAL_ROWS))
         self.rows.update(dict.fromkeys(rows, layout))
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
@@ -87,5 +87,5 @@ class ShardedGradients:
             self.traced_after,
             self.own_ops | self._graph.own_ops,
             self._graph.common_branches,
-            OwnRows(self.row_shapes, self._slots_of_rows),
+            LocalRows(self.row_shapes, self._slots_of_rows),
         )

@@ -131,7 +131,9 @@ class GroupCommunicators:
         if not communicators.opened:
             communicators.open(communicators.owners[self.rank])
             Env.get().communicators.append(communicators)
-        elif self._graph.plan is None:
+        elif self._graph.rewritten is None:
             self.unopened += communicators.specs()
         else:
-            Env.get().process_server.open(communicators.specs())
+            server = Env.get().process_server
+            assert server is not None  # the model spans processes
+            server.open(communicators.specs())

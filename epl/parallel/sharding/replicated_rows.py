@@ -2,10 +2,11 @@
 
     rows on each of three ranks      a b c | a b c | a b c
     cut along the batch              as they are: each rank computes on all of them
-    whole, or cut otherwise          a b c: those of the first rank of each process, its lead
+    whole, or cut otherwise          a b c: those of the first rank of each process, its primary rank
 
-So a sum over rows that are cut has addends of the leads alone, and what is computed on the whole batch is what one
-device computes. In a training step each rank is its own lead; a run that trains nothing feeds who the leads are.
+So a sum over rows that are cut has partial sums of the primary ranks alone, and what is computed on the full batch is
+what one device computes. In a training step each rank is its own primary rank; a run that trains nothing feeds which
+ranks are primary.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -17,22 +18,22 @@ from epl.parallel.sharding.slices import slice_along
 from epl.utils import tf_compat
 
 
-class _Leads(NamedTuple):
-    leads: tf.Tensor
-    is_lead: tf.Tensor
+class _Primaries(NamedTuple):
+    primaries: tf.Tensor
+    is_primary: tf.Tensor
 
 
-def leads_of(owners: Sequence[int]) -> Tuple[int, ...]:
+def primary_ranks_of(owners: Sequence[int]) -> Tuple[int, ...]:
     """By rank of a group, the first rank of the same process, given the process of each."""
     return tuple(owners.index(owner) for owner in owners)
 
 
-class CopiedRows:
+class ReplicatedRows:
     """Who has which rows in a run, for the ops of one rank.
 
     Attributes:
       in_one_process: whether one process has all ranks, in each group.
-      switches: the tensors that are fed the leads, by rank of the group.
+      switches: the tensors that are fed the primary ranks, by rank of the group.
     """
 
     def __init__(self, ranks: int, in_one_process: bool) -> None:
@@ -44,20 +45,20 @@ class CopiedRows:
         """
         self._ranks = ranks
         self.in_one_process = in_one_process
-        self._of_taskgraphs: Dict[Optional[int], _Leads] = {}
+        self._of_taskgraphs: Dict[Optional[int], _Primaries] = {}
         self.switches: List[tf.Tensor] = []
 
     def kept(self, rows: tf.Tensor) -> tf.Tensor:
         """By rank, how many of its rows are in the whole, given how many it has; int64."""
-        return rows * self._get().is_lead
+        return rows * self._get().is_primary
 
     def begin(self, rows: tf.Tensor, rank: Union[int, tf.Tensor]) -> tf.Tensor:
         """Where in the whole the rows of a rank begin; int64."""
-        return tf.cumsum(self.kept(rows), exclusive=True)[self._get().leads[rank]]
+        return tf.cumsum(self.kept(rows), exclusive=True)[self._get().primaries[rank]]
 
-    def of_lead(self, tensor: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
-        """An addend of a sum over cut rows: zeros on a rank that is no lead."""
-        return tf.where_v2(tf.equal(self._get().is_lead[rank], 1), tensor, tf.zeros_like(tensor))
+    def of_primary(self, tensor: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+        """A partial sum of a sum over cut rows: zeros on a rank that is not primary."""
+        return tf.where_v2(tf.equal(self._get().is_primary[rank], 1), tensor, tf.zeros_like(tensor))
 
     def drop(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
         """The rows of all ranks, one after the other in dimension `dim` -> the whole."""
@@ -77,7 +78,7 @@ class CopiedRows:
         multiples[dim] = tf.cast(copies, tf.int32)
         return tf.tile(tensor, tf.stack(multiples))
 
-    def _get(self) -> _Leads:
+    def _get(self) -> _Primaries:
         mark = tf_compat.attr_scope(tf.get_default_graph(), TASKGRAPH_ATTR)
         taskgraph = None if mark is None else mark.i
         if taskgraph not in self._of_taskgraphs:
@@ -89,17 +90,17 @@ class CopiedRows:
             self.switches.append(switch)
         return self._of_taskgraphs[taskgraph]
 
-    def _with(self, leads: tf.Tensor) -> _Leads:
-        return _Leads(leads, tf.cast(tf.equal(leads, tf.range(self._ranks, dtype=tf.int64)), tf.int64))
+    def _with(self, primaries: tf.Tensor) -> _Primaries:
+        return _Primaries(primaries, tf.cast(tf.equal(primaries, tf.range(self._ranks, dtype=tf.int64)), tf.int64))
 
 
-class GivenCopies(CopiedRows):
-    """The same with leads that are in a tensor."""
+class GivenCopies(ReplicatedRows):
+    """The same with primary ranks that are in a tensor."""
 
-    def __init__(self, ranks: int, in_one_process: bool, leads: tf.Tensor) -> None:
-        """Takes the leads, by rank."""
+    def __init__(self, ranks: int, in_one_process: bool, primaries: tf.Tensor) -> None:
+        """Takes the primary ranks, by rank."""
         super().__init__(ranks, in_one_process)
-        self._given = leads
+        self._given = primaries
 
-    def _get(self) -> _Leads:
+    def _get(self) -> _Primaries:
         return self._with(self._given)

@@ -29,7 +29,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.placements import Layout, balanced_sizes, offsets, shard
-from epl.parallel.sharding.replicated_rows import CopiedRows
+from epl.parallel.sharding.replicated_rows import ReplicatedRows
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.slices import known_ndims, slice_along
 from epl.utils import tf_compat
@@ -53,7 +53,7 @@ class Owned(NamedTuple):
     dtype: tf.DType
 
 
-class Lane:
+class CollectiveStream:
     """Collectives that run one after the other, in a communicator of their own.
 
     Attributes:
@@ -76,7 +76,7 @@ class Exchange:
 
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
-      copied_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
+      replicated_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
       row_weights: what the batches of the ranks weigh, if their rows may differ.
     """
 
@@ -89,33 +89,33 @@ class Exchange:
           key: unique within the communicator; begins the keys of the collectives.
           fp16_scale: all-to-alls send floats as float16, gradients after multiplication by it; None: as they are.
         """
-        self._first_lane = Lane(communicator)
+        self._first_stream = CollectiveStream(communicator)
         self.rank = rank
         self.ranks = communicator.world_size
         self._key = key
         self._fp16_scale = fp16_scale if self.ranks > 1 else None
         self.owned: Dict[str, Owned] = {}
-        self.copied_rows: Optional[CopiedRows] = None
+        self.replicated_rows: Optional[ReplicatedRows] = None
         self.row_weights: Optional[RowWeights] = None
 
     @property
-    def lanes(self) -> List[Lane]:
+    def streams(self) -> List[CollectiveStream]:
         """All lanes."""
-        return [self._first_lane]
+        return [self._first_stream]
 
     @property
     def collectives(self) -> List[tf.Operation]:
         """The ops of all collectives so far, lane by lane in the order in which they run."""
-        return [op for lane in self.lanes for op in lane.collectives]
+        return [op for stream in self.streams for op in stream.collectives]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
         """What is built inside is done once per step, and not for each micro batch of a pipeline: as all is here."""
         yield
 
-    def _lane(self) -> Lane:
+    def _stream(self) -> CollectiveStream:
         """Where the next collective is built."""
-        return self._first_lane
+        return self._first_stream
 
     # ---- What differs between ranks.
 
@@ -228,13 +228,13 @@ class Exchange:
 
     def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """How many rows the whole batch has, given how many each rank has (int64, by rank)."""
-        return tf.reduce_sum(rows if self.copied_rows is None else self.copied_rows.kept(rows))
+        return tf.reduce_sum(rows if self.replicated_rows is None else self.replicated_rows.kept(rows))
 
-    def addend(self, tensor: tf.Tensor) -> tf.Tensor:
+    def partial_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """What this rank adds to a sum over rows that are cut along the batch, given that of the rows that it has."""
-        if self.copied_rows is None:
+        if self.replicated_rows is None:
             return tensor
-        own = self.copied_rows.of_lead(tensor, self.own(range(self.ranks), tf.int32))
+        own = self.replicated_rows.of_primary(tensor, self.own(range(self.ranks), tf.int32))
         return with_gradient(tensor, own, lambda grad: grad)
 
     def broadcast(self, tensors: Any) -> Any:
@@ -253,8 +253,8 @@ class Exchange:
         front = to_front(tensor, layout.dim)
         equal = not is_uneven(layout)
         full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
-        if layout.sizes is None and self.copied_rows is not None:
-            full = self.copied_rows.drop(full, 0, rows)
+        if layout.sizes is None and self.replicated_rows is not None:
+            full = self.replicated_rows.drop(full, 0, rows)
         full.set_shape(_with_size(front.shape, 0, layout.size))
         return from_front(full, layout.dim), rows
 
@@ -271,8 +271,8 @@ class Exchange:
             return begin, self.own(layout.sizes, tf.int32)
         counts = tf.cast(_required(rows), tf.int32)
         own = self.own(range(self.ranks), tf.int32)
-        if self.copied_rows is not None:
-            return tf.cast(self.copied_rows.begin(_required(rows), own), tf.int32), counts[own]
+        if self.replicated_rows is not None:
+            return tf.cast(self.replicated_rows.begin(_required(rows), own), tf.int32), counts[own]
         return tf.cumsum(counts, exclusive=True)[own], counts[own]
 
     def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
@@ -281,8 +281,8 @@ class Exchange:
             part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
             part = hidden(part, 0) if is_uneven(layout) else part
         else:
-            if layout.sizes is None and self.copied_rows is not None:
-                front = self.copied_rows.repeat(front, 0, _required(rows))
+            if layout.sizes is None and self.replicated_rows is not None:
+                front = self.replicated_rows.repeat(front, 0, _required(rows))
             # Every rank sends as many rows as this rank keeps.
             parts = self._send(front, _splits(layout, rows), "scatter")
             own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
@@ -300,8 +300,8 @@ class Exchange:
         """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
         a, b = source.dim, target.dim
         shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
-        if target.sizes is None and self.copied_rows is not None:
-            tensor = self.copied_rows.repeat(tensor, b, _required(rows))
+        if target.sizes is None and self.replicated_rows is not None:
+            tensor = self.replicated_rows.repeat(tensor, b, _required(rows))
         order = [a, b] + [dim for dim in range(known_ndims(tensor)) if dim not in (a, b)]
         outer = _transposed(tensor, order)
         if not is_uneven(target):
@@ -311,8 +311,8 @@ class Exchange:
         else:
             moved = self._move_pieces(outer, source, target, rows)
         moved = _transposed(moved, [order.index(dim) for dim in range(len(order))])
-        if source.sizes is None and self.copied_rows is not None:
-            moved = self.copied_rows.drop(moved, a, _required(rows))
+        if source.sizes is None and self.replicated_rows is not None:
+            moved = self.replicated_rows.drop(moved, a, _required(rows))
         moved.set_shape(_with_size(shape, b, _equal_size(target)))
         return moved
 
@@ -350,14 +350,14 @@ class Exchange:
 
     def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:
         """Builds a collective under a key of its own, after the one before."""
-        lane = self._lane()
-        own = f"{self._key}/{lane.built}/{key}"
-        lane.built += 1
+        stream = self._stream()
+        own = f"{self._key}/{stream.built}/{key}"
+        stream.built += 1
         graph = tf.get_default_graph()
         last = tf_compat.last_op_id(graph)
-        with tf.control_dependencies(lane.collectives[-1:]):
-            result = build(lane.communicator, own)
-        lane.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
+        with tf.control_dependencies(stream.collectives[-1:]):
+            result = build(stream.communicator, own)
+        stream.collectives += [op for op in tf_compat.ops_since(graph, last) if op.type in COLLECTIVE_OP_TYPES]
         return result
 
 

@@ -16,7 +16,7 @@ from epl.parallel.sharding.placements import Layout, shard
 from epl.utils.errors import PlanError
 
 
-class OwnRows(NamedTuple):
+class LocalRows(NamedTuple):
     """What is known of sparse gradients besides their rows.
 
     Attributes:
@@ -28,8 +28,8 @@ class OwnRows(NamedTuple):
     slots: Mapping[str, Layout]
 
 
-NO_ROWS = OwnRows({}, {})
-OWN_ROWS = shard(0)  # the layout of values and indices
+NO_ROWS = LocalRows({}, {})
+LOCAL_ROWS = shard(0)  # the layout of values and indices
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
 _DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that says how many rows
@@ -49,7 +49,7 @@ def layout_of_rows(
     Args:
       op: takes own rows among its inputs.
       layouts: of its inputs.
-      shapes: as in `OwnRows`.
+      shapes: as in `LocalRows`.
       known: of the parts.
 
     Returns:
@@ -61,7 +61,7 @@ def layout_of_rows(
         if op.type.startswith("TensorScatter"):
             return layouts[0]
         if op.type in _LOOKUPS and (op.type != "GatherV2" or tf.get_static_value(op.inputs[2]) == 0):
-            return OWN_ROWS
+            return LOCAL_ROWS
     return None
 
 

@@ -14,7 +14,7 @@ import contextlib
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from epl.ops.communicator import Communicator
-from epl.parallel.sharding.resharding import Exchange, Lane
+from epl.parallel.sharding.resharding import CollectiveStream, Exchange
 
 
 class StagePass(NamedTuple):
@@ -44,7 +44,7 @@ class StageExchange(Exchange):
         rank: int,
         key: str,
         fp16_scale: Optional[int],
-        open_lane: Callable[[int, str], Communicator],
+        open_stream: Callable[[int, str], Communicator],
         current: Callable[[], StagePass],
     ) -> None:
         """Starts with no collective.
@@ -52,20 +52,20 @@ class StageExchange(Exchange):
         Args:
           communicator, rank, key, fp16_scale: as those of Exchange; the communicator is for what stage 0 does once a
             step.
-          open_lane: gives the communicator of a stage for what is named.
+          open_stream: gives the communicator of a stage for what is named.
           current: the pass whose ops are being built.
         """
         super().__init__(communicator, rank, key, fp16_scale)
-        self._open_lane = open_lane
+        self._open_stream = open_stream
         self._current = current
         self._once = False
-        self._once_a_step: Dict[int, Lane] = {}  # by stage
-        self.of_passes: Dict[StagePass, Lane] = {}
+        self._once_a_step: Dict[int, CollectiveStream] = {}  # by stage
+        self.of_passes: Dict[StagePass, CollectiveStream] = {}
 
     @property
-    def lanes(self) -> List[Lane]:
+    def streams(self) -> List[CollectiveStream]:
         """All lanes."""
-        return [*super().lanes, *self._once_a_step.values(), *self.of_passes.values()]
+        return [*super().streams, *self._once_a_step.values(), *self.of_passes.values()]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
@@ -76,15 +76,15 @@ class StageExchange(Exchange):
         finally:
             self._once = before
 
-    def _lane(self) -> Lane:
+    def _stream(self) -> CollectiveStream:
         current = self._current()
         if not self._once:
             if current not in self.of_passes:
                 kind = "backward" if current.backward else "forward"
-                self.of_passes[current] = Lane(self._open_lane(current.stage, kind + str(current.call)))
+                self.of_passes[current] = CollectiveStream(self._open_stream(current.stage, kind + str(current.call)))
             return self.of_passes[current]
         if current.stage == 0:
-            return super()._lane()
+            return super()._stream()
         if current.stage not in self._once_a_step:
-            self._once_a_step[current.stage] = Lane(self._open_lane(current.stage, "once"))
+            self._once_a_step[current.stage] = CollectiveStream(self._open_stream(current.stage, "once"))
         return self._once_a_step[current.stage]

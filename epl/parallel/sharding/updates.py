@@ -27,9 +27,9 @@ from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
 from epl.parallel.sharding.slices import slice_along
 from epl.parallel.sharding.sparse_rows import (
+    LOCAL_ROWS,
     NO_ROWS,
-    OWN_ROWS,
-    OwnRows,
+    LocalRows,
     layout_of_rows,
     refuse_rows,
     refuse_rows_of_whole,
@@ -48,7 +48,7 @@ _OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])
 
 
-class Anew(NamedTuple):
+class RebuiltOp(NamedTuple):
     """An op that is built anew.
 
     Attributes:
@@ -62,16 +62,16 @@ class Anew(NamedTuple):
     layouts: Tuple[Layout, ...]
 
 
-class Round(NamedTuple):
+class ReductionRound(NamedTuple):
     """What must be done before the next sums can be computed.
 
     Attributes:
       ops: that are built anew, in their order.
-      addends: tensors that are summed over the ranks then.
+      partial_sums: tensors that are summed over the ranks then.
     """
 
-    ops: List[Anew]
-    addends: List[tf.Tensor]
+    ops: List[RebuiltOp]
+    partial_sums: List[tf.Tensor]
 
 
 class Updates(NamedTuple):
@@ -86,7 +86,7 @@ class Updates(NamedTuple):
 
     layouts: Dict[tf.Tensor, Layout]
     variables: Dict[str, Layout]
-    rounds: List[Round]
+    rounds: List[ReductionRound]
     cuts: Dict[Tuple[tf.Operation, int], Layout]
 
 
@@ -98,7 +98,7 @@ def trace_updates(
     after: int,
     built: Collection[tf.Operation] = (),
     branches: Sequence[Any] = (),
-    own_rows: OwnRows = NO_ROWS,
+    local_rows: LocalRows = NO_ROWS,
 ) -> Updates:
     """Follows parts through the ops of the user behind the backward pass. Changes nothing.
 
@@ -112,7 +112,7 @@ def trace_updates(
         looked at.
       built: what it built later.
       branches: control-flow contexts in which parts may meet: all ranks take them together, or none does.
-      own_rows: what is known of sparse gradients besides `parts`.
+      local_rows: what is known of sparse gradients besides `parts`.
 
     Raises:
       PlanError: parts meet in another branch, or in a loop; or rows of a rank are written, or computed with, in a way
@@ -122,7 +122,7 @@ def trace_updates(
     new = tf_compat.ops_since(tf_graph, after)
     ordered = _ordered([op for op in new if op not in built and phase_of(op) != Phase.BACKWARD])
     while True:
-        tracer = _Tracer(parts, known, ranks, branches, own_rows)
+        tracer = _Tracer(parts, known, ranks, branches, local_rows)
         for op in ordered:
             tracer.visit(op)
         if tracer.written.keys() <= known.keys():
@@ -154,16 +154,16 @@ class _Tracer:
         variables: Mapping[str, Layout],
         ranks: int,
         branches: Sequence[Any],
-        own_rows: OwnRows,
+        local_rows: LocalRows,
     ) -> None:
         self._layouts = dict(parts)
-        self._own_rows = own_rows
+        self._local_rows = local_rows
         self._astray: List[Tuple[tf.Operation, str]] = []  # writes of own rows into a variable that is no part
         self._branches = branches
         self._variables = variables
         self._ranks = ranks
         self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
-        self._rounds: List[Round] = []
+        self._rounds: List[ReductionRound] = []
         self._whole: Set[tf.Tensor] = set()  # which have the size of what is whole, and not of a part
         self._cuts: Dict[Tuple[tf.Operation, int], Layout] = {}
         self.written: Dict[str, Layout] = dict(variables)
@@ -194,12 +194,12 @@ class _Tracer:
             if layout == PARTIAL:
                 _refuse_branch(op, self._branches)
                 self._waits[tensor] = waits + 1
-                self._round(waits).addends.append(tensor)
+                self._round(waits).partial_sums.append(tensor)
             elif layout != FULL:
                 self._layouts[tensor] = layout
 
-    def _round(self, number: int) -> Round:
-        self._rounds += [Round([], []) for _ in range(number + 1 - len(self._rounds))]
+    def _round(self, number: int) -> ReductionRound:
+        self._rounds += [ReductionRound([], []) for _ in range(number + 1 - len(self._rounds))]
         return self._rounds[number]
 
     def _layout(self, tensor: tf.Tensor) -> Layout:
@@ -215,7 +215,7 @@ class _Tracer:
         found = next((layout for layout in layouts if layout.sizes is not None), None)
         if found is None:
             return self._write_rows(op)
-        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and OWN_ROWS not in layouts
+        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and LOCAL_ROWS not in layouts
         if layouts[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
             refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
         shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
@@ -249,7 +249,7 @@ class _Tracer:
     def _write_rows(self, op: tf.Operation) -> List[Layout]:
         """Rows of a rank go into a variable that is not known yet."""
         for variable in [variable for variable in map(_variable_of, op.inputs) if variable is not None]:
-            layout = self._own_rows.slots.get(variable.name)
+            layout = self._local_rows.slots.get(variable.name)
             if layout is None:
                 self._astray.append((op, variable.name))
             else:
@@ -275,12 +275,12 @@ class _Tracer:
                 stack.extend(op.inputs)
 
     def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
-        if OWN_ROWS in layouts:
-            of_rows = layout_of_rows(op, layouts, self._own_rows.shapes, self._variables.values())
+        if LOCAL_ROWS in layouts:
+            of_rows = layout_of_rows(op, layouts, self._local_rows.shapes, self._variables.values())
             if of_rows is not None:
                 return [of_rows] * len(op.outputs)
         choice = self._choice(op, layouts)
-        if OWN_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
+        if LOCAL_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
             refuse_rows(op, "a part of another size")
         rows = next((layout for layout in layouts if layout.is_shard), FULL)
         if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
@@ -290,7 +290,7 @@ class _Tracer:
             _refuse_handles(op, layouts)
         if choice is None or choice.emit is not None:
             _refuse_branch(op, self._branches)
-            self._round(waits).ops.append(Anew(op, choice, tuple(layouts)))
+            self._round(waits).ops.append(RebuiltOp(op, choice, tuple(layouts)))
         if choice is None:
             self._whole.update(op.outputs)
         return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
@@ -425,20 +425,20 @@ def complete_updates(
 
     cuts = dict(updates.cuts)
     for one in updates.rounds:
-        for anew in one.ops:
-            op, context = anew.op, tf_compat.control_flow_context_of(anew.op)
+        for rebuilt in one.ops:
+            op, context = rebuilt.op, tf_compat.control_flow_context_of(rebuilt.op)
             own, _ = exchanges_in(context)
             with tf.device(op.device), tf_compat.control_flow_context(graph, context):
                 cut_inputs(op, own)
-                made = _emitted(op, anew.choice, own) if anew.choice else _on_whole(op, own, anew.layouts)
+                made = _emitted(op, rebuilt.choice, own) if rebuilt.choice else _on_whole(op, own, rebuilt.layouts)
             for before, after in zip(op.outputs, made):
                 _replace(before, after, replaced, last)
-        for context, addends in _by_context(one.addends):
+        for context, partial_sums in _by_context(one.partial_sums):
             own, between = exchanges_in(context)
-            with tf.device(addends[0].device), tf_compat.control_flow_context(graph, context):
-                sums = own.all_reduce([replaced.get(tensor, tensor) for tensor in addends], "sums")
+            with tf.device(partial_sums[0].device), tf_compat.control_flow_context(graph, context):
+                sums = own.all_reduce([replaced.get(tensor, tensor) for tensor in partial_sums], "sums")
                 sums = sums if between is None else between.broadcast(sums)
-            for before, after in zip(addends, sums):
+            for before, after in zip(partial_sums, sums):
                 _replace(before, after, replaced, last)
     for op in dict.fromkeys(op for op, _ in cuts):
         context = tf_compat.control_flow_context_of(op)

@@ -11,7 +11,7 @@ from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, GradientsRequest
 from epl.parallel.plan.sections import SplitSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.split.model import lower, split_of
 from epl.utils.containers import as_list
 from epl.utils.errors import NotAvailableError, PlanError
@@ -57,7 +57,7 @@ class SplitFeature(Feature):
                 if split_of(graph) is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
                     raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
 
-    def plan(self, rewrite: Rewrite) -> Optional[SplitSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[SplitSection]:
         """What was decided when the model was differentiated."""
         return rewrite.graph.state_of(SplitSection)
 

@@ -14,6 +14,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.parallel.plan.plan import Stage, worker_of
 from epl.parallel.plan.stages import plan_stages, stage_of_taskgraph
+from epl.strategies.split import Split
 from epl.utils.errors import PlanError
 
 Groups = Tuple[Tuple[int, ...], ...]
@@ -84,7 +85,7 @@ def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
 
 
 def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
-    given = {taskgraph.strategy.ratios for taskgraph in splits}
+    given = {one.strategy.ratios for one in splits if isinstance(one.strategy, Split)}
     ratios = sorted({one if len(set(one)) > 1 else () for one in given})
     if len(ratios) > 1:
         raise PlanError(

@@ -87,7 +87,7 @@ class Lowering:
         """A tensor of the user's graph, FULL on this rank; what is not of the split comes as it is."""
         return self._later(tensor, PLAIN) if tensor in self._program.number else tensor
 
-    def own_rows(self, tensor: tf.Tensor) -> tf.Tensor:
+    def local_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """A tensor of the user's graph with the rows of this rank's batch; FULL if it has none."""
         if tensor not in self._program.number:
             return tensor
@@ -209,7 +209,7 @@ class Lowering:
         emit = step.choices[choice].emit
         outputs = emission.same(inputs) if emit is None else emit(emission, step.info, inputs)
         if over_rows:
-            outputs = [self._exchange.addend(o) if to == PARTIAL else o for o, to in zip(outputs, out)]
+            outputs = [self._exchange.partial_sum(o) if to == PARTIAL else o for o, to in zip(outputs, out)]
         self._controls[step.op] = [output.op for output in outputs]
         return outputs
 

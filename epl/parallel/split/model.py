@@ -40,7 +40,7 @@ from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.placements import FULL, Layout, shard
-from epl.parallel.sharding.replicated_rows import CopiedRows, leads_of
+from epl.parallel.sharding.replicated_rows import ReplicatedRows, primary_ranks_of
 from epl.parallel.sharding.resharding import Exchange
 from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
 from epl.parallel.sharding.row_weights import RowWeights
@@ -156,7 +156,9 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self.ratios = plan.ratios
         if len(plan.stages) > 1:
             own, communicator = first.place(group.rank).rank, first.at(group.rank)
-            group.exchange = StageExchange(communicator, own, "split", fp16_scale, self._open_lane, self._current_pass)
+            group.exchange = StageExchange(
+                communicator, own, "split", fp16_scale, self._open_stream, self._current_pass
+            )
         self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
@@ -176,9 +178,11 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
         self._of_groups: Set[tf.Tensor] = set()
         self._objective = list(objective)
-        self._leads = [leads_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
+        self._primary_ranks = [primary_ranks_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
         if self._has_copies() and all(self._open_batches()):
-            self.exchange.copied_rows = CopiedRows(self.ranks, all(set(leads) == {0} for leads in self._leads))
+            self.exchange.replicated_rows = ReplicatedRows(
+                self.ranks, all(set(ranks) == {0} for ranks in self._primary_ranks)
+            )
         if any(self._open_batches()):
             self.exchange.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
@@ -226,7 +230,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     # ---- Stages of a pipeline.
 
-    def _open_lane(self, stage: int, what: str) -> Communicator:
+    def _open_stream(self, stage: int, what: str) -> Communicator:
         """May block until every process does."""
         opened = self.group.opened(f"stage{stage}/{what}", stage)
         self.sub_communicators.append(opened)
@@ -310,7 +314,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             return self.values[y]
         if y not in self._rows:
             with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
-                self._rows[y] = objective_of_split(self._lowering.own_rows(y), self.exchange)
+                self._rows[y] = objective_of_split(self._lowering.local_rows(y), self.exchange)
         return self._rows[y]
 
     def source(self, x: Any) -> Any:
@@ -351,7 +355,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def _has_copies(self) -> bool:
         """Whether one process has several ranks of a group."""
-        return any(len(set(leads)) < self.ranks for leads in self._leads)
+        return any(len(set(ranks)) < self.ranks for ranks in self._primary_ranks)
 
     def _open_batches(self) -> List[bool]:
         """Of each tensor with a batch that enters the split, whether its size is not written into the model."""
@@ -365,13 +369,13 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def primary_ranks(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """By rank of the job, the first rank of each process in its group: for runs that train nothing."""
-        copied = self.exchange.copied_rows
-        by_rank = tuple(self._leads[self.group.place(rank).group] for rank in range(len(self.group.owners)))
+        copied = self.exchange.replicated_rows
+        by_rank = tuple(self._primary_ranks[self.group.place(rank).group] for rank in range(len(self.group.owners)))
         return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
 
     def refuse_replicated_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
         """As that of ShardOwner."""
-        if not self._has_copies() or self.exchange.copied_rows is not None and not differentiates:
+        if not self._has_copies() or self.exchange.replicated_rows is not None and not differentiates:
             return
         number = self._program.number
         numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
@@ -408,7 +412,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             return local
         graph = self._graph.tf_graph
 
-        def own_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+        def local_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
             """The rows of the batch of a rank."""
             assert value is not None and value.info.batch is not None
             entry = self._program.values[value.rows_of]
@@ -422,17 +426,18 @@ class SplitModel(ShardOwner, ReplicaGroups):
             lambda prefix: graph.get_tensor_by_name(prefix + local.name),
             layout,
             local.op.name,
-            None if value.info.batch is None else own_rows,
+            None if value.info.batch is None else local_rows,
         )
 
     def _computed_value(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
         """The value of what is computed with gradients of shards; None for another tensor."""
-        graph, rewrite, computed = self._graph.tf_graph, self._graph.plan, self._computed
+        graph, rewrite, computed = self._graph.tf_graph, self._graph.rewritten, self._computed
         layout = computed.layout(tensor)
         if layout == FULL:
             with late_ops(self._graph):
                 full = computed.whole_shape(tensor)
             return None if full is tensor else full
+        assert rewrite is not None  # a run asks
         first_rows = {
             rewrite.prefix(copy): computed.first_row(tensor, self.group.place(self.group.rank + copy).rank)
             for copy in range(rewrite.local_replicas)

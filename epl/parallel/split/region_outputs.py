@@ -72,7 +72,7 @@ class Exits:
         if tensor not in self.standing:
             value = self._program.values[self._program.number[tensor]]
             with self._building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
-                own = self._lowering.own_rows(tensor)
+                own = self._lowering.local_rows(tensor)
                 if value.info.batch is None:
                     own = self._exchange.enter(own)
                 self.standing[tensor] = out_of_split(own, self._exchange)

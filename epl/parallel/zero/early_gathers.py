@@ -16,17 +16,17 @@ from epl.parallel.costs.shapes import num_elements
 from epl.parallel.sharded_variables.variables import beside, initializer_of
 from epl.parallel.sharding.packed import Member, all_gather
 from epl.parallel.sharding.resharding import Exchange
-from epl.parallel.zero.variables import WholeVariable
+from epl.parallel.zero.variables import ZeroVariable
 
 SMALL = 128 << 10  # bytes of a weight that goes into a pack
 PACK = 4 << 20  # bytes of a full pack
 
 
 def packs(
-    variables: Sequence[WholeVariable],
-    group: Callable[[WholeVariable], Hashable],
-    alone: Collection[WholeVariable] = (),
-) -> List[List[WholeVariable]]:
+    variables: Sequence[ZeroVariable],
+    group: Callable[[ZeroVariable], Hashable],
+    alone: Collection[ZeroVariable] = (),
+) -> List[List[ZeroVariable]]:
     """What is gathered together, in the order of the first of each.
 
     Args:
@@ -35,7 +35,7 @@ def packs(
       alone: those that go into no pack; they are the first.
     """
     found = [[variable] for variable in variables if variable in alone]
-    open_packs: Dict[Tuple[Hashable, tf.DType, str], List[WholeVariable]] = {}
+    open_packs: Dict[Tuple[Hashable, tf.DType, str], List[ZeroVariable]] = {}
     for variable in [one for one in variables if one not in alone]:
         kind = group(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
         pack = open_packs.get(kind, [])
@@ -49,19 +49,19 @@ def packs(
     return found
 
 
-def size_of(variable: WholeVariable) -> int:
+def size_of(variable: ZeroVariable) -> int:
     """Bytes of the whole."""
     return num_elements(variable.made.full_shape) * variable.made.variable.dtype.base_dtype.size
 
 
-def behind_writes(variables: Iterable[WholeVariable]) -> Set[tf.Operation]:
+def behind_writes(variables: Iterable[ZeroVariable]) -> Set[tf.Operation]:
     """What computes the values that some variables get otherwise than by training: initial and assigned ones."""
     values = [initializer_of(one.made.variable).inputs[1] for one in variables]
     values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]
     return ancestor_ops(tensor.op for tensor in values)
 
 
-def gather_pack(pack: Sequence[WholeVariable], exchange: Exchange) -> List[tf.Tensor]:
+def gather_pack(pack: Sequence[ZeroVariable], exchange: Exchange) -> List[tf.Tensor]:
     """The wholes of several variables of one dtype and device, in one collective behind the others of `exchange`."""
     first = pack[0].made
     with beside(first.old.op), tf.device(first.variable.device), tf.name_scope("pack"):

@@ -5,7 +5,7 @@ from typing import Any, Optional
 from epl.ir.graph import Graph
 from epl.parallel.feature import Apply, ApplyRequest, Feature
 from epl.parallel.plan.sections import ZeroSection
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.zero import gather_per_use, order_gathers
 from epl.parallel.zero.model import hold_parts, known_to_optimizers, zero_of
 from epl.utils.containers import map_items
@@ -33,6 +33,6 @@ class ZeroFeature(Feature):
         args, kwargs = map_items(known_to_optimizers, (request.args, request.kwargs))
         return apply(request._replace(pairs=pairs, args=args, kwargs=kwargs))
 
-    def plan(self, rewrite: Rewrite) -> Optional[ZeroSection]:
+    def plan(self, rewrite: RewriteContext) -> Optional[ZeroSection]:
         """What was decided when gradients were applied."""
         return rewrite.graph.state_of(ZeroSection)

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
-from epl.parallel.rewriting.context import Regathered, Rewrite
+from epl.parallel.rewriting.context import RewriteContext, ScheduledGather
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
@@ -31,10 +31,10 @@ logger = logging.getLogger("epl")
 SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Gathers what stand-ins stand for."""
     zero = zero_of(rewrite.graph)
-    if zero is None or not zero.stand_ins:
+    if zero is None or not zero.placeholders:
         return
     with rewrite.tf_graph.as_default():
         _Regathering(rewrite, zero).run()
@@ -43,16 +43,16 @@ def run(rewrite: Rewrite) -> None:
 class _Regathering:
     """The gathers of one graph."""
 
-    def __init__(self, rewrite: Rewrite, zero: Any) -> None:
+    def __init__(self, rewrite: RewriteContext, zero: Any) -> None:
         self._rewrite = rewrite
         self._zero = zero
         self._view = GraphView(rewrite.tf_graph)
-        self._stand_ins = {self._view.index[one.tensor.op.name]: one for one in zero.stand_ins}
+        self._placeholders = {self._view.index[one.tensor.op.name]: one for one in zero.placeholders}
         self._plan = self._planned()
 
     def _planned(self) -> Gathers:
         graph, view = self._rewrite.graph, self._view
-        variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._stand_ins.items()}
+        variables = {node: view.index[one.variable.made.variable.op.name] for node, one in self._placeholders.items()}
         gradients = boundary_nodes(view, graph.gradient_calls)
         replaced = {view.index[one.original.op.name] for one in graph.replacements.values()}
         merged = {view.index[output.tensor.partition(":")[0]] for output in self._rewrite.plan.outputs}
@@ -60,25 +60,25 @@ class _Regathering:
 
     def run(self) -> None:
         """Adds them."""
-        for number, fetches in enumerate(self._plan.lanes):
-            exchange = self._zero.new_lane()
-            lane: List[Regathered] = []
+        for number, fetches in enumerate(self._plan.streams):
+            exchange = self._zero.new_stream()
+            stream: List[ScheduledGather] = []
             for place, fetch in enumerate(fetches):
                 self._fetch(fetch, exchange, f"{SCOPE}/lane{number}_{place}/")
-                lane.append(Regathered(exchange.collectives[-1].name, fetch.block))
-            self._rewrite.regather_lanes.append(lane)
+                stream.append(ScheduledGather(exchange.collectives[-1].name, fetch.block))
+            self._rewrite.gather_streams.append(stream)
         for whole in self._plan.early:
-            self._give_rest(whole, self._zero.exchange, self._stand_ins[whole].variable.updates())
+            self._give_rest(whole, self._zero.exchange, self._placeholders[whole].variable.updates())
         if self._plan.idle:
-            exchange = self._zero.new_lane()
+            exchange = self._zero.new_stream()
             for whole in self._plan.idle:
-                self._rewrite.idle_wholes.append(self._give_rest(whole, exchange, ()).name)
+                self._rewrite.unused_gathers.append(self._give_rest(whole, exchange, ()).name)
         self._report()
 
     def _fetch(self, fetch: Fetch, exchange: Any, prefix: str) -> None:
         """Gathers a whole for the uses of a block."""
         waits = [self._operation(node) for node in fetch.waits]
-        whole = self._zero.gather(self._stand_ins[fetch.source].variable, exchange, waits)
+        whole = self._zero.gather(self._placeholders[fetch.source].variable, exchange, waits)
         for node in self._plan.updates.get(fetch.source, ()):
             tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [exchange.collectives[-1]])
         taken = self._copies(fetch, whole, prefix)
@@ -98,18 +98,18 @@ class _Regathering:
             clone_nodes(self._rewrite.tf_graph, view, chain, [prefix], lambda copy, node: SAME, inputs=inputs)
         for node in chain:
             name = view.nodes[node].name
-            self._rewrite.regathered.setdefault(name, []).append(prefix + name)
+            self._rewrite.copies_per_use.setdefault(name, []).append(prefix + name)
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
     def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> tf.Tensor:
         """Gathers a whole for all who still take the stand-in, before the `guarded` ops run."""
-        stand_in = self._stand_ins[whole]
-        tensor = self._zero.gather(stand_in.variable, exchange)
+        placeholder = self._placeholders[whole]
+        tensor = self._zero.gather(placeholder.variable, exchange)
         for op in guarded:
             tf_compat.add_control_inputs(op, [exchange.collectives[-1]])
-        for consumer in set(stand_in.tensor.consumers()):
+        for consumer in set(placeholder.tensor.consumers()):
             for position, taken in enumerate(consumer.inputs):
-                if taken is stand_in.tensor:
+                if taken is placeholder.tensor:
                     tf_compat.set_input(self._rewrite.remember(consumer), position, tensor)
         return tensor
 
@@ -117,12 +117,12 @@ class _Regathering:
         return self._rewrite.operation(self._view.nodes[node].name)
 
     def _report(self) -> None:
-        fetches = [fetch for lane in self._plan.lanes for fetch in lane]
+        fetches = [fetch for stream in self._plan.streams for fetch in stream]
         logger.info(
             "zero.level: %d weights are gathered %d times in a step, of which %.3f MB are there at a time",
             len({fetch.source for fetch in fetches}), len(fetches), bytes_at_a_time(fetches) / 1e6,
         )  # fmt: skip
-        sizes = {self._stand_ins[whole].variable.made.name: self._bytes(whole) for whole in self._plan.early}
+        sizes = {self._placeholders[whole].variable.made.name: self._bytes(whole) for whole in self._plan.early}
         if sizes:
             logger.info(
                 "zero.level: %d weights (%.3f MB) are gathered at the beginning of a step, for loops, what does not "
@@ -137,6 +137,6 @@ class _Regathering:
 PASS = Pass(
     "regather",
     run,
-    provides=names("regathered regather_lanes idle_wholes"),
+    provides=names("copies_per_use gather_streams unused_gathers"),
     after=names("recompute offload"),
 )

@@ -33,7 +33,7 @@ class Gathers(NamedTuple):
 
     Attributes:
       region: the wholes, and what is computed from them alone.
-      lanes: the gathers that wait for the step, in their order; their `source` is a whole.
+      streams: the gathers that wait for the step, in their order; their `source` is a whole.
       values: (op, which input) of a use -> (node, output) that it takes: a whole, or what is computed from one.
       updates: whole -> the ops that write its variable in a step.
       early: wholes that are gathered at the beginning of a step, by their first use.
@@ -41,7 +41,7 @@ class Gathers(NamedTuple):
     """
 
     region: WeightRegion
-    lanes: List[List[Fetch]]
+    streams: List[List[Fetch]]
     values: Dict[Tuple[int, int], Tuple[int, int]]
     updates: Dict[int, List[int]]
     early: List[int]
@@ -79,11 +79,11 @@ def plan_gathers(
             uses.append(use._replace(source=sources[0], output=0, bytes=size))
     together = dict.fromkeys([use.consumer for use in uses], (0, False))
     fetches = plan_fetches(view, uses, together, region.order, sum(use.bytes for use in uses) // _BLOCKS)
-    lanes = _lanes(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
-    fetched = {(use.consumer, use.position) for lane in lanes for fetch in lane for use in fetch.uses}
+    streams = _streams(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
+    fetched = {(use.consumer, use.position) for stream in streams for fetch in stream for use in fetch.uses}
     values = {place: value for place, value in values.items() if place in fetched}
     early, idle = _left(view, region, variables, fetched, replaced, merged)
-    return Gathers(region, lanes, values, updates, early, idle)
+    return Gathers(region, streams, values, updates, early, idle)
 
 
 def _writes(
@@ -109,21 +109,21 @@ def _writes(
     return updates, changing
 
 
-def _lanes(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Sequence[int]]) -> List[List[Fetch]]:
+def _streams(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Sequence[int]]) -> List[List[Fetch]]:
     """Gives each gather a place in a lane; those for which there is none are left out."""
-    lanes: List[Tuple[List[Fetch], Set[int]]] = []
+    streams: List[Tuple[List[Fetch], Set[int]]] = []
     for fetch in fetches:
         takers = [use.consumer for use in fetch.uses] + list(updates.get(fetch.source, ()))
         new: Tuple[List[Fetch], Set[int]] = ([], set())
-        for lane, waits in lanes + [new] * (len(lanes) < _MOST_LANES):
+        for stream, waits in streams + [new] * (len(streams) < _MOST_LANES):
             together = sorted(waits | set(fetch.waits))
             if all(needed.by(taker, together) for taker in takers):
-                lane.append(fetch)
+                stream.append(fetch)
                 waits.update(fetch.waits)
                 break
         if new[0]:
-            lanes.append(new)
-    return [lane for lane, _ in lanes]
+            streams.append(new)
+    return [stream for stream, _ in streams]
 
 
 def _left(

@@ -47,7 +47,7 @@ from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
 from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
 from epl.parallel.zero.partition import Candidate
-from epl.parallel.zero.variables import StandIn, Use, WholeVariable, why_whole
+from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_whole
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
 
@@ -55,9 +55,9 @@ logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
 # Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
-_Late = Tuple[tf.Operation, WholeVariable, Optional[Use]]
+_Late = Tuple[tf.Operation, ZeroVariable, Optional[Use]]
 # Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
-_Given = Tuple[WholeVariable, Sequence[Use], Sequence[tf.Operation]]
+_Given = Tuple[ZeroVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
 def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
@@ -73,7 +73,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     """
     env = Env.get()
     level = env.config.zero.level
-    if not level or graph.plan is not None:
+    if not level or graph.rewritten is not None:
         return
     assert env.cluster is not None
     zero = zero_of(graph)
@@ -142,7 +142,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
 
     Attributes:
       level: "v0", "v1" or "v2".
-      stand_ins: with "v2", for the wholes.
+      placeholders: with "v2", for the wholes.
     """
 
     setting = ZERO
@@ -174,12 +174,12 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         self._gradients = ShardedGradients(graph, self._registry, self)
         self.level = level
         self._of_weights = of_weights
-        self._variables: Dict[str, WholeVariable] = {}
-        self._calls: Dict[WholeVariable, int] = {}  # of `hold`: which of them has cut a variable
+        self._variables: Dict[str, ZeroVariable] = {}
+        self._calls: Dict[ZeroVariable, int] = {}  # of `hold`: which of them has cut a variable
         self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
         self._cuts: Dict[tf.Tensor, Cut] = {}
-        self.stand_ins: List[StandIn] = []
-        self._lanes: List[Exchange] = []
+        self.placeholders: List[WeightPlaceholder] = []
+        self._streams: List[Exchange] = []
         self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
     # ---- apply_gradients.
@@ -215,7 +215,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             if one.name not in layouts:
                 continue
             with tf.init_scope():
-                made = WholeVariable(variables[one.name], layouts[one.name], self.exchange, next_seed(self._graph))
+                made = ZeroVariable(variables[one.name], layouts[one.name], self.exchange, next_seed(self._graph))
             self._variables[one.name] = made
             self._calls[made] = number
             self._registry.add_shard(made.made, self)
@@ -231,7 +231,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
-                part: Gradient = self._own_rows(gradient, whole)
+                part: Gradient = self._local_rows(gradient, whole)
             else:
                 part = tf.identity(self.exchange.cut(gradient, layout))
                 self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
@@ -258,7 +258,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             gradient = consumers[0].outputs[0]
         return self._cuts[gradient]
 
-    def _own_rows(self, gradient: tf.IndexedSlices, whole: WholeVariable) -> tf.IndexedSlices:
+    def _local_rows(self, gradient: tf.IndexedSlices, whole: ZeroVariable) -> tf.IndexedSlices:
         """Those rows of a sparse gradient that go into this rank's part."""
         made = whole.made
         sizes = made.layout.sizes or ()
@@ -329,8 +329,8 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def _give(self, given: Sequence[_Given]) -> None:
         """Lets those who take variables before they are written take the wholes."""
         if self.level == "v2":
-            self.stand_ins = [StandIn(variable.stand_in(), variable) for variable, _, _ in given]
-            wholes = [one.tensor for one in self.stand_ins]
+            self.placeholders = [WeightPlaceholder(variable.placeholder(), variable) for variable, _, _ in given]
+            wholes = [one.tensor for one in self.placeholders]
         else:
             wholes = self._gather_once(given)
         for (variable, uses, lookups), whole in zip(given, wholes):
@@ -342,7 +342,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
 
     def _gather_once(self, given: Sequence[_Given]) -> List[tf.Tensor]:
         """The wholes, gathered at the beginning of a step."""
-        wholes: Dict[WholeVariable, tf.Tensor] = {}
+        wholes: Dict[ZeroVariable, tf.Tensor] = {}
         variables = [variable for variable, _, _ in given]
         takers = behind_writes(self._variables.values())
         alone = {
@@ -361,21 +361,21 @@ class ZeroModel(ShardOwner, ScatteredGradients):
                 )  # an update does not change what is being gathered
         return [wholes[variable] for variable in variables]
 
-    def new_lane(self) -> Exchange:
+    def new_stream(self) -> Exchange:
         """For gathers in an order of their own."""
-        self._lanes.append(self.group.further(f"lane{len(self._lanes)}", 0))
-        return self._lanes[-1]
+        self._streams.append(self.group.further(f"lane{len(self._streams)}", 0))
+        return self._streams[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
-        made: Dict[Tuple[WholeVariable, Tuple[str, ...]], tf.Tensor] = {}
-        lanes: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
+        made: Dict[Tuple[ZeroVariable, Tuple[str, ...]], tf.Tensor] = {}
+        streams: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
 
-        def exchange(variable: WholeVariable, names: Tuple[str, ...]) -> Exchange:
+        def exchange(variable: ZeroVariable, names: Tuple[str, ...]) -> Exchange:
             stage = self._stage(variable)
-            lane = lanes.setdefault((stage, names), f"late{stage}/{len(lanes)}")
-            return self.group.further(lane, stage)
+            stream = streams.setdefault((stage, names), f"late{stage}/{len(streams)}")
+            return self.group.further(stream, stage)
 
-        def whole(variable: WholeVariable, *ops: tf.Operation) -> tf.Tensor:
+        def whole(variable: ZeroVariable, *ops: tf.Operation) -> tf.Tensor:
             """The value once all that `ops` wait for is done."""
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
@@ -383,7 +383,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
                 made[key] = self.gather(variable, exchange(*key), controls)
             return made[key]
 
-        def written(variable: WholeVariable, part: tf.Tensor) -> tf.Tensor:
+        def written(variable: ZeroVariable, part: tf.Tensor) -> tf.Tensor:
             """What a write gives."""
             key = variable, ("of " + part.op.name,)
             if key not in made:
@@ -406,12 +406,12 @@ class ZeroModel(ShardOwner, ScatteredGradients):
                 if not _is_write(value.op):
                     self.values[value] = whole(variable, value.op) if self._waits(value.op) else part
 
-    def _stage(self, variable: WholeVariable) -> int:
+    def _stage(self, variable: ZeroVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
 
     def gather(
         self,
-        variable: WholeVariable,
+        variable: ZeroVariable,
         exchange: Exchange,
         controls: Sequence[tf.Operation] = (),
         part: Optional[tf.Tensor] = None,
@@ -426,7 +426,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
 
 
-def _refuse_writes_in_stages(variable: WholeVariable, taker: tf.Operation) -> None:
+def _refuse_writes_in_stages(variable: ZeroVariable, taker: tf.Operation) -> None:
     """Raises PlanError for a value that a micro batch takes behind a write of its own."""
     raise PlanError(
         "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights "

@@ -18,7 +18,7 @@ from epl.ir.control_flow import depths_of, run_order
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.barriers import build_barrier
-from epl.parallel.rewriting.context import Order, Regathered, Rewrite
+from epl.parallel.rewriting.context import Order, RewriteContext, ScheduledGather
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.weights.prefetch import Needed
 from epl.parallel.zero.model import zero_of
@@ -30,19 +30,19 @@ from epl.utils import tf_compat
 _LAG = 4
 
 
-def run(rewrite: Rewrite) -> None:
+def run(rewrite: RewriteContext) -> None:
     """Lets gathers wait."""
-    for number, lane in enumerate(rewrite.regather_lanes):
-        _order(rewrite, lane, number)
+    for number, stream in enumerate(rewrite.gather_streams):
+        _order(rewrite, stream, number)
 
 
-def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
+def _order(rewrite: RewriteContext, stream: Sequence[ScheduledGather], number: int) -> None:
     """Orders one lane. Another is ordered in the graph that has the edges of this one."""
     view = GraphView(rewrite.tf_graph)
-    blocks = {view.index[gather.op]: gather.block for gather in lane}
+    blocks = {view.index[gather.op]: gather.block for gather in stream}
     zero = zero_of(rewrite.graph)
-    stand_ins = [] if zero is None else zero.stand_ins
-    updates = {view.index[op.name] for one in stand_ins for op in one.variable.updates()}
+    placeholders = [] if zero is None else zero.placeholders
+    updates = {view.index[op.name] for one in placeholders for op in one.variable.updates()}
     waiting: Dict[int, Dict[int, Set[int]]] = {}  # gather -> what it waits for -> the updates behind that
     for reductions, own in _trainings(rewrite, view, blocks):
         for reduction, block in _last_blocks(view, blocks, reductions).items():
@@ -58,7 +58,7 @@ def _order(rewrite: Rewrite, lane: Sequence[Regathered], number: int) -> None:
         rewrite.orders.append(Order((name,), frozenset(view.nodes[write].name for write in writes)))
 
 
-def _trainings(rewrite: Rewrite, view: GraphView, gathers: Iterable[int]) -> List[Tuple[List[int], List[int]]]:
+def _trainings(rewrite: RewriteContext, view: GraphView, gathers: Iterable[int]) -> List[Tuple[List[int], List[int]]]:
     """By training, the collectives of gradients that each of its steps runs; and the gathers that it alone needs."""
     depths = depths_of(view)
     gradients: Dict[str, Set[int]] = {}  # groups that count together are of one training
@@ -86,6 +86,6 @@ PASS = Pass(
     "order_gathers",
     run,
     adds=names("orders"),
-    requires=names("regather_lanes gates"),
+    requires=names("gather_streams gates"),
     optional=True,
 )

@@ -56,7 +56,7 @@ class Use(NamedTuple):
     part: tf.Tensor
 
 
-class StandIn(NamedTuple):
+class WeightPlaceholder(NamedTuple):
     """What is taken in place of a whole until it is known when that is gathered (v2).
 
     Attributes:
@@ -65,7 +65,7 @@ class StandIn(NamedTuple):
     """
 
     tensor: tf.Tensor
-    variable: "WholeVariable"
+    variable: "ZeroVariable"
 
 
 def why_whole(variable: Any) -> str:
@@ -94,7 +94,7 @@ class _WholeObject:
         refuse_load(self.op.name, *self._epl_cut)  # type: ignore[attr-defined]
 
 
-class WholeVariable:
+class ZeroVariable:
     """A variable of the user, and the part that stands for it.
 
     Attributes:
@@ -154,12 +154,12 @@ class WholeVariable:
         of_updates = op_types.WRITES | op_types.SWITCHES
         return [op for op in consumers if op.type in of_updates and phase_of(op) == Phase.APPLY]
 
-    def stand_in(self) -> tf.Tensor:
+    def placeholder(self) -> tf.Tensor:
         """A tensor of the shape of the whole, and as constant in a step: the part, filled up."""
         with beside(self.made.old.op), tf.device(self.made.variable.device):
             part = self.made.variable.read_value()
             missing = [[0, whole - own] for whole, own in zip(self.made.full_shape, part.shape.as_list())]
-            return tf.pad(part, missing, name="stand_in")
+            return tf.pad(part, missing, name="placeholder")
 
     def lookups(self) -> List[tf.Operation]:
         """Ops that take rows out of the user's variable; for `give_rows`."""

@@ -17,7 +17,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import HOST_ATTR, PHASE_ATTR, Phase
 from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedStep, StepProgram, make_program
 from epl.profiler.estimate.simulation import Peak, SimulatedProgram, simulate
@@ -90,7 +90,7 @@ class StepGraph:
         """Reads a graph, which was rewritten or needs no rewriting."""
         graph = Graph.of(tf_graph)
         self.tf_graph = tf_graph
-        self.rewrite: Optional[Rewrite] = None if graph is None else graph.plan
+        self.rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
         self.view = GraphView(tf_graph)
         self.families = _families(self.view, self.rewrite)
         self.same_as = {copy: node for family in self.families for node, copy in family.items()}
@@ -163,7 +163,7 @@ class StepGraph:
         return found
 
 
-def _families(view: GraphView, rewrite: Optional[Rewrite]) -> List[Dict[int, int]]:
+def _families(view: GraphView, rewrite: Optional[RewriteContext]) -> List[Dict[int, int]]:
     """Node -> its copy, for each further micro batch, replica, and micro batch of a replica."""
     if rewrite is None or rewrite.view is None:
         return []

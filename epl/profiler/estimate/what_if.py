@@ -19,7 +19,7 @@ from epl.parallel.recompute import segments as recompute
 from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits
 from epl.parallel.recompute.segments import BackwardPass, Segment
-from epl.parallel.rewriting.context import Rewrite
+from epl.parallel.rewriting.context import RewriteContext
 from epl.profiler.estimate.estimate import (
     DeviceMemory,
     MemoryDifference,
@@ -189,7 +189,7 @@ def _is_barrier(graph: StepGraph, tensor: str) -> bool:
     return graph.view.nodes[graph.original(node)].name in built
 
 
-def _schedule(rewrite: Rewrite, before: MemoryEstimate, peak: int) -> Optional[MemoryDifference]:
+def _schedule(rewrite: RewriteContext, before: MemoryEstimate, peak: int) -> Optional[MemoryDifference]:
     """1F1B in place of GPipe."""
     plan = rewrite.plan
     if not plan.schedule or rewrite.config.pipeline.strategy != "preferforward":
@@ -207,7 +207,7 @@ def _schedule(rewrite: Rewrite, before: MemoryEstimate, peak: int) -> Optional[M
     return MemoryDifference("pipeline.strategy = PreferBackward", max(after), 0.0, "fewer micro batches in flight")
 
 
-def _groups(rewrite: Rewrite, before: MemoryEstimate) -> Optional[MemoryDifference]:
+def _groups(rewrite: RewriteContext, before: MemoryEstimate) -> Optional[MemoryDifference]:
     if rewrite.config.optimizer.num_apply_group > 1:
         return None
     after = max(_with(device, "updates", 1.0 / _GROUPS) for device in before.devices)

@@ -129,7 +129,7 @@ def test_two_optimizers_adapt_one_scale_in_their_order(mixed: Any, devices: int,
                 feed = {"x:0": [[np.inf if number == 3 else 1.0]] * devices}
                 for fetch in [[first, second]] if together else [first, second]:
                     sess.run(fetch, feed)
-        assert len(Graph.get().plan.orders) == 1
+        assert len(Graph.get().rewritten.orders) == 1
         for prefix in ["", "EPL_REPLICA_1/"][:devices]:
             assert value(sess, prefix + "current_loss_scale") == 2.0**13
             assert value(sess, prefix + "good_steps") == 2
@@ -199,7 +199,7 @@ def test_processes_compare_the_precision(mixed: Any) -> None:
     mixed(2, amp__loss_scale=4)
     train_op, _ = scalar_model()
     run(train_op, {"x:0": [[1.0], [1.0]]})
-    amp = section(Graph.get().plan.plan, AmpSection)
+    amp = section(Graph.get().rewritten.plan, AmpSection)
     assert (amp.dtype, amp.loss_scale) == ("float16", "4.0") and amp.ops and amp.digest
 
 

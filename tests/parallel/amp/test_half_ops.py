@@ -166,11 +166,11 @@ def test_recomputed_segments_convert_weights_anew(mixed: Any, how: str) -> None:
         hidden = tf.nn.tanh(tf.matmul(hidden, weights("v%d" % layer, 4, 4)))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
     run(train_op, {"x:0": np.ones([2, 4], "f")})
-    recomputed = [name for name in Graph.get().plan.recomputed if name.startswith("MatMul")]
+    recomputed = [name for name in Graph.get().rewritten.recomputed if name.startswith("MatMul")]
     assert len(recomputed) >= 4
     graph = tf.get_default_graph()
     for name in recomputed:
-        (copy,) = Graph.get().plan.recomputed[name]
+        (copy,) = Graph.get().rewritten.recomputed[name]
         own, again = graph.get_operation_by_name(name).inputs[1].op, graph.get_operation_by_name(copy).inputs[1].op
         assert again is not own and len(own.outputs[0].consumers()) == 1 and WEIGHT_ATTR in again.node_def.attr
 

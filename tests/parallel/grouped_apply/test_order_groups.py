@@ -133,7 +133,7 @@ def test_with_accumulation_the_last_micro_step_runs_in_groups(init, clip, after)
         communication__clip_after_allreduce=after,
     )
     first, last = traced(Tables("bert", clip=clip), 2)
-    writes = Graph.get().plan.orders[0].writes
+    writes = Graph.get().rewritten.orders[0].writes
     assert not {execution.op for execution in first} & writes
     assert writes <= {execution.op for execution in last}
     assert in_order(last, [[2, 3], [0, 1]])
@@ -192,7 +192,7 @@ def test_branches_and_loops_of_an_update_rule_are_computed_as_ever(init):
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
         assert [list(value) for value in sess.run(values)] == [[0.75] * 3, [0.75] * 3]
-    assert [len(one.barriers) for one in Graph.get().plan.orders] == [1]
+    assert [len(one.barriers) for one in Graph.get().rewritten.orders] == [1]
 
 
 def test_gradients_that_were_float16_are_restored_group_by_group(init):

@@ -21,7 +21,7 @@ JOB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "train_fr
 
 def planned():
     transformation.transform()
-    return Graph.get().plan.plan
+    return Graph.get().rewritten.plan
 
 
 @pytest.mark.timeout(180)
@@ -98,7 +98,7 @@ def test_another_decision_than_the_searchs_is_followed(init):
     with no_search(), use_plan(plan._replace(features=(zero._replace(variables=variables),))):
         begin("zero")
         values = Layers("zero").train()
-    assert other in plans.section(Graph.get().plan.plan, ZeroSection).variables
+    assert other in plans.section(Graph.get().rewritten.plan, ZeroSection).variables
     for value, one in zip(values, expected):
         np.testing.assert_allclose(value, one, rtol=1e-5, atol=1e-6)
 

@@ -423,7 +423,7 @@ def test_right_gradients_pass_the_check_in_the_first_step_alone(collect):
         assert not getattr(sess, "_epl_checked", None)
         assert isinstance(sess.run([model.loss, model.train_op], model.feed()), list)
         checked = sess._epl_checked
-        assert len(checked) == len(Graph.get().plan.gradient_checks) == 7
+        assert len(checked) == len(Graph.get().rewritten.gradient_checks) == 7
         sess.run(model.train_op, model.feed())
 
 

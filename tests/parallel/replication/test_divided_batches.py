@@ -411,6 +411,6 @@ def test_known_batches_weigh_by_their_size(init):
     init(2, annotate=False)
     Read(1, batch=4, drop_remainder=True)
     transformation.transform()
-    weight = Graph.get().plan.weights[0]
+    weight = Graph.get().rewritten.weights[0]
     with tf.Session() as session:
         assert session.run(weight.op.inputs[0]) == 4.0

@@ -290,4 +290,4 @@ def test_a_write_that_updates_need_comes_before_them(init):
         start = sess.run(model.w)
         sess.run(train_op, model.feed())
         assert sess.run(count) == 1 and not np.array_equal(start, sess.run(model.w))
-    assert Graph.get().plan is not None
+    assert Graph.get().rewritten is not None

@@ -33,7 +33,7 @@ def checked(init):
     init()
     Linear().minimize()
     transformation.transform()
-    rewrite = Graph.get().plan
+    rewrite = Graph.get().rewritten
     assert isinstance(rewrite, CheckedRewrite)
     return rewrite
 

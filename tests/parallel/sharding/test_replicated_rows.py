@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from epl.parallel.sharding.replicated_rows import GivenCopies, leads_of
+from epl.parallel.sharding.replicated_rows import GivenCopies, primary_ranks_of
 from epl.parallel.split import model as split_training
 from epl.utils.errors import FeedError, PlanError
 from tests.parallel.split.harness import DEAR, few_choices
@@ -115,7 +115,7 @@ def test_a_gradient_of_a_sum_is_fetched_with_the_train_op(init):
 @pytest.mark.parametrize("owners, in_one_process", [([7, 7, 7], True), ([7, 7, 8], False), ([7, 8, 7], False)])
 def test_copies_are_dropped_and_repeated(owners, in_one_process):
     """Process 7 has three rows, process 8 has two."""
-    leads = leads_of(owners)
+    leads = primary_ranks_of(owners)
     of_process = {7: [1, 2, 3], 8: [4, 5]}
     copies = np.concatenate([of_process[owner] for owner in owners])
     whole = np.concatenate([of_process[owner] for owner in dict.fromkeys(owners)])

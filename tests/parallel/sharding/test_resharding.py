@@ -71,8 +71,8 @@ def test_full_to_shard(layout):
 @pytest.mark.parametrize("layout", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5))])
 def test_partial_to_shard(layout):
     def build(exchange, rank):
-        addend = tf.constant(X * (rank + 1))
-        return with_gradient(exchange.reduce_scatter(addend, layout), addend, part(X, layout, rank))
+        partial_sum = tf.constant(X * (rank + 1))
+        return with_gradient(exchange.reduce_scatter(partial_sum, layout), partial_sum, part(X, layout, rank))
 
     for rank, (value, grad) in enumerate(run(build)):
         close(value, part(6 * X, layout, rank))
@@ -81,8 +81,8 @@ def test_partial_to_shard(layout):
 
 def test_partial_to_full():
     def build(exchange, rank):
-        addend = tf.constant(X * (rank + 1))
-        return with_gradient(exchange.sum_partial(addend), addend, X)
+        partial_sum = tf.constant(X * (rank + 1))
+        return with_gradient(exchange.sum_partial(partial_sum), partial_sum, X)
 
     for value, grad in run(build):
         close(value, 6 * X)

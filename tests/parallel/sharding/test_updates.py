@@ -62,7 +62,7 @@ def check(build, layouts, results, gradients=GRADIENTS, sums=None, collectives=N
                 complete_updates(updates, exchange)
             fetches.append(made)
             assert [updates.layouts.get(tensor, FULL) for tensor in made] == list(results)
-            assert sums is None or [len(one.addends) for one in updates.rounds] == sums
+            assert sums is None or [len(one.partial_sums) for one in updates.rounds] == sums
             assert collectives is None or len(exchange.collectives) == collectives
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
             wanted, found = sess.run([expected, fetches])
@@ -238,7 +238,7 @@ def test_a_sparse_update_stays_with_its_rank_and_its_slots_are_found(graph, opti
     updates = trace_updates(graph, {values: rows, indices: rows}, {"v": EVEN[0]}, 2, after)
     slots = [own.get_slot(variable, name).op.name for name in own.get_slot_names()]
     assert updates.variables == dict.fromkeys(["v"] + slots, EVEN[0])
-    assert [(one.ops, len(one.addends)) for one in updates.rounds] == [([], 1)] and norm.shape.ndims == 0
+    assert [(one.ops, len(one.partial_sums)) for one in updates.rounds] == [([], 1)] and norm.shape.ndims == 0
 
 
 def test_slots_of_an_update_written_by_hand_are_found(graph):
@@ -257,7 +257,7 @@ def test_the_norm_of_a_variable_is_that_of_all_parts(graph, resource):
     variable = tf.get_variable("v", [5, 4], use_resource=resource)
     value = variable.value()
     updates = traced(lambda part: part * tf.norm(value) / tf.norm(part), {"v": EVEN[0]})
-    assert [len(one.addends) for one in updates.rounds] == [2]
+    assert [len(one.partial_sums) for one in updates.rounds] == [2]
 
 
 def test_an_update_in_a_branch_is_followed(graph):

@@ -61,11 +61,11 @@ def test_the_collectives_of_a_communicator_are_in_one_order_without_the_schedule
     barriers = {name.partition(":")[0] for names in rewrite.barriers for name in names}
     for prefix in ("", "EPL_REPLICA_1/"):
         idle = {view.index[prefix + name] for name in barriers}
-        lanes = by_communicator(view, prefix)
-        assert {name.partition("/split/")[2] for name in lanes} == {
+        streams = by_communicator(view, prefix)
+        assert {name.partition("/split/")[2] for name in streams} == {
             "stage0/forward0", "stage0/backward0", "stage1/forward0", "stage1/backward0", "stage1/once",
         }  # fmt: skip
-        for name, nodes in lanes.items():
+        for name, nodes in streams.items():
             if name.endswith("once"):  # the rows of all ranks, in no micro batch
                 assert len(nodes) == 1
                 continue

@@ -70,7 +70,7 @@ def test_writes_from_own_data_wait_for_the_data_of_all_where_parts_alone_are_tra
                 sess.run([train_op, count])
                 steps += 1
         assert sess.run(seen) == steps * 4 * 8
-    ((gate, _),) = Graph.get().plan.gates
+    ((gate, _),) = Graph.get().rewritten.gates
     assert x.op in ancestor_ops(gate.control_inputs) and gate in ancestor_ops(count.op.control_inputs)
 
 

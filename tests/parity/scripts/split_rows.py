@@ -14,7 +14,7 @@ from tests.parity.scripts.splits import MODELS, OPTIMIZERS, annotations, minimiz
 FURTHER = [5, 2, 4]
 
 
-def _own_rows(ctx: Context, step: int) -> slice:
+def _local_rows(ctx: Context, step: int) -> slice:
     """What this process feeds: in each step another number of rows, of all of which one device is fed the sum."""
     begin, end = step * GLOBAL_BATCH, step * GLOBAL_BATCH + 13 + step % 3
     if not ctx.planned:
@@ -63,7 +63,7 @@ def accumulated(
 
 
 def _feed(ctx: Context, inputs: Inputs, step: int) -> Dict[tf.Tensor, Any]:
-    return dict(zip(inputs.tensors(), [values[_own_rows(ctx, step)] for values in samples()]))
+    return dict(zip(inputs.tensors(), [values[_local_rows(ctx, step)] for values in samples()]))
 
 
 def _loss(ctx: Context, name: str, inputs: Inputs, groups: int) -> tf.Tensor:

@@ -174,7 +174,7 @@ def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]
 def own_size(emission: Emission, layout: Layout, full: tf.Tensor) -> tf.Tensor:
     """The size of this rank's part of a dimension that is `full` in all."""
     if layout.sizes is None:
-        return emission.own_rows(full)
+        return emission.local_rows(full)
     return emission.own(layout.sizes, full.dtype.base_dtype)
 
 

@@ -43,7 +43,7 @@ class RankEmission(Emission):
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
         return self._exchange.own(values, dtype)
 
-    def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+    def local_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's; an integer."""
         if self._rows is None:
             raise ValueError(f"{self._op.name}: how many rows of a batch each rank has is not known.")
@@ -55,7 +55,7 @@ class RankEmission(Emission):
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
         """PARTIAL -> FULL."""
-        return self._exchange.sum_partial(self._exchange.addend(tensor) if self._over_rows else tensor)
+        return self._exchange.sum_partial(self._exchange.partial_sum(tensor) if self._over_rows else tensor)
 
     def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A shard -> FULL."""

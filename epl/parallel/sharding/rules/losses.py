@@ -137,9 +137,11 @@ def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor])
     scores, labels = inputs
     shifted, exponentials, total = _sums(emission, scores)
     targets = tf.cast(labels, total.dtype)
-    sums = [tf.reduce_sum(addend, 1, keepdims=True) for addend in (targets, targets * tf.stop_gradient(shifted))]
-    addends = [tf.stop_gradient(total)] + sums
-    total, weight, target = tf.unstack(emission.sum_partial(tf.stack(addends)))
+    sums = [
+        tf.reduce_sum(partial_sum, 1, keepdims=True) for partial_sum in (targets, targets * tf.stop_gradient(shifted))
+    ]
+    partial_sums = [tf.stop_gradient(total)] + sums
+    total, weight, target = tf.unstack(emission.sum_partial(tf.stack(partial_sums)))
     total = tf.stop_gradient(total)
     gradient = exponentials / total - targets
     return _cross_entropy(emission, scores, tf.log(total) * weight - target, gradient)

@@ -72,7 +72,7 @@ class Emission:
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
         raise NotImplementedError
 
-    def own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+    def local_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's."""
         raise NotImplementedError
 

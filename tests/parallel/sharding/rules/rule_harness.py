@@ -172,8 +172,8 @@ def parts_of(array: np.ndarray, layout: Layout, ranks: int, random: np.random.Ra
         ]
     if layout.kind == "full":
         return [array] * ranks
-    addends = [random.randint(-3, 4, array.shape).astype(array.dtype) for _ in range(ranks - 1)]
-    return addends + [(array - sum(addends)).astype(array.dtype)]
+    partial_sums = [random.randint(-3, 4, array.shape).astype(array.dtype) for _ in range(ranks - 1)]
+    return partial_sums + [(array - sum(partial_sums)).astype(array.dtype)]
 
 
 def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.ndarray]:
