@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.parallel.sharding.replicated_rows import GivenCopies, primary_ranks_of
-from epl.parallel.split import model as split_training
+from epl.parallel.split import section
 from epl.utils.errors import FeedError, PlanError
 from tests.parallel.split.harness import DEAR, few_choices
 
@@ -52,14 +52,14 @@ def plain(rows):
 )
 def test_values_are_those_of_one_device(init, monkeypatch, devices, seed):
     """Four devices are two groups. One row is less than there are devices."""
-    real = split_training.search
+    real = section.search
 
     def search(program, *_):
         if seed is not None:
             few_choices(seed)(program)
         return real(program, **DEAR)
 
-    monkeypatch.setattr(split_training, "search", search)
+    monkeypatch.setattr(section, "search", search)
     init(devices, annotate=False, **COLOCATED)
     tf.set_random_seed(4)
     x, loss, values = built(lambda: epl.split(3 if devices == 3 else 2))

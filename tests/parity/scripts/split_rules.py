@@ -250,7 +250,7 @@ def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[N
     if not ctx.planned:
         yield
         return
-    from epl.parallel.split import model as split_training
+    from epl.parallel.split import section
     from epl.parallel.split.search import search
     from tests.parallel.split.harness import DEAR, wanted
 
@@ -268,5 +268,5 @@ def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[N
                 ctx.record(taken=(step.op.name, short(step.choices[choice]) if choice >= 0 else "full"))
         return decision
 
-    with mock.patch.object(split_training, "search", searched):
+    with mock.patch.object(section, "search", searched):
         yield
