@@ -319,15 +319,19 @@ class Graph:
     def building_parts(self) -> Iterator[None]:
         """Ops created inside are EPL's: they make and compute parts of variables, and differ by rank."""
         before = tf_compat.last_op_id(self.tf_graph)
-        yield
-        self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
+        try:
+            yield
+        finally:
+            self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
 
     @contextlib.contextmanager
     def building_own_ops(self) -> Iterator[None]:
         """Ops created inside are EPL's, though they compute what the user's ops did."""
         before = tf_compat.last_op_id(self.tf_graph)
-        yield
-        self.own_ops.update(tf_compat.ops_since(self.tf_graph, before))
+        try:
+            yield
+        finally:
+            self.own_ops.update(tf_compat.ops_since(self.tf_graph, before))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel import transformation
+from epl.parallel.amp import gradients as amp
 from epl.profiler.estimate import what_if
 from epl.profiler.estimate.estimate import MemoryEstimate, StepGraph, estimate, prepare
 from epl.profiler.estimate.report import describe
@@ -88,7 +89,7 @@ def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]
     targets = [item for item in elements if isinstance(item, tf.Operation)]
     fetches = [item for item in elements if not isinstance(item, tf.Operation)]
     if graph is not None:
-        fetches = [graph.restored(tensor) for tensor in fetches]
+        fetches = amp.fetched(graph, fetches, _by_tensor(tf_graph, feed_dict))
     if rewrite is not None and not rewrite.runs_as_it_is:
         sharing = FeedSharing(rewrite)
         feeds = _by_tensor(tf_graph, sharing.cut_ahead(feed_dict))

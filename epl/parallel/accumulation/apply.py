@@ -6,8 +6,8 @@
 
 It is built while apply_gradients is recorded, around the optimizer's own call, which goes into the branch of a tf.cond
 that the last micro step takes. Here runs are counted and the branches built; where gradients are added up is left to
-`epl.parallel.accumulation.gradients`. What replicas must agree on is in the record (`epl.ir.accumulation`); that they
-do is left to the passes.
+`epl.parallel.accumulation.gradients`. What replicas must agree on is in the record
+(`epl.parallel.accumulation.record`); that they do is left to the passes.
 
 Counters and sums need no initializer: a counter that was never written is 0, and the first micro step overwrites the
 sums. So they are in no collection and in no checkpoint, and a new session begins a new training step.

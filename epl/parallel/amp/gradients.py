@@ -78,7 +78,7 @@ def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequ
     kept.update(view.index[t.op.name] for t in named if isinstance(t, tf.Tensor))
     choice = op_selection.choose(graph.tf_graph, view, roots, kept, half, cluster.device_type.upper())
     state.seen.update(view.nodes[node].name for node in view.ancestors(roots))
-    section.note(graph, [view.nodes[node].name for node in choice.half])
+    section.note(graph, [view.types[node] for node in choice.half])
     state.weight_casts.extend(half_ops.make_half_copies(graph, view, choice, half))
     logger.info("%s", op_selection.describe(view, choice, half))
     if config.amp.debug_log:

@@ -10,7 +10,7 @@ from epl.parallel.plan.sections import AmpSection
 
 
 def note(graph: Graph, ops: Sequence[str]) -> None:
-    """Adds ops that are to compute in half precision to what was decided, given their names."""
+    """Adds ops that are to compute in half precision to what was decided, given their types."""
     before = of(graph, Env.get().config)
     digest = hashlib.sha256("\n".join([before.digest, *ops]).encode()).hexdigest()[:16]
     graph.keep(AmpSection, before._replace(ops=before.ops + len(ops), digest=digest))

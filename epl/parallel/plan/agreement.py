@@ -108,11 +108,12 @@ def refuse_local_session() -> NoReturn:
 
 def compare_plans(plan: plans.Plan) -> None:
     """Raises PlanMismatchError unless all processes have the same plan."""
-    hashes = _exchange("hash of the plan of " + plan.name, plans.plan_hash(plan))
+    mine = plans.compared(plan)
+    hashes = _exchange("hash of the plan of " + plan.name, plans.plan_hash(mine))
     if len({other for _, other in hashes}) == 1:
         return
-    for worker, text in _exchange("plan of " + plan.name, plans.to_json(plan)):
-        difference = plans.first_difference(plan, plans.from_json(text))
+    for worker, text in _exchange("plan of " + plan.name, plans.to_json(mine)):
+        difference = plans.first_difference(mine, plans.from_json(text))
         if difference is not None:
             raise PlanMismatchError(
                 "Worker {} and worker {} built different models: {}. Every worker runs the same script with the same "

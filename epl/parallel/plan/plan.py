@@ -5,7 +5,7 @@ import re
 from typing import List, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from epl.parallel.plan import values
-from epl.parallel.plan.sections import Section, SplitSection
+from epl.parallel.plan.sections import PartitionSection, RecomputeSection, Section, SplitSection
 
 _Section = TypeVar("_Section")
 _TASK = re.compile(r"/task:(\d+)/")
@@ -199,6 +199,15 @@ def from_json(text: str) -> Plan:
 def plan_hash(plan: Plan) -> str:
     """Equal exactly for equal plans."""
     return hashlib.sha256(to_json(plan).encode()).hexdigest()
+
+
+def compared(plan: Plan) -> Plan:
+    """What of a plan is the same in all processes. Names of ops may differ: those after a summary of one worker do."""
+    sections = tuple(
+        one.without_names() if isinstance(one, (PartitionSection, SplitSection, RecomputeSection)) else one
+        for one in plan.features
+    )
+    return plan._replace(features=sections)
 
 
 def first_difference(mine: Plan, other: Plan) -> Optional[str]:

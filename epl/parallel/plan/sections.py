@@ -34,6 +34,11 @@ class PartitionSection(NamedTuple):
     stages: int
     runs: Tuple[StageRun, ...]
 
+    def without_names(self) -> "PartitionSection":
+        """The same with numbers in place of names of ops."""
+        runs = tuple(run._replace(op=str(number)) for number, run in enumerate(self.runs))
+        return self._replace(runs=runs)
+
     def describe(self) -> List[str]:
         """The section in lines for a person."""
         firsts = {run.stage: run.op for run in reversed(self.runs)}
@@ -85,6 +90,10 @@ class SplitSection(NamedTuple):
     ops: Tuple[OpChoice, ...]
     variables: Tuple[ShardedVariable, ...]
 
+    def without_names(self) -> "SplitSection":
+        """The same with numbers in place of names of ops."""
+        return self._replace(ops=tuple(one._replace(op=str(number)) for number, one in enumerate(self.ops)))
+
     def describe(self) -> List[str]:
         """The section in lines for a person."""
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in self.groups)
@@ -108,7 +117,7 @@ class AmpSection(NamedTuple):
     Attributes:
       dtype: the half type.
       loss_scale: "dynamic", or the number.
-      ops, digest: how many ops compute in the half type, and a digest of their names.
+      ops, digest: how many ops compute in the half type, and a digest of their types, in order.
     """
 
     dtype: str
@@ -193,12 +202,14 @@ class StageDivision(NamedTuple):
     """Where the segments of a stage begin, among its ops that may be computed a second time.
 
     Attributes:
-      objective: what is differentiated.
+      call: number of the call of tf.gradients, among those that train.
+      objective: what it differentiates.
       stage: the stage.
       starts: the first op of each segment but the first, in the order of the forward pass.
       whole: numbers of the segments of which everything is kept.
     """
 
+    call: int
     objective: str
     stage: int
     starts: Tuple[str, ...]
@@ -215,6 +226,14 @@ class RecomputeSection(NamedTuple):
 
     divisions: Tuple[StageDivision, ...]
     segments: Tuple[Recomputed, ...]
+
+    def without_names(self) -> "RecomputeSection":
+        """The same with numbers in place of names of ops."""
+        divisions = [
+            one._replace(objective="", starts=tuple(map(str, range(len(one.starts))))) for one in self.divisions
+        ]
+        segments = [one._replace(objective="", first="", last="", digest="") for one in self.segments]
+        return self._replace(divisions=tuple(divisions), segments=tuple(segments))
 
     def describe(self) -> List[str]:
         """The section in lines for a person."""

@@ -90,19 +90,21 @@ def find(rewrite: RewriteContext) -> Optional[RecomputeSection]:
     _warn_of_shared_objectives(rewrite, calls)
     view = GraphView(rewrite.tf_graph)
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    rewrite.recomputations = [_find(rewrite, view, stages, call) for call in calls]
+    rewrite.recomputations = [_find(rewrite, view, stages, number, call) for number, call in enumerate(calls)]
     return RecomputeSection(
         tuple(division for one in rewrite.recomputations for division in one.divisions),
         tuple(_summary(view, one.call, segment) for one in rewrite.recomputations for segment in one.segments),
     )
 
 
-def _find(rewrite: RewriteContext, view: GraphView, stages: Sequence[int], call: GradientCall) -> _Recomputation:
+def _find(
+    rewrite: RewriteContext, view: GraphView, stages: Sequence[int], number: int, call: GradientCall
+) -> _Recomputation:
     ends = _ends(rewrite, view, call)
     backward = recompute.find_backward_pass(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
-    segments, divisions = _segments(rewrite, view, backward, stages, ends, _objective(call))
+    segments, divisions = _segments(rewrite, view, backward, stages, ends, (number, _objective(call)))
     if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
@@ -180,7 +182,7 @@ def _segments(
     backward: BackwardPass,
     stages: Sequence[int],
     ends: Set[int],
-    objective: str,
+    call: Tuple[int, str],
 ) -> Tuple[List[Segment], Tuple[StageDivision, ...]]:
     config = rewrite.config.gradient_checkpoint
     tf_graph = rewrite.tf_graph
@@ -193,9 +195,9 @@ def _segments(
         if config.memory_budget:
             for note in costs.notes:
                 logger.warning("gradient_checkpoint.memory_budget may be missed: %s.", note)
-        choice = section.decide(view, backward, recomputable, stages, costs, config.memory_budget, objective)
+        choice = section.decide(view, backward, recomputable, stages, costs, config.memory_budget, *call)
         found = recompute.find_segments(view, backward, recomputable, choice.places, (), choice.whole)
-        return found, section.divisions_of(view, choice, objective)
+        return found, section.divisions_of(view, choice, *call)
     types, _ = output_types(tf_graph, view, backward.forward)
     recomputable = recompute.find_recomputable(tf_graph, view, backward, writes, types)
     checkpoints = _collected(rewrite, view, backward)

@@ -17,13 +17,15 @@ def decide(
     stages: Sequence[int],
     costs: Costs,
     budget: int,
+    call: int,
     objective: str,
 ) -> SegmentChoice:
     """The segments: as the plan in use says, else those that `choose` finds best.
 
     Args:
       view, backward, recomputable, stages, costs, budget: as for `choose`.
-      objective: what is differentiated, as the plan names it.
+      call: number of the call of tf.gradients, among those that train.
+      objective: what it differentiates, as the plan names it.
 
     Raises:
       PlanError: the plan in use is that of another model, or a stage needs more than the budget.
@@ -31,7 +33,7 @@ def decide(
     section = given(RecomputeSection)
     if section is None:
         return choose(view, backward, recomputable, stages, costs, budget)
-    planned = {one.stage: one for one in section.divisions if one.objective == objective}
+    planned = {one.stage: one for one in section.divisions if (one.call, one.objective) == (call, objective)}
     divisions: Dict[int, Starts] = {}
     for stage, order in orders_of(backward, recomputable, stages).items():
         if stage not in planned:
@@ -44,9 +46,9 @@ def decide(
     return divided(view, backward, recomputable, stages, divisions)
 
 
-def divisions_of(view: GraphView, choice: SegmentChoice, objective: str) -> Tuple[StageDivision, ...]:
+def divisions_of(view: GraphView, choice: SegmentChoice, call: int, objective: str) -> Tuple[StageDivision, ...]:
     """A choice by the names of ops, for the plan."""
     return tuple(
-        StageDivision(objective, stage, tuple(view.nodes[node].name for node in found.starts), tuple(found.whole))
+        StageDivision(call, objective, stage, tuple(view.nodes[node].name for node in found.starts), tuple(found.whole))
         for stage, found in choice.divisions.items()
     )

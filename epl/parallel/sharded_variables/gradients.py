@@ -76,6 +76,10 @@ class ShardedGradients:
         self._variables.add_slots(slots, self._owner)
         follow_initial_values()
 
+    def is_own(self, op: tf.Operation) -> bool:
+        """Whether an op is EPL's: one that computes with shards, or in place of an op of the user."""
+        return op in self.own_ops or op in self._graph.own_ops
+
     def trace(self) -> Updates:
         """How the gradients flow on through the ops that are there now."""
         layouts = {name: info.layout for name, info in self._variables.of(self._owner.setting).items()}

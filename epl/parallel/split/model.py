@@ -200,7 +200,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             self.exchange,
             self._indices,
             self.building,
-            self._gradients.own_ops,
+            self._gradients.is_own,
         )
         with self.exchange.once():
             for made in self._registry.shards_of(SPLIT):

@@ -5,7 +5,7 @@ without a batch            whole, the same on all ranks
 for a gradient function    the rows of all ranks: of loops, of branches and of tf.custom_gradient, which compute whole
 """
 
-from typing import Callable, Container, ContextManager, Dict, Sequence, Set
+from typing import Callable, Container, ContextManager, Dict, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -34,7 +34,7 @@ class Exits:
         exchange: Exchange,
         taskgraphs: Container[int],
         building: Callable[[], ContextManager[None]],
-        own: Set[tf.Operation],
+        is_own: Callable[[tf.Operation], bool],
     ) -> None:
         """Gives what stands for them to those that take what leaves the region.
 
@@ -45,7 +45,7 @@ class Exits:
           exchange: of this rank.
           taskgraphs: indices of those that are split.
           building: ops that are made inside are not the user's.
-          own: all such ops.
+          is_own: whether an op is no op of the user.
         """
         self._region = region
         self._inside = frozenset(region.ops)
@@ -54,7 +54,7 @@ class Exits:
         self._exchange = exchange
         self._taskgraphs = taskgraphs
         self._building = building
-        self._own = own
+        self._is_own = is_own
         self.standing: Dict[tf.Tensor, tf.Tensor] = {}
         for tensor in region.exits:
             self._give(tensor, tensor.consumers())
@@ -96,7 +96,7 @@ class Exits:
         for op in self._inside - self._region.kept:
             instead = {self._lowering.tensors[t][0].op for t in op.outputs if t in self._lowering.tensors}
             for waiting in tf_compat.control_outputs(op):
-                if waiting not in self._inside and waiting not in self._own:
+                if waiting not in self._inside and not self._is_own(waiting):
                     controls = [one for one in waiting.control_inputs if one is not op]
                     tf_compat.remove_control_inputs(waiting)
                     tf_compat.add_control_inputs(waiting, controls + sorted(instead, key=tf_compat.op_id))
@@ -105,7 +105,7 @@ class Exits:
         if tf_compat.is_reference(tensor.dtype):
             return  # to a variable, which a branch writes
         for consumer in consumers:
-            if consumer in self._inside or consumer in self._own:
+            if consumer in self._inside or self._is_own(consumer):
                 continue
             instead = self.whole(tensor) if whole else self.exit(tensor)
             for position, taken in enumerate(consumer.inputs):

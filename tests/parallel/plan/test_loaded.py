@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel import transformation
@@ -111,3 +112,31 @@ def test_the_plan_of_a_split_has_its_choices_and_variables(init):
     assert {choice.op for choice in split.ops} >= {f"matmul{layer}" for layer in range(4)}
     kernels = [one for one in split.variables if one.variable.startswith("kernel")]
     assert [(one.bytes, sum(one.sizes)) for one in kernels] == [(256 * 256 * 4, 256)] * 4
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_processes_do_not_compare_names_of_ops(init, case):
+    """A summary that one worker alone builds before the model shifts them."""
+    begin(case)
+    Layers(case)
+    mine = planned()
+    begin(case)
+    for layer in range(4):
+        tf.no_op(name=f"matmul{layer}")
+    Layers(case)
+    other = plans.renamed(planned(), mine.name)
+    assert case in ("zero", "pipeline") or mine.features != other.features
+    assert plans.first_difference(plans.compared(mine), plans.compared(other)) is None
+
+
+def test_two_optimizers_of_one_loss_are_recomputed_as_planned(init):
+    def build():
+        begin("recompute")
+        model = Layers("recompute", layers=8)
+        variables = tf.trainable_variables()
+        tf.train.GradientDescentOptimizer(0.1).minimize(model.loss, var_list=variables[:8])
+        return planned()
+
+    plan = build()
+    with use_plan(plan):
+        assert plans.first_difference(plans.renamed(build(), plan.name), plan) is None
