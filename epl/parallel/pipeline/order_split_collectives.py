@@ -1,9 +1,9 @@
-"""Collectives of a split in a pipeline: those of a micro batch follow those of the one before, lane by lane.
+"""Collectives of a split in a pipeline: those of a micro batch follow those of the one before, stream by stream.
 
     a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1
           `──▶ c    =>          `──▶ c                         c: of micro batch 0 alone
 
-A lane is what epl/parallel/sharding/stage_streams.py says. All ranks of a group do the same, so that they meet in one
+A stream is what epl/parallel/sharding/stage_streams.py says. All ranks of a group do the same, so that they meet in one
 order whatever the schedule is, and in runs that no schedule orders. Where `c` runs, and which of them a run needs, is
 said by order_exchange.py, when the copies are in the graph.
 """
@@ -22,7 +22,7 @@ Streams = Dict[StagePass, List[int]]
 
 
 def streams_of(rewrite: RewriteContext, view: GraphView) -> Streams:
-    """The nodes of the collectives of each lane, in their order; no lanes without a split."""
+    """The nodes of the collectives of each stream, in their order; no streams without a split."""
     ranks = replica_groups(rewrite.graph)
     if ranks is None or not isinstance(ranks.exchange, StageExchange):
         return {}
@@ -34,7 +34,7 @@ def streams_of(rewrite: RewriteContext, view: GraphView) -> Streams:
 
 
 def nodes_of(streams: Streams, backward_only: bool = False) -> Set[int]:
-    """The nodes of all lanes, or of those of backward passes."""
+    """The nodes of all streams, or of those of backward passes."""
     return {node for of_pass, nodes in streams.items() if of_pass.backward or not backward_only for node in nodes}
 
 
@@ -43,7 +43,7 @@ def order_streams(
 ) -> None:
     """Lets the first collective of a micro batch wait for the last of the one before.
 
-    Each waits for those before it in its lane, so those of which there are copies are the first ones.
+    Each waits for those before it in its stream, so those of which there are copies are the first ones.
 
     Args:
       rewrite: `collectives` gets the copies.

@@ -140,7 +140,7 @@ class RewriteContext:
       recomputations: what `plan.recomputed` says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
       copies_per_use: name of an op that is computed from a sharded weight alone -> its copies for a block of uses (v2).
-      gather_streams: what is gathered for blocks of uses, in the order of each lane.
+      gather_streams: what is gathered for blocks of uses, in the order of each stream.
       unused_gathers: names of the tensors of gathered weights that no training step needs.
       gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
       view: the graph after everything was added to replica 0 and before it is cloned.

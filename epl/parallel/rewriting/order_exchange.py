@@ -4,12 +4,12 @@
                               `──────────┐
                              (barrier of a, barrier of b) ──▶ c         b is not needed: its barrier is fed
 
-As they are built, the collectives of a lane wait one for the other: whoever needs the last needs all, such as a branch
-that scores other data in the same scope. Behind a barrier (barriers.py) each waits for all before it, and the barriers
-of those that a run does not need are fed. Which these are, the same fetches tell all ranks alike.
+As they are built, the collectives of a stream wait one for the other: whoever needs the last needs all, such as a
+branch that scores other data in the same scope. Behind a barrier (barriers.py) each waits for all before it, and the
+barriers of those that a run does not need are fed. Which these are, the same fetches tell all ranks alike.
 
 What the actions of a pipeline's schedule wait for runs in every step. So there the collectives that no training needs
-come last in their lane. The barriers are built when the micro batches are in the graph (clone_micro_batches.py): the
+come last in their stream. The barriers are built when the micro batches are in the graph (clone_micro_batches.py): the
 first collective of a micro batch comes behind the last one of the micro batch before.
 """
 
@@ -39,7 +39,7 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _put_trained_first(rewrite: RewriteContext) -> None:
-    """Puts what some training needs in front of the other collectives of each lane."""
+    """Puts what some training needs in front of the other collectives of each stream."""
     streams = [stream for stream in _streams(rewrite) if len(stream.collectives) > 1]
     if not streams:
         return
@@ -57,7 +57,7 @@ def _put_trained_first(rewrite: RewriteContext) -> None:
 def skip_unneeded(
     rewrite: RewriteContext, copied: Container[str] = (), stage_of: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Puts barriers between the collectives of each lane, those of its micro batches included.
+    """Puts barriers between the collectives of each stream, those of its micro batches included.
 
     Args:
       rewrite: the rewriting.
@@ -91,7 +91,7 @@ def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:
 
 
 def _in_order(rewrite: RewriteContext, stream: CollectiveStream, has_copies: Container[str]) -> List[tf.Operation]:
-    """The collectives of a lane: micro batch after micro batch, then those of which micro batches have no copies."""
+    """The collectives of a stream: micro batch after micro batch, then those of which micro batches have no copies."""
     names = [op.name for op in stream.collectives]
     copied = [name for name in names if name in has_copies]
     ordered = [rewrite.in_micro_batch(name, copy) for copy in range(rewrite.plan.num_micro_batch) for name in copied]

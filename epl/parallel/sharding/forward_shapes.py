@@ -43,13 +43,13 @@ class ForwardShapes:
         view: GraphView,
         objective: Iterable[str],
         sparse: Sequence[tf.SparseTensor],
-        stand_ins: Mapping[str, str],
+        users_tensors: Mapping[str, str],
         ranks: Mapping[str, int],
     ) -> None:
         self._tf_graph = tf_graph
         self._view = view
         self._graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
-        self._stand_ins = stand_ins
+        self._users_tensors = users_tensors
         self._ranks = ranks
         self._dense_shapes = {one.dense_shape.op.name: one.indices.name for one in sparse}
         self._components = {tensor.name for one in sparse for tensor in (one.indices, one.values)}
@@ -106,7 +106,7 @@ class ForwardShapes:
 
     def _meant(self, name: str) -> str:
         tensor = name if ":" in name else name + ":0"
-        return self._stand_ins.get(tensor, tensor)
+        return self._users_tensors.get(tensor, tensor)
 
     def _add(self, node: tf.NodeDef, inputs: Sequence[str]) -> None:
         inputs = [_given(tensor) if _node_name(tensor) in self._of_weights else tensor for tensor in inputs]

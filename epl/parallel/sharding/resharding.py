@@ -71,8 +71,8 @@ class CollectiveStream:
 class Exchange:
     """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
 
-    Every rank builds the same in the same order; each collective waits for the one before it in its lane. There is one
-    lane; a subclass may have more.
+    Every rank builds the same in the same order; each collective waits for the one before it in its stream. There is
+    one stream; a subclass may have more.
 
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
@@ -100,12 +100,12 @@ class Exchange:
 
     @property
     def streams(self) -> List[CollectiveStream]:
-        """All lanes."""
+        """All streams."""
         return [self._first_stream]
 
     @property
     def collectives(self) -> List[tf.Operation]:
-        """The ops of all collectives so far, lane by lane in the order in which they run."""
+        """The ops of all collectives so far, stream by stream in the order in which they run."""
         return [op for stream in self.streams for op in stream.collectives]
 
     @contextlib.contextmanager

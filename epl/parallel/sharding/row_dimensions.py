@@ -56,7 +56,7 @@ def find_dimensions(
     view: GraphView,
     objective: Iterable[str],
     sparse: Iterable[tf.SparseTensor] = (),
-    stand_ins: Optional[Mapping[str, str]] = None,
+    users_tensors: Optional[Mapping[str, str]] = None,
     ranks: Optional[Mapping[str, int]] = None,
 ) -> Optional[Dimensions]:
     """The dimensions of the placeholders that an objective is computed from; None if the shapes do not tell.
@@ -66,10 +66,10 @@ def find_dimensions(
       view: of it.
       objective: names of tensors.
       sparse: the sparse placeholders of the graph.
-      stand_ins: name of a tensor -> that of the tensor of the user in whose place it is computed.
+      users_tensors: name of a tensor -> that of the tensor of the user in whose place it is computed.
       ranks: name of a placeholder whose rank the graph does not say -> the rank.
     """
-    forward = ForwardShapes(tf_graph, view, objective, list(sparse), stand_ins or {}, ranks or {})
+    forward = ForwardShapes(tf_graph, view, objective, list(sparse), users_tensors or {}, ranks or {})
     for opens_known in (True, False):
         spare = _primes()
         numbers = {dim: next(spare) for dim in forward.open_dims(opens_known)}

@@ -4,9 +4,9 @@
     stage 1   forward     c/0 ─▶ c/1 ─▶ ...
               backward    d/0 ─▶ d/1 ─▶ ...
 
-A pass is a lane: a communicator in which the collectives of one micro batch follow those of the one before, whatever
+A pass is a stream: a communicator in which the collectives of one micro batch follow those of the one before, whatever
 other passes do meanwhile. So all ranks of a group run those of a communicator in the same order, under any schedule.
-What is done once per step (norms of gradients) has a lane in each stage, too. Between the micro batches order is made
+What is done once per step (norms of gradients) has a stream in each stage, too. Between the micro batches order is made
 by the pass that clones them.
 """
 
@@ -32,10 +32,10 @@ class StagePass(NamedTuple):
 
 
 class StageExchange(Exchange):
-    """Moves tensors between the ranks of a split group, in a lane for each pass of each stage.
+    """Moves tensors between the ranks of a split group, in a stream for each pass of each stage.
 
     Attributes:
-      of_passes: the lanes of the passes that have collectives.
+      of_passes: the streams of the passes that have collectives.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StageExchange(Exchange):
 
     @property
     def streams(self) -> List[CollectiveStream]:
-        """All lanes."""
+        """All streams."""
         return [*super().streams, *self._once_a_step.values(), *self.of_passes.values()]
 
     @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """ZeRO v2: a weight is gathered for each block of its uses, and dropped when they are done.
 
-    part --> [stand-in] --> MatMul --> ... --> MatMulGrad       part --> all-gather --> MatMul --> ...
+    part --> [placeholder] --> MatMul --> ... --> MatMulGrad       part --> all-gather --> MatMul --> ...
                                                           =>        '--> all-gather' ------------> MatMulGrad
                                                                             ^ waits for a gradient
 
-Until here a stand-in of its shape takes the place of the whole; nothing takes it afterwards. What is gathered when is
-decided in `epl.parallel.zero.gather_schedule`. All-gathers are ops with state, so that TensorFlow merges none with
-another.
+Until here a placeholder of its shape takes the place of the full weight; nothing takes it afterwards. What is gathered
+when is decided in `epl.parallel.zero.gather_schedule`. All-gathers are ops with state, so that TensorFlow merges none
+with another.
 
 It works behind recomputation, whose copies take a weight as the rest of the backward pass does.
 """
@@ -32,7 +32,7 @@ SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Gathers what stand-ins stand for."""
+    """Gathers the weights whose places are held."""
     zero = zero_of(rewrite.graph)
     if zero is None or not zero.placeholders:
         return
@@ -102,7 +102,7 @@ class _Regathering:
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
     def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> tf.Tensor:
-        """Gathers a whole for all who still take the stand-in, before the `guarded` ops run."""
+        """Gathers a whole for all who still take the placeholder, before the `guarded` ops run."""
         placeholder = self._placeholders[whole]
         tensor = self._zero.gather(placeholder.variable, exchange)
         for op in guarded:

@@ -6,12 +6,13 @@
 Uses are found and cut into blocks as those of weights in host memory are (`prefetch.py`), but a block is only as large
 as the weights around it: with blocks of the bytes of a large table all layers could be there at a time.
 
-The gathers of a lane (a communicator) have an order, so what runs one of them runs those before it, and all that these
-wait for. A gather stands in a lane only where all who take what it gives need all of that anyway: then no run computes
-more than it would, and no edge closes a circle. The updates of its variable are among them: they must not overtake it.
+The gathers of a stream (a communicator) have an order, so what runs one of them runs those before it, and all that
+these wait for. A gather stands in a stream only where all who take what it gives need all of that anyway: then no run
+computes more than it would, and no edge closes a circle. The updates of its variable are among them: they must not
+overtake it.
 
-What has no place in a lane takes a whole that is gathered at the beginning of the step: loops, ops that know nothing of
-the data, and what no update needs.
+What has no place in a stream takes a whole that is gathered at the beginning of the step: loops, ops that know nothing
+of the data, and what no update needs.
 """
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
@@ -110,7 +111,7 @@ def _writes(
 
 
 def _streams(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Sequence[int]]) -> List[List[Fetch]]:
-    """Gives each gather a place in a lane; those for which there is none are left out."""
+    """Gives each gather a place in a stream; those for which there is none are left out."""
     streams: List[Tuple[List[Fetch], Set[int]]] = []
     for fetch in fetches:
         takers = [use.consumer for use in fetch.uses] + list(updates.get(fetch.source, ()))
@@ -134,7 +135,7 @@ def _left(
     replaced: Set[int],
     merged: Set[int],
 ) -> Tuple[List[int], List[int]]:
-    """The wholes that something takes beside the gathers of the lanes; and those that only idle ops take.
+    """The wholes that something takes beside the gathers of the streams; and those that only idle ops take.
 
     Idle is what is computed from wholes alone for uses that are `fetched`, which get a copy of it.
     """

@@ -37,7 +37,7 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _order(rewrite: RewriteContext, stream: Sequence[ScheduledGather], number: int) -> None:
-    """Orders one lane. Another is ordered in the graph that has the edges of this one."""
+    """Orders one stream. Another is ordered in the graph that has the edges of this one."""
     view = GraphView(rewrite.tf_graph)
     blocks = {view.index[gather.op]: gather.block for gather in stream}
     zero = zero_of(rewrite.graph)
@@ -48,7 +48,7 @@ def _order(rewrite: RewriteContext, stream: Sequence[ScheduledGather], number: i
         for reduction, block in _last_blocks(view, blocks, reductions).items():
             later = [gather for gather in own if blocks[gather] >= block + _LAG]
             writes = view.descendants([reduction]) & updates if later else set()
-            if writes:  # the gathers behind the first one in the lane wait for it
+            if writes:  # the gathers behind the first one in the stream wait for it
                 waiting.setdefault(later[0], {})[reduction] = writes
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
         with rewrite.building(f"regather/lane{number}_{place}"):
