@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.parallel import transformation
+from epl.parallel import features, transformation
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear, error_text
 
@@ -24,10 +24,10 @@ def test_a_graph_whose_rewriting_failed_never_runs(init, monkeypatch, broken):
         calls.append(1)
         raise PlanError("it broke")
 
-    passes = list(transformation.PASSES)
+    passes = transformation.passes_of(features.FEATURES)
     place = 0 if broken == "the first pass" else -1
     passes[place] = passes[place]._replace(run=fail)
-    monkeypatch.setattr(transformation, "PASSES", passes)
+    monkeypatch.setattr(transformation, "passes_of", lambda *_: passes)
     for _ in range(2):
         with tf.Session() as sess:
             for _ in range(2):

@@ -137,7 +137,7 @@ class RewriteContext:
       holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
       orders: what is in order in runs with certain ops: groups of updates, what they share, the last writes of a step,
         gathers of weights.
-      recomputations: what `plan.recomputed` says, as the pass that does it needs it.
+      recomputations: what the section of the plan says, as the pass that does it needs it.
       recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
       copies_per_use: name of an op that is computed from a sharded weight alone -> its copies for a block of uses (v2).
       gather_streams: what is gathered for blocks of uses, in the order of each stream.

@@ -522,7 +522,7 @@ def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
     from epl.parallel.sharded_variables.savers import value_of
 
     with tf_compat.unfinalized(sess.graph), sess.graph.as_default():
-        split, rewrite = Graph.of(sess.graph).state_of(ReplicaGroups), Graph.of(sess.graph).plan
+        split, rewrite = Graph.of(sess.graph).state_of(ReplicaGroups), Graph.of(sess.graph).rewritten
         # What is fetched of a variable itself is all of it.
         return [
             (
