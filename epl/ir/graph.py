@@ -7,7 +7,21 @@ import bisect
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -315,23 +329,13 @@ class Graph:
         finally:
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
 
-    @contextlib.contextmanager
-    def building_parts(self) -> Iterator[None]:
+    def building_parts(self) -> ContextManager[None]:
         """Ops created inside are EPL's: they make and compute parts of variables, and differ by rank."""
-        before = tf_compat.last_op_id(self.tf_graph)
-        try:
-            yield
-        finally:
-            self.parts_ops.extend(tf_compat.ops_since(self.tf_graph, before))
+        return tf_compat.noting_ops(self.tf_graph, self.parts_ops.extend)
 
-    @contextlib.contextmanager
-    def building_own_ops(self) -> Iterator[None]:
+    def building_own_ops(self) -> ContextManager[None]:
         """Ops created inside are EPL's, though they compute what the user's ops did."""
-        before = tf_compat.last_op_id(self.tf_graph)
-        try:
-            yield
-        finally:
-            self.own_ops.update(tf_compat.ops_since(self.tf_graph, before))
+        return tf_compat.noting_ops(self.tf_graph, self.own_ops.update)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

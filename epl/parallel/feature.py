@@ -54,13 +54,11 @@ class ApplyRequest(NamedTuple):
     Attributes:
       pairs: (gradient, variable), as the optimizer is to get them.
       changed: whether some gradient is another than tf.gradients returned: clipped, for example.
-      optimizer: the class of the optimizer.
       args, kwargs: what else it is given.
     """
 
     pairs: List[Pair]
     changed: bool
-    optimizer: type
     args: Tuple[Any, ...]
     kwargs: Dict[str, Any]
 
@@ -92,11 +90,9 @@ class Feature:
     """One feature of training.
 
     Attributes:
-      name: in messages.
       passes: what it does to the graph; in order by what they require and provide.
     """
 
-    name = ""
     passes: Tuple[Pass, ...] = ()
 
     # ---- While the user builds the model

@@ -188,7 +188,7 @@ def _session_init(
 
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
-    runs.rewritten(session, _original_run())
+    runs.rewritten(session, _original_run)
     runs.place(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, lambda: "the sending of the graph", original, session)
@@ -209,7 +209,7 @@ def _run(
     options: Any = None,
     run_metadata: Any = None,
 ) -> Any:
-    runner = runs.rewritten(session, _original_run())
+    runner = runs.rewritten(session, _original_run)
     if runner is not None and feed_dict:
         feed_dict = runner.feeds.cut_ahead(feed_dict)
     return original(session, fetches, feed_dict, options, run_metadata)
@@ -226,7 +226,7 @@ def _make_callable(
     feed_list: Optional[List[Any]] = None,
     accept_options: bool = False,
 ) -> Any:
-    if runs.rewritten(session, _original_run()) is None and not runs.are_changed(session):
+    if runs.rewritten(session, _original_run) is None and not runs.are_changed(session):
         return original(session, fetches, feed_list, accept_options)
     feed_list = list(feed_list or [])
 
@@ -239,7 +239,7 @@ def _make_callable(
 
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
-    runner = runs.rewritten(session, _original_run())
+    runner = runs.rewritten(session, _original_run)
     is_checked = runs.are_changed(session) and not callable_options.tensor_connection
     if runner is None and not is_checked:
         return original(session, callable_options)
@@ -262,7 +262,7 @@ def _make_callable_from_options(original: Callable[..., Any], session: Any, call
 
 
 def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any) -> Any:
-    if runs.rewritten(session, _original_run()) is not None:
+    if runs.rewritten(session, _original_run) is not None:
         raise PlanError(
             "Session.partial_run cannot feed several replicas bit by bit. Use Session.run with all feeds at once."
         )
@@ -275,7 +275,7 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
 def _chief_session(original: Callable[..., Any], creator: Any) -> Any:
     """Hooks of the session may read what only worker 0 has restored, such as the global step."""
     session = original(creator)
-    runner = runs.rewritten(session, _original_run())
+    runner = runs.rewritten(session, _original_run)
     if runner is not None:
         runner.begin(session, functools.partial(monitored.restore_parts, runner.rewrite.graph, creator, session))
     return session

@@ -143,8 +143,7 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     try:
         with graph.phase(Phase.APPLY):
             pairs, changed = _as_applied(graph, grads_and_vars)
-            optimizer = type(getattr(original, "__self__", None))
-            return around_apply(ApplyRequest(pairs, changed, optimizer, args, kwargs))
+            return around_apply(ApplyRequest(pairs, changed, args, kwargs))
     finally:
         _inside.apply = False
 
@@ -163,17 +162,11 @@ def _recorded(graph: Graph, apply: Apply, request: ApplyRequest) -> Any:
     return apply(request._replace(pairs=pairs))
 
 
-def _chain(wrappers: Sequence[Callable[[Graph, ApplyRequest, Apply], Any]], graph: Graph, inner: Apply) -> Apply:
+def _chain(wrappers: Sequence[Callable[..., Any]], graph: Graph, inner: Apply) -> Apply:
     """Calls the first wrapper, which calls the next, and so on to `inner`."""
     for wrapper in reversed(wrappers):
-        inner = functools.partial(_wrapped, wrapper, graph, inner)
+        inner = functools.partial(wrapper, graph, apply=inner)
     return inner
-
-
-def _wrapped(
-    wrapper: Callable[[Graph, ApplyRequest, Apply], Any], graph: Graph, inner: Apply, request: ApplyRequest
-) -> Any:
-    return wrapper(graph, request, inner)
 
 
 def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
@@ -240,9 +233,9 @@ def _annotated_graph() -> Optional[Graph]:
         return graph
     if env.config.auto.auto_parallel:
         return None
-    features = env.config.training_features()
-    if features:
-        logger.info("The model has no annotation and %s is set: it is one TaskGraph of epl.replicate(1).", features[0])
+    asked_for = env.config.training_features()
+    if asked_for:
+        logger.info("The model has no annotation and %s is set: it is one TaskGraph of epl.replicate(1).", asked_for[0])
         graph.default_strategy = Replicate(1)
         graph.open_taskgraph(graph.default_strategy)
         return graph

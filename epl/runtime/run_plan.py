@@ -155,7 +155,6 @@ class RunPlanner:
         assert view is not None
         self._rewrite = rewrite
         self._view = view
-        self._has_shards = rewrite.sharded is not None
         self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
@@ -256,7 +255,7 @@ class RunPlanner:
     def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
         """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
         return (
-            self._has_shards
+            self._rewrite.sharded is not None
             and not asked.needed & (self._gradients | self._rewrite.writes)
             and self._is_fed_inference(asked.needed, by_user)
             and not self._merges_globally(asked)

@@ -15,7 +15,6 @@ from epl.ir.graph import Graph, first_tensor
 from epl.parallel import features, inference, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
-from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.runtime import server
 from epl.runtime.session import GraphRunner
@@ -26,14 +25,14 @@ _FIRST_NAMES = 3  # of what a run fetches, in messages
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
 
 
-def rewritten(session: Any, do_run: Callable[..., Any]) -> Optional[GraphRunner]:
+def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> Optional[GraphRunner]:
     """Rewrites the session's graph if that is due; the runner of a graph whose runs are changed, else None.
 
     What was built after the rewriting gets what it needs of shards here: before anything asks what a run needs.
 
     Args:
       session: the session.
-      do_run: TensorFlow's own `BaseSession._do_run`.
+      original_run: gives TensorFlow's own `BaseSession._do_run`.
     """
     graph = Graph.of(session.graph)
     if graph is None:
@@ -43,7 +42,7 @@ def rewritten(session: Any, do_run: Callable[..., Any]) -> Optional[GraphRunner]
             if transformation.needs_transform(graph):
                 _refuse_shipped(session, graph)
                 transformation.transform(session.graph)
-    rewrite: Optional[RewriteContext] = graph.rewritten
+    rewrite = graph.rewritten
     if rewrite is None or rewrite.runs_as_it_is:
         return None
     checkpoints = graph.state_of(Checkpoints)
@@ -52,7 +51,7 @@ def rewritten(session: Any, do_run: Callable[..., Any]) -> Optional[GraphRunner]
     if graph.runner is None:
         if rewrite.spans_processes and not server.is_connected(session):
             agreement.refuse_local_session()
-        graph.runner = GraphRunner(rewrite, functools.partial(_guarded, do_run))
+        graph.runner = GraphRunner(rewrite, functools.partial(_guarded, original_run()))
     graph.runner.refuse_fork()
     return graph.runner
 
@@ -93,7 +92,7 @@ def run(
     metadata: Any,
 ) -> Any:
     """Runs what a session was asked for; `do_run` is TensorFlow's own `BaseSession._do_run`."""
-    runner = rewritten(session, do_run)
+    runner = rewritten(session, lambda: do_run)
 
     def execute(request: RunRequest) -> List[Any]:
         if runner is None:

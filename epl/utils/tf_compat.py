@@ -4,6 +4,7 @@ Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and 
 to another TensorFlow changes only this file. A comment at each name says what it is used for.
 """
 
+import contextlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf_api
@@ -355,6 +356,16 @@ def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     """The ops created after op number `last_id`."""
     ids = range(last_id + 1, graph._next_id_counter + 1)
     return [graph._nodes_by_id[i] for i in ids if i in graph._nodes_by_id]
+
+
+@contextlib.contextmanager
+def noting_ops(graph: tf.Graph, note: Callable[[List[tf.Operation]], None]) -> Iterator[None]:
+    """Gives the ops that are created inside to `note`, also when the block ends by an error."""
+    before = last_op_id(graph)
+    try:
+        yield
+    finally:
+        note(ops_since(graph, before))
 
 
 def is_in_while(context: Any) -> bool:

@@ -78,6 +78,17 @@ class Linear:
         return {self.x: random.randn(rows, 3).astype("f"), self.y: random.randn(rows, 1).astype("f")}
 
 
+def counting_loop() -> tf.Tensor:
+    """A loop of three turns, each of which adds one to the variable "count"."""
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+
+    def body(i: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            return i + 1
+
+    return tf.while_loop(lambda i: i < 3, body, [0])
+
+
 def rewritten() -> Any:
     """Rewrites the default graph; its RewriteContext."""
     transformation.transform()

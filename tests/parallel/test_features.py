@@ -21,8 +21,6 @@ class Norms:
 class GradientNorms(Feature):
     """Whoever fetches "norms" gets the norms of all gradients, as all replicas have averaged them."""
 
-    name = "toy.gradient_norms"
-
     def around_optimizer(self, graph, request, apply):
         norms = graph.state_of(Norms) or graph.keep(Norms, Norms())
         for gradient, variable in request.pairs:

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.runtime.run_plan import RunPlanner
-from tests.parallel.in_process import Linear, rewritten
+from tests.parallel.in_process import Linear, counting_loop, rewritten
 
 
 def prepare(resource=False, step=False):
@@ -164,13 +164,7 @@ def test_a_step_is_worked_out_once(init):
 def test_a_write_inside_a_loop_runs_on_every_replica(init):
     init()
     model = Linear()
-    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
-
-    def body(i):
-        with tf.control_dependencies([count.assign_add(1.0)]):
-            return i + 1
-
-    loop = tf.while_loop(lambda i: i < 3, body, [0])
+    loop = counting_loop()
     model.minimize()
     step = RunPlanner(rewritten()).plan_run([loop], [], {})
     assert step.uses_replicas

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parallel.in_process import Linear, replicas_equal, rewritten, value
+from tests.parallel.in_process import Linear, counting_loop, replicas_equal, rewritten, value
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -33,13 +33,7 @@ def test_a_function_that_updates_state_runs_on_every_replica(init, nested):
 def test_an_update_in_a_loop_runs_on_every_replica(init):
     init()
     model = Linear()
-    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
-
-    def body(i):
-        with tf.control_dependencies([count.assign_add(1.0)]):
-            return i + 1
-
-    loop = tf.while_loop(lambda i: i < 3, body, [0])
+    loop = counting_loop()
     model.minimize()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

@@ -20,8 +20,6 @@ logger = logging.getLogger("epl")
 class AccumulationFeature(Feature):
     """A training step takes several runs, whose gradients are added up."""
 
-    name = "pipeline.num_micro_batch"
-
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Applies the mean of several runs in the last one."""
         steps = steps_of(graph)
@@ -44,31 +42,27 @@ class AccumulationFeature(Feature):
         self, graph: Graph, config: Config, stages: Sequence[Stage], groups: Sequence[BoundaryGroup]
     ) -> None:
         """Raises PlanError where the key could not mean what it says; warns where it means nothing."""
-        _refuse(graph, stages, groups, config)
-
-
-def _refuse(graph: Graph, stages: Sequence[Stage], groups: Sequence[BoundaryGroup], config: Config) -> None:
-    """Raises PlanError where `pipeline.num_micro_batch` could not mean what it says; warns where it means nothing."""
-    count = config.pipeline.num_micro_batch
-    if count == 1:
-        return
-    if graph.apply_calls and bool(accumulations_of(graph)) != (len(stages) == 1):
-        raise PlanError(
-            "pipeline.num_micro_batch is {}, and the model has {} stage(s), not as when apply_gradients was called: "
-            "with one stage gradients are accumulated over runs, with several a run is a pipeline. Annotate the whole "
-            "model before tf.gradients and apply_gradients.".format(count, len(stages))
-        )
-    if len(stages) > 1:
-        return
-    written = sorted(variable for group in groups if group.name == "writes" for variable, _ in group.boundaries)
-    if written:
-        raise PlanError(
-            "pipeline.num_micro_batch is {}, and the gradient of {} is written to a variable without an optimizer. It "
-            "would be so in every run, not once in {}. Apply it with apply_gradients of an optimizer, or set the "
-            "key to 1.".format(count, ", ".join(written), count)
-        )
-    if not graph.apply_calls:
-        logger.warning(
-            "pipeline.num_micro_batch is %d and has no effect: no gradient goes into apply_gradients of an optimizer.",
-            count,
-        )
+        count = config.pipeline.num_micro_batch
+        if count == 1:
+            return
+        if graph.apply_calls and bool(accumulations_of(graph)) != (len(stages) == 1):
+            raise PlanError(
+                "pipeline.num_micro_batch is {}, and the model has {} stage(s), not as when apply_gradients was "
+                "called: with one stage gradients are accumulated over runs, with several a run is a pipeline. "
+                "Annotate the whole model before tf.gradients and apply_gradients.".format(count, len(stages))
+            )
+        if len(stages) > 1:
+            return
+        written = sorted(variable for group in groups if group.name == "writes" for variable, _ in group.boundaries)
+        if written:
+            raise PlanError(
+                "pipeline.num_micro_batch is {}, and the gradient of {} is written to a variable without an "
+                "optimizer. It would be so in every run, not once in {}. Apply it with apply_gradients of an "
+                "optimizer, or set the key to 1.".format(count, ", ".join(written), count)
+            )
+        if not graph.apply_calls:
+            logger.warning(
+                "pipeline.num_micro_batch is %d and has no effect: no gradient goes into apply_gradients of an "
+                "optimizer.",
+                count,
+            )

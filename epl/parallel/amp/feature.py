@@ -16,7 +16,6 @@ from epl.parallel.rewriting.context import RewriteContext
 class AmpFeature(Feature):
     """Ops compute in half precision; gradients are scaled on their way, and steps that overflow are skipped."""
 
-    name = "amp.level"
     passes = (order_scale_updates.PASS,)
 
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:

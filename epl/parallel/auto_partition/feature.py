@@ -16,8 +16,6 @@ from epl.parallel.rewriting.context import RewriteContext
 class AutoPartitionFeature(Feature):
     """Divides the model into stages when it is first differentiated by its variables."""
 
-    name = "auto.auto_parallel"
-
     def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
         """Annotates the model of the default graph."""
         env = Env.get()

@@ -13,7 +13,6 @@ from epl.parallel.rewriting.context import RewriteContext
 class GroupedApplyFeature(Feature):
     """Variables are updated group by group, so that the temporary tensors of one group are there at a time."""
 
-    name = "optimizer.num_apply_group"
     passes = (order_groups.PASS,)
 
     def missing_after_plan(self, graph: Graph, config: Config) -> str:

@@ -27,5 +27,4 @@ def _slice(rewrite: RewriteContext) -> None:
 class IoSlicingFeature(Feature):
     """Every worker reads its own share of the input files."""
 
-    name = "io.slicing"
     passes = (Pass("slice_inputs", _slice),)

@@ -11,7 +11,6 @@ from epl.parallel.rewriting.context import RewriteContext
 class OffloadFeature(Feature):
     """Weights and what the optimizer keeps lie in host memory, and are on the device while they are used."""
 
-    name = "offload.level"
     passes = (move_weights.PASS,)
 
     def plan(self, rewrite: RewriteContext) -> Optional[OffloadSection]:

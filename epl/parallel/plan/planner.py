@@ -3,7 +3,7 @@
 Nothing of the graph is changed here.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -20,7 +20,7 @@ from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.schedule import to_text
 from epl.parallel.plan.schedule_generators import generate
 from epl.parallel.plan.stages import device_of_stage, stage_of_op
-from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.parallel.sharding.sharded_variables import ShardedVariables, ShardInfo
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -142,12 +142,12 @@ def _reduction(variable: str, gradient: Gradient) -> Reduction:
     return Reduction(variable, value.dtype.name, shape, sparse)
 
 
-def _of_any_rank(held: Any, reduction: Reduction) -> Reduction:
+def _of_any_rank(shard: Optional[ShardInfo], reduction: Reduction) -> Reduction:
     """The gradient of the largest part of a variable, or of what is no part: the plan is the same for all ranks."""
-    if held is None:
+    if shard is None:
         return reduction
-    shape = list(held.full_shape)
-    shape[held.layout.dim] = max(held.layout.sizes)
+    shape: List[Optional[int]] = list(shard.full_shape)
+    shape[shard.layout.dim] = max(shard.layout.sizes or ())
     return reduction._replace(shape=tuple([None] + shape[1:] if reduction.sparse else shape))
 
 

@@ -13,7 +13,6 @@ from epl.parallel.rewriting.context import RewriteContext
 class RecomputeFeature(Feature):
     """Ops of the forward pass are computed a second time, so that their outputs need not be kept."""
 
-    name = "gradient_checkpoint.type"
     passes = (recompute_segments.PASS,)
 
     def changes_runs(self, graph: Graph) -> bool:

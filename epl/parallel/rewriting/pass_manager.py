@@ -101,10 +101,10 @@ def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
 
 
 def run_passes(passes: Sequence[Pass], rewrite: "RewriteContext") -> List[PassReport]:
-    """Runs the passes, in the order that their contracts ask for."""
+    """Runs the passes in the order given: that of `in_order`."""
     reports: List[PassReport] = []
     dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
-    ordered = _without_skipped(in_order(passes))
+    ordered = _without_skipped(passes)
     for number, p in enumerate(ordered):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
         rewrite.running = p

@@ -4,7 +4,7 @@ from typing import Any
 
 from epl.ir.graph import Graph
 from epl.parallel.feature import Apply, ApplyRequest, Feature, RunRequest
-from epl.parallel.sharded_variables.fetching import fetch_values
+from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.slots import watched_slots
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 
@@ -25,5 +25,8 @@ class ShardedSlotsFeature(Feature):
 
     def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
         """Fetches full values."""
-        fetches, targets = fetch_values(graph.tf_graph, request.fetches, request.targets, request.feeds)
+        found = graph.state_of(ShardFetches)
+        if found is None:
+            return request
+        fetches, targets = found.request(request.fetches, request.targets, request.feeds)
         return request._replace(fetches=fetches, targets=targets)

@@ -6,7 +6,7 @@ v: "fc/kernel" [10, 8]    all-gather of "EPL_SPLIT/fc/kernel" [10, 4]   the same
 
 import contextlib
 import threading
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -61,6 +61,20 @@ class ShardFetches:
                 if of_shard not in self.values:
                     self.values[of_shard] = self._make(of_shard)
         return self.values[of_shard]
+
+    def request(
+        self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
+    ) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+        """What a run gives and does for what the user asks for.
+
+        Raises:
+          FeedError: what is fed is computed from shards.
+        """
+        for tensor in feeds:
+            self.refuse_feed(tensor)
+        values = [self.fetch_value(tensor) for tensor in fetches]
+        needed = [op for value in values for op in value.others]
+        return [value.tensor for value in values], [self._variables.replacement_op(op) for op in targets] + needed
 
     def _make(self, tensor: tf.Tensor) -> FetchValue:
         for owner in self._variables.owners.values():
@@ -147,23 +161,3 @@ def late_ops(graph: Graph) -> Iterator[None]:
     tf_graph = graph.tf_graph
     with graph.late_lock, tf_compat.unfinalized(tf_graph), tf_graph.as_default(), tf.control_dependencies(None):
         yield
-
-
-def fetch_values(
-    tf_graph: tf.Graph, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
-) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
-    """What a run gives and does for what the user asks for.
-
-    Raises:
-      FeedError: what is fed is computed from shards.
-    """
-    graph = Graph.of(tf_graph)
-    variables: Optional[ShardedVariables] = None if graph is None else graph.state_of(ShardedVariables)
-    found = None if graph is None else graph.state_of(ShardFetches)
-    if variables is None or found is None:
-        return list(fetches), list(targets)
-    for tensor in feeds:
-        found.refuse_feed(tensor)
-    values = [found.fetch_value(tensor) for tensor in fetches]
-    needed = [op for value in values for op in value.others]
-    return [value.tensor for value in values], [variables.replacement_op(op) for op in targets] + needed

@@ -4,8 +4,7 @@ gradient of a shard --> clipping, a norm --> update of the shard, of its slots
 (given)                 (the user's ops)     (added to the registry)
 """
 
-import contextlib
-from typing import Dict, Iterator, Sequence, Set
+from typing import ContextManager, Dict, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -43,12 +42,9 @@ class ShardedGradients:
         self._slots: Dict[str, Layout] = {}
         self._slots_of_rows: Dict[str, Layout] = {}
 
-    @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self) -> ContextManager[None]:
         """Ops that are made inside are not the user's."""
-        before = tf_compat.last_op_id(self._graph.tf_graph)
-        yield
-        self.own_ops.update(tf_compat.ops_since(self._graph.tf_graph, before))
+        return tf_compat.noting_ops(self._graph.tf_graph, self.own_ops.update)
 
     def note(self, gradient: Gradient, layout: Layout) -> None:
         """Notes a gradient of a shard that `layout` cuts.

@@ -20,8 +20,6 @@ from epl.utils.errors import NotAvailableError, PlanError
 class SplitFeature(Feature):
     """Tensor parallelism."""
 
-    name = "epl.split"
-
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
         """Lowers the splits of the model, and differentiates what stands for them."""
         arguments = request.arguments

@@ -14,7 +14,6 @@ from epl.utils.containers import map_items
 class ZeroFeature(Feature):
     """Data parallelism in which each rank holds a shard of the weights and of what the optimizer keeps."""
 
-    name = "zero.level"
     passes = (gather_per_use.PASS, order_gathers.PASS)
 
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:

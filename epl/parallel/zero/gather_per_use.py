@@ -23,7 +23,7 @@ from epl.parallel.rewriting.context import RewriteContext, ScheduledGather
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.weights.prefetch import Fetch, bytes_at_a_time, largest_names, weight_bytes
 from epl.parallel.zero.gather_schedule import Gathers, plan_gathers
-from epl.parallel.zero.model import zero_of
+from epl.parallel.zero.model import ZeroModel, zero_of
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -43,7 +43,7 @@ def run(rewrite: RewriteContext) -> None:
 class _Regathering:
     """The gathers of one graph."""
 
-    def __init__(self, rewrite: RewriteContext, zero: Any) -> None:
+    def __init__(self, rewrite: RewriteContext, zero: ZeroModel) -> None:
         self._rewrite = rewrite
         self._zero = zero
         self._view = GraphView(rewrite.tf_graph)
