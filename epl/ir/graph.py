@@ -32,7 +32,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 if TYPE_CHECKING:
-    from epl.parallel.inference import Placement
+    from epl.parallel.inference import DevicePlacement
     from epl.parallel.rewriting.context import RewriteContext
     from epl.runtime.session import GraphRunner
     from epl.strategies.parallel_strategy import ParallelStrategy
@@ -136,7 +136,7 @@ class Graph:
         self.own_ops: Set[tf.Operation] = set()  # what `building_own_ops` saw
         self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
         self.rewritten: Optional["RewriteContext"] = None  # set once by epl.parallel.transformation
-        self.placement: Optional["Placement"] = None  # of a graph without gradients, set by epl.parallel.inference
+        self.device_placement: Optional["DevicePlacement"] = None  # set by epl.parallel.inference
         self.failure: Optional[Exception] = None  # why a rewriting broke off
         self.runner: Optional["GraphRunner"] = None  # set by epl.runtime.runs
         self.parallel_information: Dict[str, Any] = {}

@@ -25,7 +25,7 @@ from epl.utils.errors import EplError
 logger = logging.getLogger("epl")
 
 
-class Placement:
+class DevicePlacement:
     """Which ops of a graph were placed."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
         )
     if len(strategies) < 2 or is_lowered:
         return
-    placement = graph.placement = graph.placement or Placement()
+    placement = graph.device_placement = graph.device_placement or DevicePlacement()
     if placement.last_op == tf_compat.last_op_id(tf_graph):
         return
     placement.last_op = tf_compat.last_op_id(tf_graph)

@@ -36,7 +36,7 @@ from epl.parallel.replication import (
     select_ops,
     sync_variables,
 )
-from epl.parallel.rewriting import contracts, order_exchange
+from epl.parallel.rewriting import contracts, needed_collectives
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.contracts import CheckedRewrite
 from epl.parallel.rewriting.pass_manager import Pass, PassReport, in_order, run_passes
@@ -48,7 +48,7 @@ logger = logging.getLogger("epl")
 
 # Those of every plan; their order, and that of the features' passes between them, is in their contracts.
 _CORE_PASSES = (
-    order_exchange.PASS,
+    needed_collectives.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
@@ -138,9 +138,9 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     refusals.refuse_foreign_synchronisation(graph.tf_graph)
     if cluster.worker_num > 1:
         agreement.meet()
-    if graph.placement is not None:  # the graph ran before it had gradients
-        graph.placement.undo(graph.tf_graph)
-        graph.placement = None
+    if graph.device_placement is not None:  # the graph ran before it had gradients
+        graph.device_placement.undo(graph.tf_graph)
+        graph.device_placement = None
     with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
         sharded = graph.state_of(ShardedVariables)
         if sharded is not None:

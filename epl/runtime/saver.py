@@ -56,9 +56,9 @@ def user_graph_def(
     rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
     if rewrite is None or not rewrite.added or from_version is not None:
         result = original(tf_graph, from_version, add_shapes)
-        if graph is not None and graph.placement is not None:
+        if graph is not None and graph.device_placement is not None:
             for node in result.node:
-                node.device = graph.placement.user_device(node)
+                node.device = graph.device_placement.user_device(node)
         return result
     everything = tf_compat.full_graph_def(tf_graph)
     result = tf.GraphDef()

@@ -81,7 +81,7 @@ def test_a_graph_that_gets_gradients_later_trains(init):
         return model
 
     equals_plain(build)
-    assert not Graph.get().placement
+    assert not Graph.get().device_placement
     slot = tf.get_default_graph().get_operation_by_name("d1/kernel/Adam")
     assert slot.device == "/device:CPU:1"
 
@@ -99,7 +99,7 @@ def test_one_stage_is_left_alone(init):
     tensor = tf.constant(1.0)
     with tf.Session() as sess:
         sess.run(tensor)
-    assert device_of(tensor) == "" and epl.Graph.get().placement is None
+    assert device_of(tensor) == "" and epl.Graph.get().device_placement is None
 
 
 def test_an_op_that_the_user_pinned_to_the_cpu_stays_there(init):

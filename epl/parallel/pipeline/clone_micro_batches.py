@@ -30,7 +30,7 @@ from epl.parallel.plan.stages import colocated_with, stages_of_nodes
 from epl.parallel.replication.merge_outputs import merge
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.function_seeds import OwnSeeds
-from epl.parallel.rewriting.order_exchange import skip_unneeded
+from epl.parallel.rewriting.needed_collectives import skip_unneeded
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.plan_nodes import Waits
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -220,5 +220,5 @@ PASS = Pass(
     run,
     provides=names("micro_batched micro_merged folded stage_of barriers later_writes"),
     adds=names("over_micro_batches orders collectives"),
-    after=names("recompute offload regather order_exchange"),
+    after=names("recompute offload regather needed_collectives"),
 )

@@ -5,7 +5,7 @@
 
 A stream is what epl/parallel/sharding/stage_streams.py says. All ranks of a group do the same, so that they meet in one
 order whatever the schedule is, and in runs that no schedule orders. Where `c` runs, and which of them a run needs, is
-said by order_exchange.py, when the copies are in the graph.
+said by needed_collectives.py, when the copies are in the graph.
 """
 
 from typing import Dict, List, Sequence, Set, Tuple
@@ -16,7 +16,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import Waits
-from epl.parallel.sharding.stage_streams import StageExchange, StagePass
+from epl.parallel.sharding.stage_streams import StagePass, StageResharder
 
 Streams = Dict[StagePass, List[int]]
 
@@ -24,11 +24,11 @@ Streams = Dict[StagePass, List[int]]
 def streams_of(rewrite: RewriteContext, view: GraphView) -> Streams:
     """The nodes of the collectives of each stream, in their order; no streams without a split."""
     ranks = replica_groups(rewrite.graph)
-    if ranks is None or not isinstance(ranks.exchange, StageExchange):
+    if ranks is None or not isinstance(ranks.resharder, StageResharder):
         return {}
     return {
         of_pass: [view.index[op.name] for op in stream.collectives]
-        for of_pass, stream in ranks.exchange.of_passes.items()
+        for of_pass, stream in ranks.resharder.of_passes.items()
         if stream.collectives
     }
 

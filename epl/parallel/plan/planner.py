@@ -147,7 +147,7 @@ def _of_any_rank(shard: Optional[ShardInfo], reduction: Reduction) -> Reduction:
     if shard is None:
         return reduction
     shape: List[Optional[int]] = list(shard.full_shape)
-    shape[shard.layout.dim] = max(shard.layout.sizes or ())
+    shape[shard.placement.dim] = max(shard.placement.sizes or ())
     return reduction._replace(shape=tuple([None] + shape[1:] if reduction.sparse else shape))
 
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
 from epl.ops.communicator_groups import SubCommunicators
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 
 
 class ReplicaGroups:
@@ -29,7 +29,7 @@ class ReplicaGroups:
         raise NotImplementedError
 
     @property
-    def exchange(self) -> Exchange:
+    def resharder(self) -> Resharder:
         """Moves data between the ranks of a group."""
         raise NotImplementedError
 

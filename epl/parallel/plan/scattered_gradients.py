@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.gradient import Gradient
 from epl.parallel.sharding.packed import Member
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 
 
 class Cut(NamedTuple):
@@ -14,7 +14,7 @@ class Cut(NamedTuple):
 
     Attributes:
       part: what the optimizer gets: an identity.
-      member: shape and layout.
+      member: shape and placement.
     """
 
     part: tf.Tensor
@@ -25,7 +25,7 @@ class ScatteredGradients:
     """Those of one graph. The feature that cuts gradients implements it."""
 
     @property
-    def exchange(self) -> Exchange:
+    def resharder(self) -> Resharder:
         """Moves data between the ranks."""
         raise NotImplementedError
 

@@ -105,9 +105,9 @@ class SplitSection(NamedTuple):
         for choice in self.ops:
             inputs, outputs = (", ".join(map(_without_sizes, some)) for some in (choice.inputs, choice.outputs))
             alike.setdefault(f"{inputs} -> {outputs}", []).append(choice.op)
-        for layouts, ops in alike.items():
+        for placements, ops in alike.items():
             more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
-            lines.append("  {}: {}{}".format(layouts, ", ".join(ops[:_NAMED]), more))
+            lines.append("  {}: {}{}".format(placements, ", ".join(ops[:_NAMED]), more))
         return lines
 
 
@@ -301,7 +301,7 @@ Section = Union[
 ]
 
 
-def _without_sizes(layout: str) -> str:
-    """A layout as text, "shard(1: 4+4)", without the sizes of the shards."""
-    head, colon, _ = layout.partition(":")
-    return head + ")" if colon else layout
+def _without_sizes(placement: str) -> str:
+    """A placement as text, "shard(1: 4+4)", without the sizes of the shards."""
+    head, colon, _ = placement.partition(":")
+    return head + ")" if colon else placement

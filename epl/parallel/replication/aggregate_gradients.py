@@ -117,7 +117,7 @@ def _share(rewrite: RewriteContext, group: GradientGroup, gate: tf.Operation, we
 def _row_weights(rewrite: RewriteContext) -> Optional[RowWeights]:
     """The rows of the ranks that compute a replica together, if they differ."""
     ranks = replica_groups(rewrite.graph)
-    return None if ranks is None else ranks.exchange.row_weights
+    return None if ranks is None else ranks.resharder.row_weights
 
 
 def _place(rewrite: RewriteContext, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
@@ -190,7 +190,7 @@ def _scatter(
             return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
 
     sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
-    parts = reduce_scatter(sent, [cut.member for cut in cuts], scattered.exchange, scatter)
+    parts = reduce_scatter(sent, [cut.member for cut in cuts], scattered.resharder, scatter)
     for cut, gradient, part in zip(cuts, gradients, parts):
         exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)
         tf_compat.set_input(rewrite.remember(cut.part.op), 0, exact)

@@ -74,8 +74,8 @@ def _counted_once(rewrite: RewriteContext, tensor: tf.Tensor, merge: str) -> tf.
     """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
     ranks = replica_groups(rewrite.graph)
     assert ranks is not None  # `_is_of_group`
-    exchange = ranks.exchange
-    count = exchange.own([1] + [0] * (exchange.ranks - 1), tf.int32)
+    resharder = ranks.resharder
+    count = resharder.own([1] + [0] * (resharder.ranks - 1), tf.int32)
     if merge == "sum":
         return tf.reduce_sum(tensor[tf.newaxis][:count], axis=0)
     rows = tf.reshape(tensor, [1]) if tensor.shape.ndims == 0 else tensor

@@ -16,7 +16,7 @@ from epl.parallel.sharded_variables.savers import value_of
 from epl.parallel.sharded_variables.variables import SCOPE
 from epl.parallel.sharding.placements import PARTIAL
 from epl.parallel.sharding.replicated_rows import GivenCopies
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.shard_owner import ShardedTensor, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
@@ -98,8 +98,8 @@ class ShardFetches:
         return read
 
     def _gather_variable(self, tensor: tf.Tensor, name: str, local: Callable[[str], tf.Tensor]) -> FetchValue:
-        layout = self._variables.variables[name].layout
-        return self._gather(tensor, ShardedTensor(local, layout, name), self._variables.owner_of(name))
+        placement = self._variables.variables[name].placement
+        return self._gather(tensor, ShardedTensor(local, placement, name), self._variables.owner_of(name))
 
     def _gather(self, tensor: tf.Tensor, value: ShardedTensor, owner: ShardOwner) -> FetchValue:
         """The full value of a tensor whose shards lie on the ranks; `tensor`, which is fetched, gives it its name.
@@ -117,26 +117,26 @@ class ShardFetches:
         with late_ops(self._graph):
             for copy in range(rewrite.local_replicas):
                 prefix, rank = rewrite.prefix(copy), group.rank + copy
-                exchange = Exchange(communicators.at(rank), communicators.place(rank).rank, communicators.name)
-                self._note_replicated_rows(owner.exchange, exchange, prefix)
+                resharder = Resharder(communicators.at(rank), communicators.place(rank).rank, communicators.name)
+                self._note_replicated_rows(owner.resharder, resharder, prefix)
                 with tf.device(rewrite.device(stage, copy)), tf.name_scope(SCOPE + "/shown/"):
                     full = tf.identity(value.local(prefix))  # not the reference of a variable
-                    if value.layout.is_shard:
-                        full = exchange.gather(full, value.layout)
-                    elif value.layout == PARTIAL:
-                        full = exchange.sum_partial(full)
-                    made.append(full if value.on_rank is None else value.on_rank(exchange, prefix, full))
-                others += exchange.collectives if copy else []
-        if exchange.collectives:
+                    if value.placement.is_shard:
+                        full = resharder.gather(full, value.placement)
+                    elif value.placement == PARTIAL:
+                        full = resharder.sum_partial(full)
+                    made.append(full if value.on_rank is None else value.on_rank(resharder, prefix, full))
+                others += resharder.collectives if copy else []
+        if resharder.collectives:
             self.gathered.add(made[0])
         return FetchValue(made[0], tuple(others))
 
-    def _note_replicated_rows(self, of_steps: Exchange, exchange: Exchange, prefix: str) -> None:
-        """Tells a new exchange who has which rows of the batch, of the rank whose ops have a prefix."""
+    def _note_replicated_rows(self, of_steps: Resharder, resharder: Resharder, prefix: str) -> None:
+        """Tells a new resharder who has which rows of the batch, of the rank whose ops have a prefix."""
         copied = of_steps.replicated_rows
         if copied is not None and copied.switches:
             primaries = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
-            exchange.replicated_rows = GivenCopies(exchange.ranks, copied.in_one_process, primaries)
+            resharder.replicated_rows = GivenCopies(resharder.ranks, copied.in_one_process, primaries)
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
         """Raises FeedError for a tensor that nothing takes as it is."""

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
-from epl.parallel.sharded_variables.slots import adopt_slots, follow_initial_values, slot_layouts
-from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharded_variables.slots import adopt_slots, follow_initial_values, slot_placements
+from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.shard_owner import NewVariable, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.sharding.sparse_rows import LOCAL_ROWS, LocalRows
@@ -36,39 +36,39 @@ class ShardedGradients:
         self._owner = owner
         self.own_ops: Set[tf.Operation] = set()
         self.traced_after = tf_compat.last_op_id(graph.tf_graph)
-        self.rows: Dict[tf.Tensor, Layout] = {}
-        self.row_shapes: Dict[tf.Tensor, Layout] = {}
-        self._layouts: Dict[tf.Tensor, Layout] = {}
-        self._slots: Dict[str, Layout] = {}
-        self._slots_of_rows: Dict[str, Layout] = {}
+        self.rows: Dict[tf.Tensor, Placement] = {}
+        self.row_shapes: Dict[tf.Tensor, Placement] = {}
+        self._placements: Dict[tf.Tensor, Placement] = {}
+        self._slots: Dict[str, Placement] = {}
+        self._slots_of_rows: Dict[str, Placement] = {}
 
     def building(self) -> ContextManager[None]:
         """Ops that are made inside are not the user's."""
         return tf_compat.noting_ops(self._graph.tf_graph, self.own_ops.update)
 
-    def note(self, gradient: Gradient, layout: Layout) -> None:
-        """Notes a gradient of a shard that `layout` cuts.
+    def note(self, gradient: Gradient, placement: Placement) -> None:
+        """Notes a gradient of a shard that `placement` cuts.
 
         Of a sparse one each rank has rows of its own, or its columns of all rows.
         """
         if not isinstance(gradient, tf.IndexedSlices):
-            self._layouts[gradient] = layout
+            self._placements[gradient] = placement
             return
         if gradient.dense_shape is not None:
-            self.row_shapes[gradient.dense_shape] = layout
-        if layout.dim > 0:
-            self._layouts[gradient.values] = layout
+            self.row_shapes[gradient.dense_shape] = placement
+        if placement.dim > 0:
+            self._placements[gradient.values] = placement
             return
         rows = (gradient.values, gradient.indices)
-        self._layouts.update(dict.fromkeys(rows, LOCAL_ROWS))
-        self.rows.update(dict.fromkeys(rows, layout))
+        self._placements.update(dict.fromkeys(rows, LOCAL_ROWS))
+        self.rows.update(dict.fromkeys(rows, placement))
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
         """Adds what updates write to the registry; `made` are the variables that an apply_gradients has made."""
-        likely = slot_layouts(made, self._variables.shards_of(self._owner.setting))
+        likely = slot_placements(made, self._variables.shards_of(self._owner.setting))
         self._slots.update(likely.parts)
         self._slots_of_rows.update(likely.of_rows)
-        slots = adopt_slots(self.trace().variables, self._owner.exchange, self._owner.setting)
+        slots = adopt_slots(self.trace().variables, self._owner.resharder, self._owner.setting)
         self._variables.add_slots(slots, self._owner)
         follow_initial_values()
 
@@ -78,11 +78,11 @@ class ShardedGradients:
 
     def trace(self) -> Updates:
         """How the gradients flow on through the ops that are there now."""
-        layouts = {name: info.layout for name, info in self._variables.of(self._owner.setting).items()}
+        placements = {name: info.placement for name, info in self._variables.of(self._owner.setting).items()}
         return trace_updates(
             self._graph.tf_graph,
-            self._layouts,
-            {**self._slots, **layouts},
+            self._placements,
+            {**self._slots, **placements},
             self._owner.ranks,
             self.traced_after,
             self.own_ops | self._graph.own_ops,

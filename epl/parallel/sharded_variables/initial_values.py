@@ -20,8 +20,8 @@ from epl.ops.job import Job
 from epl.parallel.costs.shapes import num_elements
 from epl.parallel.plan.agreement import process_server
 from epl.parallel.rewriting.random_seeds import own_seed
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -36,24 +36,24 @@ _CONST_VALUES = ("bool_val", "double_val", "float_val", "half_val", "int64_val",
 _MOST_SEED = 0x7FFFFFFF
 
 
-def local_shapes(full_shape: Sequence[int], layout: Layout) -> Tuple[Tuple[int, ...], ...]:
+def local_shapes(full_shape: Sequence[int], placement: Placement) -> Tuple[Tuple[int, ...], ...]:
     """The shapes of the parts, by rank."""
-    assert layout.sizes is not None
-    before, behind = tuple(full_shape[: layout.dim]), tuple(full_shape[layout.dim + 1 :])
-    return tuple(before + (size,) + behind for size in layout.sizes)
+    assert placement.sizes is not None
+    before, behind = tuple(full_shape[: placement.dim]), tuple(full_shape[placement.dim + 1 :])
+    return tuple(before + (size,) + behind for size in placement.sizes)
 
 
-def local_slice(full_shape: Sequence[int], layout: Layout, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     """Where a rank's part begins, in every dimension, and its shape."""
-    assert layout.sizes is not None
+    assert placement.sizes is not None
     begin = [0] * len(full_shape)
-    begin[layout.dim] = sum(layout.sizes[:rank])
-    return tuple(begin), local_shapes(full_shape, layout)[rank]
+    begin[placement.dim] = sum(placement.sizes[:rank])
+    return tuple(begin), local_shapes(full_shape, placement)[rank]
 
 
-def slice_spec(full_shape: Sequence[int], layout: Layout, rank: int) -> str:
+def slice_spec(full_shape: Sequence[int], placement: Placement, rank: int) -> str:
     """How TensorFlow's checkpoint ops write down a rank's part: "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8]."""
-    return spec_of(full_shape, *local_slice(full_shape, layout, rank))
+    return spec_of(full_shape, *local_slice(full_shape, placement, rank))
 
 
 def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
@@ -61,23 +61,23 @@ def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
     return "{} {}".format(" ".join(map(str, full_shape)), ":".join("{},{}".format(*part) for part in zip(begin, size)))
 
 
-def cut(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
     """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
-    begin = exchange.own([local_slice(full_shape, layout, rank)[0] for rank in range(exchange.ranks)], tf.int32)
-    size = exchange.own(local_shapes(full_shape, layout), tf.int32)
+    begin = resharder.own([local_slice(full_shape, placement, rank)[0] for rank in range(resharder.ranks)], tf.int32)
+    size = resharder.own(local_shapes(full_shape, placement), tf.int32)
     part = tf.slice(full, begin, size)
-    part.set_shape(local_slice(full_shape, layout, exchange.rank)[1])
+    part.set_shape(local_slice(full_shape, placement, resharder.rank)[1])
     return part
 
 
-def part_of(full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange) -> tf.Tensor:
+def part_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
     """This rank's part of a value that is the same on every rank; of a checkpoint's no more than that is read."""
-    part = restored_part(full, full_shape, layout, exchange)
-    return cut(full, full_shape, layout, exchange) if part is None else part
+    part = restored_part(full, full_shape, placement, resharder)
+    return cut(full, full_shape, placement, resharder) if part is None else part
 
 
 def restored_part(
-    full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange
+    full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder
 ) -> Optional[tf.Tensor]:
     """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
     full = source_of(full)
@@ -87,13 +87,13 @@ def restored_part(
     names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
     if names is None or specs is None or specs[full.value_index]:
         return None
-    own = exchange.own([[slice_spec(full_shape, layout, rank)] for rank in range(exchange.ranks)], tf.string)
+    own = resharder.own([[slice_spec(full_shape, placement, rank)] for rank in range(resharder.ranks)], tf.string)
     with tf.device(op.device):
         name = tf.constant([names[full.value_index]])
         (part,) = tf.raw_ops.RestoreV2(
             prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
         )
-    part.set_shape(local_slice(full_shape, layout, exchange.rank)[1])
+    part.set_shape(local_slice(full_shape, placement, resharder.rank)[1])
     return part
 
 
@@ -105,26 +105,26 @@ def source_of(value: tf.Tensor) -> tf.Tensor:
 
 
 def initial_part(
-    full: tf.Tensor, full_shape: Sequence[int], layout: Layout, exchange: Exchange, variable: str
+    full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder, variable: str
 ) -> Tuple[tf.Tensor, Dict[str, Tuple[int, ...]]]:
     """This rank's part of an initial value.
 
     Args:
       full: the initial value of the whole variable.
       full_shape: its shape.
-      layout: the shard.
-      exchange: of this rank.
+      placement: the shard.
+      resharder: of this rank.
       variable: its name, for messages.
 
     Returns:
       The part, of static shape, and the random ops that were made for it: name -> second seed by rank.
     """
-    restored = restored_part(full, full_shape, layout, exchange)
+    restored = restored_part(full, full_shape, placement, resharder)
     if restored is not None:
         return restored, {}
     size = num_elements(tuple(full_shape)) * full.dtype.size
     if size > LARGEST_CUT:
-        redraw = Redraw(full_shape, local_shapes(full_shape, layout), exchange)
+        redraw = Redraw(full_shape, local_shapes(full_shape, placement), resharder)
         part = redraw.build(full)
         if part is not None:
             return part, redraw.seeds
@@ -135,7 +135,7 @@ def initial_part(
             size >> 20,
             redraw.unknown,
         )
-    return cut(full, full_shape, layout, exchange), {}
+    return cut(full, full_shape, placement, resharder), {}
 
 
 class Redraw:
@@ -146,17 +146,17 @@ class Redraw:
       unknown: what could not be built, for a message.
     """
 
-    def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], exchange: Exchange) -> None:
+    def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], resharder: Resharder) -> None:
         """Builds nothing yet.
 
         Args:
           shape: of the initial values that `build` takes.
           shapes: what to make of it, by rank.
-          exchange: of this rank.
+          resharder: of this rank.
         """
         self._shape = tuple(shape)
         self._shapes = shapes
-        self._exchange = exchange
+        self._resharder = resharder
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self.unknown = ""
 
@@ -165,8 +165,8 @@ class Redraw:
         self.unknown = self._find_unknown(tensor)
         if self.unknown:
             return None
-        part = self._built(tensor, self._exchange.own(self._shapes, tf.int32))
-        part.set_shape(self._shapes[self._exchange.rank])
+        part = self._built(tensor, self._resharder.own(self._shapes, tf.int32))
+        part.set_shape(self._shapes[self._resharder.rank])
         return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:
@@ -196,9 +196,9 @@ class Redraw:
 
     def _drawn(self, op: tf.Operation, shape: tf.Tensor) -> tf.Tensor:
         attrs: Dict[str, Any] = {"T": tf.int32}  # of the shape
-        seeds = [own_seed(op.node_def, rank) for rank in range(self._exchange.ranks)]
+        seeds = [own_seed(op.node_def, rank) for rank in range(self._resharder.ranks)]
         if seeds[0] is not None:
-            attrs["seed2"] = seeds[self._exchange.rank]
+            attrs["seed2"] = seeds[self._resharder.rank]
         drawn = copy_op(op, [shape] + list(op.inputs[1:]), attrs).outputs[0]
         if seeds[0] is not None:
             self.seeds[drawn.op.name] = tuple(seed.i for seed in seeds if seed is not None)

@@ -55,7 +55,7 @@ def slices_of(
     """
     found = {
         name: [
-            Slice(prefix + name, info.full_name, slice_spec(info.full_shape, info.layout, rank))
+            Slice(prefix + name, info.full_name, slice_spec(info.full_shape, info.placement, rank))
             for prefix, rank in ranks
         ]
         for name, info in variables.items()

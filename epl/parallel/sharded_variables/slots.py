@@ -20,8 +20,8 @@ from epl.parallel.sharded_variables.variables import (
     mark_shard,
     note_slice,
 )
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange, is_uneven
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder, is_uneven
 from epl.parallel.sharding.shard_owner import NewVariable
 from epl.parallel.sharding.sharded_variables import Shard, ShardInfo, Slots, objects_of
 from epl.utils import tf_compat
@@ -38,8 +38,8 @@ class SlotLayouts(NamedTuple):
       of_rows: of others, if rows of a sparse gradient are written into them.
     """
 
-    parts: Dict[str, Layout]
-    of_rows: Dict[str, Layout]
+    parts: Dict[str, Placement]
+    of_rows: Dict[str, Placement]
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def _stored_as_asked() -> Iterator[None]:
                 note_slice(variable)  # found again, it has got another from TensorFlow
 
 
-def slot_layouts(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLayouts:
+def slot_placements(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLayouts:
     """Tells slots of parts; those of another shape lose what TensorFlow's slot creator took over from the part."""
     found = SlotLayouts({}, {})
     for variable, name in made:
@@ -88,11 +88,11 @@ def slot_layouts(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLa
             continue
         shape, part = variable.shape.as_list(), primary.variable.shape.as_list()
         if shape == part:
-            found.parts[variable.op.name] = primary.layout
+            found.parts[variable.op.name] = primary.placement
             continue
         variable._set_save_slice_info(None)
-        if shape and primary.layout.dim == 0 and shape[0] == part[0]:
-            found.of_rows[variable.op.name] = primary.layout
+        if shape and primary.placement.dim == 0 and shape[0] == part[0]:
+            found.of_rows[variable.op.name] = primary.placement
     return found
 
 
@@ -102,15 +102,15 @@ def _primary(name: str, shards: Sequence[Shard]) -> Optional[Shard]:
     return max(of_name, key=lambda one: len(one.name)) if of_name else None
 
 
-def adopt_slots(written: Mapping[str, Layout], exchange: Exchange, owner: str) -> Slots:
+def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: str) -> Slots:
     """Makes the variables that updates of shards write known as parts.
 
     Their objects get the names of the single-device program and SaveSliceInfo, so that a Saver that is made from now on
     knows them. To be called once behind each `apply_gradients`.
 
     Args:
-      written: op name of a variable -> layout (`Updates.variables` of epl/parallel/sharding/updates.py).
-      exchange: of this rank.
+      written: op name of a variable -> placement (`Updates.variables` of epl/parallel/sharding/updates.py).
+      resharder: of this rank.
       owner: as that of ShardInfo.
 
     Returns:
@@ -121,34 +121,36 @@ def adopt_slots(written: Mapping[str, Layout], exchange: Exchange, owner: str) -
     """
     slots = Slots({}, {}, {})
     graph = tf.get_default_graph()
-    for name, layout in sorted(written.items()):
+    for name, placement in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
-        assert layout.sizes is not None
-        assert shape[layout.dim] in (layout.sizes[exchange.rank], -1), (name, shape, layout)
-        full_shape = tuple(shape[: layout.dim] + [layout.size] + shape[layout.dim + 1 :])
+        assert placement.sizes is not None
+        assert shape[placement.dim] in (placement.sizes[resharder.rank], -1), (name, shape, placement)
+        full_shape = tuple(shape[: placement.dim] + [placement.size] + shape[placement.dim + 1 :])
         objects = objects_of(op)
         if not objects:  # a sum of gradients, which no checkpoint has
-            if is_uneven(layout):
-                slots.shapes[name] = local_shapes(full_shape, layout)
+            if is_uneven(placement):
+                slots.shapes[name] = local_shapes(full_shape, placement)
             continue
-        info = slots.variables[name] = ShardInfo(name.replace(SCOPE + "/", "", 1), full_shape, layout, owner)
+        info = slots.variables[name] = ShardInfo(name.replace(SCOPE + "/", "", 1), full_shape, placement, owner)
         if any(is_shard(variable) for variable in objects):
             continue
         for variable in objects:
-            mark_shard(variable, info.full_name, full_shape, layout, exchange)
-        if is_uneven(layout):
-            _resize(op, info, exchange, written, slots)
+            mark_shard(variable, info.full_name, full_shape, placement, resharder)
+        if is_uneven(placement):
+            _resize(op, info, resharder, written, slots)
     return slots
 
 
-def _resize(op: tf.Operation, info: ShardInfo, exchange: Exchange, written: Mapping[str, Layout], slots: Slots) -> None:
+def _resize(
+    op: tf.Operation, info: ShardInfo, resharder: Resharder, written: Mapping[str, Placement], slots: Slots
+) -> None:
     """Lets the initial value follow the size of the part."""
-    shapes = local_shapes(info.full_shape, info.layout)
+    shapes = local_shapes(info.full_shape, info.placement)
     slots.shapes[op.name] = shapes
     for assign in _initializers(op):
         value = assign.inputs[1]
-        redraw = Redraw(shapes[exchange.rank], shapes, exchange)
+        redraw = Redraw(shapes[resharder.rank], shapes, resharder)
         with beside(op), tf.name_scope("Initializer"):
             part = redraw.build(value)
         if part is not None:
@@ -159,7 +161,7 @@ def _resize(op: tf.Operation, info: ShardInfo, exchange: Exchange, written: Mapp
                 "The initial value of {!r} has the size of a part of a variable that is split in parts of different "
                 "sizes, {}, and comes from {}, which EPL cannot make in other sizes. Begin with zeros, a number, or "
                 "what is computed from the variable; or choose a size that {} divides.".format(
-                    info.full_name, info.layout, redraw.unknown, exchange.ranks
+                    info.full_name, info.placement, redraw.unknown, resharder.ranks
                 )
             )
 
@@ -182,7 +184,7 @@ def _initializers(op: tf.Operation) -> List[tf.Operation]:
     return list({getattr(one, "op", one) for one in found})
 
 
-def _depends_on_parts(value: tf.Tensor, written: Mapping[str, Layout]) -> bool:
+def _depends_on_parts(value: tf.Tensor, written: Mapping[str, Placement]) -> bool:
     """Whether a value is computed from a variable that is a part, so that it has the right size on every rank."""
     stack, seen = [value.op], set()
     while stack:

@@ -20,8 +20,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.parallel.sharded_variables import initial_values
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.sharded_variables import Shard, ShardedVariables, objects_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -37,7 +37,7 @@ _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
 class _ShardObject:
     """What a variable object of the user can do besides when it has become a shard."""
 
-    _epl_full: Tuple[str, Tuple[int, ...], Layout, Exchange]
+    _epl_full: Tuple[str, Tuple[int, ...], Placement, Resharder]
 
     @property
     def name(self) -> str:
@@ -61,20 +61,20 @@ class _ShardObject:
         refuse_load(self._epl_full[0], self._epl_full[3].ranks, self._epl_full[1])
 
     def _part(self, value: Any) -> tf.Tensor:
-        _, full_shape, layout, exchange = self._epl_full
+        _, full_shape, placement, resharder = self._epl_full
         tensor = tf.convert_to_tensor(value, self.dtype.base_dtype)  # type: ignore[attr-defined]
         if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == full_shape:
-            return initial_values.cut(tensor, full_shape, layout, exchange)
+            return initial_values.cut(tensor, full_shape, placement, resharder)
         return tensor
 
 
-def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+def shard_variable(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
     """Makes `variable` the shard of this rank.
 
     Args:
       variable: a tf.Variable of the default graph, of either kind; the object keeps its identity.
-      layout: a shard with sizes.
-      exchange: of this rank; it keeps what differs between ranks.
+      placement: a shard with sizes.
+      resharder: of this rank; it keeps what differs between ranks.
       seed: where the ranks of the group lie in several processes, a number that all of them have: an initial value
         that is drawn without a seed would differ between them.
 
@@ -84,11 +84,11 @@ def shard_variable(variable: Any, layout: Layout, exchange: Exchange, seed: Opti
     Raises:
       PlanError: the variable, or something that was built from it, cannot do with a part.
     """
-    made = make_part(variable, layout, exchange, seed)
+    made = make_part(variable, placement, resharder, seed)
     old, new = made.old, made.variable
     initializer = initializer_of(variable)
     read = variable.value() if tf_compat.is_reference(old.dtype) else None
-    users = Users(old, new, made.full_shape, layout, exchange)
+    users = Users(old, new, made.full_shape, placement, resharder)
     if read is not None:
         users.reads.append((read, new.value()))
     users.replace(initializer, new.initializer)
@@ -106,7 +106,7 @@ def initializer_of(variable: Any) -> tf.Operation:
     return initializer.op if isinstance(initializer, tf.Tensor) else initializer
 
 
-def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[int] = None) -> Shard:
+def make_part(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
     """A new variable that is this rank's part; `variable`, and who uses it, stay as they are.
 
     Args, Raises: see `shard_variable`.
@@ -114,18 +114,18 @@ def make_part(variable: Any, layout: Layout, exchange: Exchange, seed: Optional[
     Returns:
       The part, of which nothing is read or replaced yet.
     """
-    full_shape = _checked_shape(variable, layout)
+    full_shape = _checked_shape(variable, placement)
     old, name = variable.op.outputs[0], variable.op.name
     if seed is not None:
         initial_values.share_seed(variable.initial_value, seed)
     with beside(variable.op):
-        new, seeds = _shard(variable, full_shape, layout, exchange)
-    mark_shard(new, name, full_shape, layout, exchange)
-    shapes = initial_values.local_shapes(full_shape, layout)
-    return Shard(name, new, layout, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
+        new, seeds = _shard(variable, full_shape, placement, resharder)
+    mark_shard(new, name, full_shape, placement, resharder)
+    shapes = initial_values.local_shapes(full_shape, placement)
+    return Shard(name, new, placement, full_shape, old, (), (), {}, {new.op.name: shapes}, seeds)
 
 
-def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
+def _checked_shape(variable: Any, placement: Placement) -> Tuple[int, ...]:
     """The shape of the full variable; refuses what cannot be split."""
     if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
         raise PlanError(
@@ -150,7 +150,7 @@ def _checked_shape(variable: Any, layout: Layout) -> Tuple[int, ...]:
             f"{variable.name!r} has the shape {variable.shape}: only a variable of known shape can be split."
         )
     shape = tuple(variable.shape.as_list())
-    assert layout.is_shard and layout.size == shape[layout.dim], (layout, shape)
+    assert placement.is_shard and placement.size == shape[placement.dim], (placement, shape)
     return shape
 
 
@@ -163,12 +163,12 @@ def beside(op: tf.Operation) -> Iterator[None]:
 
 
 def _shard(
-    variable: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+    variable: Any, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
 ) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
     """A variable of the shape of the part; and the seeds of what draws its initial value."""
     name = variable.op.name
     with tf.name_scope("Initializer"):
-        part, seeds = initial_values.initial_part(variable.initial_value, full_shape, layout, exchange, name)
+        part, seeds = initial_values.initial_part(variable.initial_value, full_shape, placement, resharder, name)
     with tf.name_scope(None):
         new = type(variable)(
             initial_value=part,
@@ -184,27 +184,29 @@ def _shard(
     return new, seeds
 
 
-def mark_shard(variable: Any, name: str, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange) -> None:
+def mark_shard(
+    variable: Any, name: str, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
+) -> None:
     """Lets a variable object know what it is a part of: its name, its place in checkpoints, what it does with values.
 
     Args:
       variable: of the shape of this rank's part.
       name: of the full variable, without ":0".
       full_shape: its shape.
-      layout: how it is cut.
-      exchange: of this rank.
+      placement: how it is cut.
+      resharder: of this rank.
     """
     own: Any = type(variable)
     metaclass: Any = type(own)
     variable.__class__ = metaclass(own.__name__, (_ShardObject, own), {})
-    variable._epl_full = (name, full_shape, layout, exchange)
+    variable._epl_full = (name, full_shape, placement, resharder)
     note_slice(variable)
 
 
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
-    name, full_shape, layout, exchange = variable._epl_full
-    offset, shape = initial_values.local_slice(full_shape, layout, exchange.rank)
+    name, full_shape, placement, resharder = variable._epl_full
+    offset, shape = initial_values.local_slice(full_shape, placement, resharder.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
@@ -221,14 +223,14 @@ def refuse_reuse(variable: Any, shape: Any) -> None:
     """Raises PlanError if `variable`, a shard, is asked for in the shape of the full variable, to be shared."""
     if not is_shard(variable) or shape is None or callable(shape):
         return
-    name, full_shape, _, exchange = variable._epl_full
+    name, full_shape, _, resharder = variable._epl_full
     asked = tf.TensorShape(shape)
     if asked.is_compatible_with(tf.TensorShape(full_shape)) and not asked.is_compatible_with(variable.shape):
         raise PlanError(
             "The variable {!r} is asked for again (reuse) behind tf.gradients, in the shape {}, and each of {} devices "
             "has a part of it by then. Build all that shares the variables of epl.split before the first tf.gradients "
             "or minimize, or in another tf.Graph that restores a checkpoint.".format(
-                name, list(full_shape), exchange.ranks
+                name, list(full_shape), resharder.ranks
             )
         )
 
@@ -254,12 +256,12 @@ class Users:
     """
 
     def __init__(
-        self, old: tf.Tensor, new: Any, full_shape: Tuple[int, ...], layout: Layout, exchange: Exchange
+        self, old: tf.Tensor, new: Any, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
     ) -> None:
         self._old = old
         self._new = new
         self._target = new.op.outputs[0]
-        self._cut = (full_shape, layout, exchange)
+        self._cut = (full_shape, placement, resharder)
         self.reads: List[Tuple[tf.Tensor, tf.Tensor]] = []
         self.others: List[tf.Operation] = []
         self.replaced: Dict[tf.Operation, tf.Operation] = {}

@@ -1,6 +1,6 @@
 """The communicators of the ranks that hold the shards of variables, opened at once or when they are needed first.
 
-groups of ranks          one for each group: its ranks hold all shards         exchange
+groups of ranks          one for each group: its ranks hold all shards         resharder
 ranks with one shard     one for each shard, where there are several groups    between_groups
 later                    for a branch, for another order, for one fetch        in_branch, further, opened
 """
@@ -13,7 +13,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ops.communicator_groups import Place, SubCommunicators
 from epl.ops.service import CommunicatorSpec
-from epl.parallel.sharding.resharding import Exchange, Exchanges
+from epl.parallel.sharding.resharding import Resharder, Resharders
 
 
 class GroupCommunicators:
@@ -24,7 +24,7 @@ class GroupCommunicators:
       groups: ranks of the job, by group; each group has all shards.
       owners: by rank of the job, the process that builds its graph.
       rank: the first rank of this process.
-      exchange: moves data between the ranks of a group.
+      resharder: moves data between the ranks of a group.
       between_groups: moves data between the ranks with the same shard; None if there is one group.
       sub_communicators: of groups and of ranks with the same shard, but for those of single fetches.
       unopened: what is opened together with the communicators of the plan: see `_open`.
@@ -47,7 +47,7 @@ class GroupCommunicators:
           processes: by stage, the process that runs it, by rank of the job.
           process: this one. What it builds is of no use if it owns no rank.
           transport: of the communicators that are opened later.
-          fp16_scale: as that of Exchange.
+          fp16_scale: as that of Resharder.
         """
         self._graph = graph
         self._first = first
@@ -57,9 +57,9 @@ class GroupCommunicators:
         self.rank = self.owners.index(process) if process in self.owners else 0
         self.unopened: List[CommunicatorSpec] = []
         self.sub_communicators: List[SubCommunicators] = []
-        self._further: Dict[str, Exchanges] = {}  # by what they are for
-        self._in_branches: Dict[int, Exchanges] = {}  # by the id of a control-flow context
-        self.exchange, self.between_groups = self._exchanges_of(first, fp16_scale)
+        self._further: Dict[str, Resharders] = {}  # by what they are for
+        self._in_branches: Dict[int, Resharders] = {}  # by the id of a control-flow context
+        self.resharder, self.between_groups = self._resharders_of(first, fp16_scale)
 
     def place(self, rank: int) -> Place:
         """The group of a rank of the job, and which shard of everything it holds."""
@@ -75,27 +75,27 @@ class GroupCommunicators:
         return [min(holders) for holders in zip(*self.groups)]
 
     @property
-    def exchanges(self) -> List[Exchanges]:
+    def resharders(self) -> List[Resharders]:
         """All that move data of a step."""
-        first: Exchanges = (self.exchange, self.between_groups)
+        first: Resharders = (self.resharder, self.between_groups)
         return [first, *self._in_branches.values(), *self._further.values()]
 
     @property
     def collectives(self) -> List[tf.Operation]:
         """Those of the first rank."""
-        return [op for pair in self.exchanges for one in pair if one is not None for op in one.collectives]
+        return [op for pair in self.resharders for one in pair if one is not None for op in one.collectives]
 
-    def in_branch(self, context: Any) -> Exchanges:
+    def in_branch(self, context: Any) -> Resharders:
         """Move the data of a control-flow context, whose collectives run if the branch is taken."""
         if id(context) not in self._in_branches:
             opened = self._communicators(f"branch{len(self._in_branches)}", 0)
-            self._in_branches[id(context)] = self._exchanges_of(opened)
+            self._in_branches[id(context)] = self._resharders_of(opened)
         return self._in_branches[id(context)]
 
-    def further(self, what: str, stage: int, transport: str = "") -> Exchange:
+    def further(self, what: str, stage: int, transport: str = "") -> Resharder:
         """Moves data of a stage in an order of its own, named by what it is for."""
         if what not in self._further:
-            self._further[what] = self._exchanges_of(self._communicators(what, stage, transport))
+            self._further[what] = self._resharders_of(self._communicators(what, stage, transport))
         return self._further[what][0]
 
     def opened(self, what: str, stage: int) -> SubCommunicators:
@@ -108,19 +108,19 @@ class GroupCommunicators:
         name, owners = f"{self.name}/{what}", self._processes[stage]
         return SubCommunicators(name, self.groups, owners, transport or self._transport, self._first.opened)
 
-    def _exchanges_of(self, communicators: SubCommunicators, fp16_scale: Optional[int] = None) -> Exchanges:
+    def _resharders_of(self, communicators: SubCommunicators, fp16_scale: Optional[int] = None) -> Resharders:
         """Opens communicators, and those of the ranks with the same shard besides."""
         opened = [communicators]
         if len(self.groups) > 1:
             name, owners, transport = communicators.name, communicators.owners, communicators.transport
             holders = list(zip(*self.groups))
             opened.append(SubCommunicators(name + "/between_groups", holders, owners, transport, communicators.opened))
-        exchanges = []
+        resharders = []
         for one in opened:
             self._open(one)
-            exchanges.append(Exchange(one.at(self.rank), one.place(self.rank).rank, "split", fp16_scale))
+            resharders.append(Resharder(one.at(self.rank), one.place(self.rank).rank, "split", fp16_scale))
         self.sub_communicators += opened
-        return exchanges[0], exchanges[1] if len(exchanges) > 1 else None
+        return resharders[0], resharders[1] if len(resharders) > 1 else None
 
     def _open(self, communicators: SubCommunicators) -> None:
         """Opens communicators; may block until every process does the same.

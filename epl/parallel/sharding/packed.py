@@ -11,8 +11,8 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout, shard
-from epl.parallel.sharding.resharding import Exchange, from_front, is_uneven, to_front
+from epl.parallel.sharding.placements import Placement, shard
+from epl.parallel.sharding.resharding import Resharder, from_front, is_uneven, to_front
 
 
 class Member(NamedTuple):
@@ -20,17 +20,17 @@ class Member(NamedTuple):
 
     Attributes:
       shape: of the whole.
-      layout: how it is cut; with sizes.
+      placement: how it is cut; with sizes.
     """
 
     shape: Tuple[int, ...]
-    layout: Layout
+    placement: Placement
 
 
 def reduce_scatter(
     tensors: Sequence[tf.Tensor],
     members: Sequence[Member],
-    exchange: Exchange,
+    resharder: Resharder,
     scatter: Callable[[tf.Tensor], tf.Tensor],
 ) -> List[tf.Tensor]:
     """This rank's parts of tensors of one dtype.
@@ -38,7 +38,7 @@ def reduce_scatter(
     Args:
       tensors: whole.
       members: what they are.
-      exchange: knows what differs between ranks.
+      resharder: knows what differs between ranks.
       scatter: reduces [ranks, n] over the ranks, and gives the row of this one, [1, n].
     """
     lines = [_lines(tensor, member) for tensor, member in zip(tensors, members)]
@@ -46,36 +46,36 @@ def reduce_scatter(
     parts = []
     for member, flat in zip(members, tf.split(own, [_length(member) for member in members])):
         front = tf.reshape(flat, [max(_sizes(member))] + _others(member))
-        if is_uneven(member.layout):
-            front = front[: exchange.own(_sizes(member), tf.int32)]
-        parts.append(from_front(front, member.layout.dim))
+        if is_uneven(member.placement):
+            front = front[: resharder.own(_sizes(member), tf.int32)]
+        parts.append(from_front(front, member.placement.dim))
     return parts
 
 
-def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], exchange: Exchange) -> List[tf.Tensor]:
+def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], resharder: Resharder) -> List[tf.Tensor]:
     """The wholes of tensors of one dtype; no gradient.
 
     Args:
       parts: of this rank.
       members: what the wholes are.
-      exchange: of this rank; the collective is behind those that it has.
+      resharder: of this rank; the collective is behind those that it has.
     """
     lengths = [_length(member) for member in members]
-    own = tf.concat([tf.reshape(_filled(*one, exchange=exchange), [-1]) for one in zip(parts, members)], axis=0)
+    own = tf.concat([tf.reshape(_filled(*one, resharder=resharder), [-1]) for one in zip(parts, members)], axis=0)
     own.set_shape([sum(lengths)])
-    every = exchange.gather(own, shard(0, [sum(lengths)] * exchange.ranks))
-    lines = tf.split(tf.reshape(every, [exchange.ranks, sum(lengths)]), lengths, axis=1)
+    every = resharder.gather(own, shard(0, [sum(lengths)] * resharder.ranks))
+    lines = tf.split(tf.reshape(every, [resharder.ranks, sum(lengths)]), lengths, axis=1)
     return [_whole(line, member) for line, member in zip(lines, members)]
 
 
-def _filled(part: tf.Tensor, member: Member, exchange: Exchange) -> tf.Tensor:
+def _filled(part: tf.Tensor, member: Member, resharder: Resharder) -> tf.Tensor:
     """A part with its rows in front, as many as the largest part has."""
-    front = to_front(part, member.layout.dim)
-    if not is_uneven(member.layout):
+    front = to_front(part, member.placement.dim)
+    if not is_uneven(member.placement):
         return front
     others = [[0, 0]] * len(_others(member))
     missing = [[[0, max(_sizes(member)) - size]] + others for size in _sizes(member)]
-    return tf.pad(front, exchange.own(missing, tf.int32))
+    return tf.pad(front, resharder.own(missing, tf.int32))
 
 
 def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
@@ -83,14 +83,14 @@ def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
     most = max(_sizes(member))
     front = tf.reshape(line, [len(_sizes(member)) * most] + _others(member))
     kept = _kept(member)
-    whole = from_front(front if kept is None else tf.gather(front, kept), member.layout.dim)
+    whole = from_front(front if kept is None else tf.gather(front, kept), member.placement.dim)
     whole.set_shape(member.shape)
     return whole
 
 
 def _kept(member: Member) -> Optional[List[int]]:
     """The rows that are no filling, of those of all ranks; None: all."""
-    if not is_uneven(member.layout):
+    if not is_uneven(member.placement):
         return None
     most = max(_sizes(member))
     return [rank * most + row for rank, size in enumerate(_sizes(member)) for row in range(size)]
@@ -98,8 +98,8 @@ def _kept(member: Member) -> Optional[List[int]]:
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
     """[ranks, length]: what each rank gets of a whole tensor."""
-    front = to_front(tensor, member.layout.dim)
-    if not is_uneven(member.layout):
+    front = to_front(tensor, member.placement.dim)
+    if not is_uneven(member.placement):
         return tf.reshape(front, [len(_sizes(member)), _length(member)])
     padding = [[0, 0]] * len(_others(member))
     pieces = [
@@ -118,9 +118,9 @@ def _length(member: Member) -> int:
 
 def _others(member: Member) -> List[int]:
     """The sizes of the dimensions that are not cut."""
-    return [size for dim, size in enumerate(member.shape) if dim != member.layout.dim]
+    return [size for dim, size in enumerate(member.shape) if dim != member.placement.dim]
 
 
 def _sizes(member: Member) -> Sequence[int]:
-    assert member.layout.sizes is not None
-    return member.layout.sizes
+    assert member.placement.sizes is not None
+    return member.placement.sizes

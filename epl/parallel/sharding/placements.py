@@ -1,12 +1,12 @@
 """How a tensor of a split TaskGraph lies on the ranks of its group, and what its gradient then is.
 
-| layout | on each rank | gradient with respect to it, on each rank |
+| placement | on each rank | gradient with respect to it, on each rank |
 | --- | --- | --- |
-| FULL | the whole tensor, the same everywhere | the whole gradient, the same everywhere |
+| REPLICATED | the whole tensor, the same everywhere | the whole gradient, the same everywhere |
 | shard(d) | a part along dimension d | that part of the gradient |
 | PARTIAL | an addend; the tensor is the sum over ranks | the whole gradient, the same everywhere |
 
-A sharded op that takes a FULL tensor has a part of its gradient only. Such an op takes the tensor through
+A sharded op that takes a REPLICATED tensor has a part of its gradient only. Such an op takes the tensor through
 `Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
 """
 
@@ -16,13 +16,13 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-_FULL = "full"
+_REPLICATED = "full"
 _SHARD = "shard"
 _PARTIAL = "partial"
 
 
-class Layout(NamedTuple):
-    """One of FULL, PARTIAL and what `shard` makes.
+class Placement(NamedTuple):
+    """One of REPLICATED, PARTIAL and what `shard` makes.
 
     Attributes:
       kind: "full", "shard" or "partial".
@@ -51,13 +51,13 @@ class Layout(NamedTuple):
         return "shard({}{})".format(self.dim, ": " + "+".join(map(str, sizes)) if sizes else "")
 
 
-FULL = Layout(_FULL)
-PARTIAL = Layout(_PARTIAL)
+REPLICATED = Placement(_REPLICATED)
+PARTIAL = Placement(_PARTIAL)
 
 
-def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Layout:
-    """The layout of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
-    return Layout(_SHARD, dim, None if sizes is None else tuple(sizes))
+def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Placement:
+    """The placement of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
+    return Placement(_SHARD, dim, None if sizes is None else tuple(sizes))
 
 
 def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tuple[int, ...]]:
@@ -103,9 +103,9 @@ def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -
 
 
 @lru_cache(maxsize=None)
-def shares(layout: Layout, ranks: int) -> Tuple[float, ...]:
+def shares(placement: Placement, ranks: int) -> Tuple[float, ...]:
     """How much of a cut tensor each rank has, for costs: batches, and parts that are balanced, count as equal."""
-    sizes = layout.sizes
+    sizes = placement.sizes
     if sizes is None or sizes == balanced_sizes(sum(sizes), ranks, int(np.gcd.reduce(sizes))):
         return (1 / ranks,) * ranks
     return tuple(size / sum(sizes) for size in sizes)

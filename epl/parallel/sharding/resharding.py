@@ -1,17 +1,17 @@
-"""Conversions of a tensor between layouts, for one rank of a split group, with gradients as placements.py asks for.
+"""Conversions of a tensor between placements, for one rank of a split group, with gradients as placements.py asks for.
 
 | from -> to | forward | backward |
 | --- | --- | --- |
-| shard -> FULL | all-gather | cut |
-| shard -> FULL, entered | all-gather | reduce-scatter |
-| FULL -> FULL, entered | nothing | all-reduce |
-| FULL -> shard | cut | all-gather |
-| PARTIAL -> FULL | all-reduce | nothing |
-| PARTIAL -> FULL, entered | all-reduce | all-reduce |
+| shard -> REPLICATED | all-gather | cut |
+| shard -> REPLICATED, entered | all-gather | reduce-scatter |
+| REPLICATED -> REPLICATED, entered | nothing | all-reduce |
+| REPLICATED -> shard | cut | all-gather |
+| PARTIAL -> REPLICATED | all-reduce | nothing |
+| PARTIAL -> REPLICATED, entered | all-reduce | all-reduce |
 | PARTIAL -> shard | reduce-scatter | all-gather |
 | shard(a) -> shard(b) | all-to-all | all-to-all |
 
-"Entered" is a FULL tensor in the hands of an op that computes a part: each rank has an addend of its gradient.
+"Entered" is a REPLICATED tensor in the hands of an op that computes a part: each rank has an addend of its gradient.
 
 The native collectives move rows (dimension 0); other dimensions are transposed to the front and back. What differs
 between ranks is made by `own` alone, and is invisible to static shapes: a dimension whose size differs between ranks is
@@ -28,7 +28,7 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.sharding.placements import Layout, balanced_sizes, offsets, shard
+from epl.parallel.sharding.placements import Placement, balanced_sizes, offsets, shard
 from epl.parallel.sharding.replicated_rows import ReplicatedRows
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.slices import known_ndims, slice_along
@@ -68,7 +68,7 @@ class CollectiveStream:
         self.built = 0
 
 
-class Exchange:
+class Resharder:
     """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
 
     Every rank builds the same in the same order; each collective waits for the one before it in its stream. There is
@@ -131,66 +131,66 @@ class Exchange:
             shape = shape.most_specific_compatible_shape(tf.TensorShape(array.shape))
         return _placeholder(constant, shape)
 
-    def hide_size(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+    def hide_size(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
         """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
-        if not is_uneven(layout) or tensor.shape.ndims is None or tensor.shape[layout.dim].value is None:
+        if not is_uneven(placement) or tensor.shape.ndims is None or tensor.shape[placement.dim].value is None:
             return tensor
-        return with_gradient(tensor, hidden(tensor, layout.dim), lambda grad: grad, keeps_sparse=True)
+        return with_gradient(tensor, hidden(tensor, placement.dim), lambda grad: grad, keeps_sparse=True)
 
     # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """FULL, for use by an op that computes a part."""
+        """REPLICATED, for use by an op that computes a part."""
         return with_gradient(tensor, tensor, self.sum_partial)
 
     def sum_partial(self, tensor: Any) -> Any:
-        """PARTIAL -> FULL; IndexedSlices stay so."""
+        """PARTIAL -> REPLICATED; IndexedSlices stay so."""
         if isinstance(tensor, tf.IndexedSlices):
             summed, own = self.all_reduce(tensor, "sum"), tensor.values
             rows = with_gradient(own, summed.values, lambda grad: self.cut(grad, shard(0), self.row_counts(own, 0)))
             return tf.IndexedSlices(rows, summed.indices, summed.dense_shape)
         return with_gradient(tensor, self.all_reduce(tensor, "sum"), self.enter)
 
-    def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A shard -> FULL."""
-        full, rows = self._gather(tensor, layout, "gather")
-        return with_gradient(tensor, full, lambda grad: self.cut(grad, layout, rows))
+    def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A shard -> REPLICATED."""
+        full, rows = self._gather(tensor, placement, "gather")
+        return with_gradient(tensor, full, lambda grad: self.cut(grad, placement, rows))
 
-    def gather_entered(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A shard -> FULL, for use by an op that computes a part."""
-        full, rows = self._gather(tensor, layout, "gather")
-        return with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, layout, rows))
+    def gather_entered(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A shard -> REPLICATED, for use by an op that computes a part."""
+        full, rows = self._gather(tensor, placement, "gather")
+        return with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, placement, rows))
 
-    def cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """FULL -> this rank's part.
+    def cut(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """REPLICATED -> this rank's part.
 
         Args:
-          tensor: FULL.
-          layout: what to make.
-          rows: int64, how much of the dimension each rank gets; needed if the layout has no sizes.
+          tensor: REPLICATED.
+          placement: what to make.
+          rows: int64, how much of the dimension each rank gets; needed if the placement has no sizes.
         """
-        return with_gradient(tensor, self._cut(tensor, layout, rows), lambda grad: self.gather(grad, layout))
+        return with_gradient(tensor, self._cut(tensor, placement, rows), lambda grad: self.gather(grad, placement))
 
-    def reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def reduce_scatter(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
         """PARTIAL -> shard; arguments as those of `cut`."""
-        part = self._reduce_scatter(tensor, layout, rows)
-        return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, layout))
+        part = self._reduce_scatter(tensor, placement, rows)
+        return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, placement))
 
     def move(
         self,
         tensor: tf.Tensor,
-        source: Layout,
-        target: Layout,
+        source: Placement,
+        target: Placement,
         rows: Optional[tf.Tensor] = None,
         scale: float = 1.0,
     ) -> tf.Tensor:
         """shard(a) -> shard(b).
 
         Args:
-          tensor: the local part in the layout `source`.
+          tensor: the local part in the placement `source`.
           source: where it comes from.
           target: where it goes; along another dimension.
-          rows: int64, how much of its dimension each rank has; needed if one of the layouts has no sizes.
+          rows: int64, how much of its dimension each rank has; needed if one of the placements has no sizes.
           scale: of what is sent as float16.
         """
         if self._fp16_scale is None:
@@ -209,7 +209,7 @@ class Exchange:
         return tf.stop_gradient(self.all_reduce(tensor, "min", "min"))
 
     def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """How large dimension `dim` of the tensor is on each rank: int64, FULL."""
+        """How large dimension `dim` of the tensor is on each rank: int64, REPLICATED."""
         own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
         return self._run(lambda to, key: to.all_gather(own, self.rank, key, equal_rows=True), "rows")
 
@@ -248,47 +248,47 @@ class Exchange:
         """The sum, or what `reduce_op` says, over all ranks, of a tensor or of each of several; no gradient."""
         return self._run(lambda to, own: to.all_reduce(value, self.rank, own, reduce_op), key)
 
-    def _gather(self, tensor: tf.Tensor, layout: Layout, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
+    def _gather(self, tensor: tf.Tensor, placement: Placement, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
         """The whole tensor, and how many rows came from each rank."""
-        front = to_front(tensor, layout.dim)
-        equal = not is_uneven(layout)
+        front = to_front(tensor, placement.dim)
+        equal = not is_uneven(placement)
         full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
-        if layout.sizes is None and self.replicated_rows is not None:
+        if placement.sizes is None and self.replicated_rows is not None:
             full = self.replicated_rows.drop(full, 0, rows)
-        full.set_shape(_with_size(front.shape, 0, layout.size))
-        return from_front(full, layout.dim), rows
+        full.set_shape(_with_size(front.shape, 0, placement.size))
+        return from_front(full, placement.dim), rows
 
-    def _cut(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        begin, size = self.own_range(layout, rows)
-        part = slice_along(tensor, layout.dim, begin, size)
-        part.set_shape(_with_size(tensor.shape, layout.dim, _equal_size(layout)))
+    def _cut(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        begin, size = self.own_range(placement, rows)
+        part = slice_along(tensor, placement.dim, begin, size)
+        part.set_shape(_with_size(tensor.shape, placement.dim, _equal_size(placement)))
         return part
 
-    def own_range(self, layout: Layout, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+    def own_range(self, placement: Placement, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
         """Where this rank's part begins, and its size; `rows` as that of `cut`."""
-        if layout.sizes is not None:
-            begin = self.own(offsets(layout.sizes), tf.int32)
-            return begin, self.own(layout.sizes, tf.int32)
+        if placement.sizes is not None:
+            begin = self.own(offsets(placement.sizes), tf.int32)
+            return begin, self.own(placement.sizes, tf.int32)
         counts = tf.cast(_required(rows), tf.int32)
         own = self.own(range(self.ranks), tf.int32)
         if self.replicated_rows is not None:
             return tf.cast(self.replicated_rows.begin(_required(rows), own), tf.int32), counts[own]
         return tf.cumsum(counts, exclusive=True)[own], counts[own]
 
-    def _reduce_scatter(self, tensor: tf.Tensor, layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        front = to_front(tensor, layout.dim)
-        if layout.sizes is not None and layout.sizes == balanced_sizes(sum(layout.sizes), self.ranks):
+    def _reduce_scatter(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
+        front = to_front(tensor, placement.dim)
+        if placement.sizes is not None and placement.sizes == balanced_sizes(sum(placement.sizes), self.ranks):
             part = self._run(lambda to, own: to.reduce_scatter(front, self.rank, own), "scatter")
-            part = hidden(part, 0) if is_uneven(layout) else part
+            part = hidden(part, 0) if is_uneven(placement) else part
         else:
-            if layout.sizes is None and self.replicated_rows is not None:
+            if placement.sizes is None and self.replicated_rows is not None:
                 front = self.replicated_rows.repeat(front, 0, _required(rows))
             # Every rank sends as many rows as this rank keeps.
-            parts = self._send(front, _splits(layout, rows), "scatter")
+            parts = self._send(front, _splits(placement, rows), "scatter")
             own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
             part = tf.reduce_sum(tf.reshape(parts, own), axis=0)
-        part.set_shape(_with_size(front.shape, 0, _equal_size(layout)))
-        return from_front(part, layout.dim)
+        part.set_shape(_with_size(front.shape, 0, _equal_size(placement)))
+        return from_front(part, placement.dim)
 
     def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
         """Part r of the rows goes to rank r; the rows that come."""
@@ -296,7 +296,7 @@ class Exchange:
             return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own), key)
         return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own, splits), key)[0]
 
-    def _move(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    def _move(self, tensor: tf.Tensor, source: Placement, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
         a, b = source.dim, target.dim
         shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
@@ -316,7 +316,7 @@ class Exchange:
         moved.set_shape(_with_size(shape, b, _equal_size(target)))
         return moved
 
-    def _move_equal_target(self, tensor: tf.Tensor, source: Layout) -> tf.Tensor:
+    def _move_equal_target(self, tensor: tf.Tensor, source: Placement) -> tf.Tensor:
         """[a/n, b, ...] -> [a, b/n, ...]: the parts of b stand in rows [n, a/n], each of b/n and the rest."""
         shape = tf.shape(tensor)
         part = shape[1] // self.ranks
@@ -326,7 +326,7 @@ class Exchange:
         splits = tf.fill([self.ranks], tf.cast(shape[0], tf.int64)) if is_uneven(source) else None
         return self._send(lines, splits, "move")
 
-    def _move_equal_source(self, tensor: tf.Tensor, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    def _move_equal_source(self, tensor: tf.Tensor, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """[a/n, b, ...] -> [a, b/n, ...]: rows of b, each of a/n and the rest; from each rank the same rows of b."""
         swapped = tf.transpose(tensor, [1, 0] + list(range(2, known_ndims(tensor))))
         received = self._send(swapped, _splits(target, rows), "move")
@@ -336,7 +336,9 @@ class Exchange:
         part = tf.shape(parts)[2]
         return tf.reshape(parts, tf.concat([[self.ranks * shape[0], part], shape[2:]], axis=0))
 
-    def _move_pieces(self, tensor: tf.Tensor, source: Layout, target: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    def _move_pieces(
+        self, tensor: tf.Tensor, source: Placement, target: Placement, rows: Optional[tf.Tensor]
+    ) -> tf.Tensor:
         """[a_r, b, ...] -> [a, b_r, ...] with parts of different sizes on both sides: element by element."""
         sizes = _splits(target, rows)
         shape = tf.shape(tensor)
@@ -361,12 +363,12 @@ class Exchange:
         return result
 
 
-Exchanges = Tuple[Exchange, Optional[Exchange]]  # of the ranks of a group, and between groups
+Resharders = Tuple[Resharder, Optional[Resharder]]  # of the ranks of a group, and between groups
 
 
-def is_uneven(layout: Layout) -> bool:
+def is_uneven(placement: Placement) -> bool:
     """Whether the sizes of the parts differ between ranks, or may."""
-    return layout.is_shard and (layout.sizes is None or len(set(layout.sizes)) > 1)
+    return placement.is_shard and (placement.sizes is None or len(set(placement.sizes)) > 1)
 
 
 @tf.RegisterGradient(_GRADIENT)
@@ -434,13 +436,13 @@ def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.Tenso
     return tf.TensorShape(sizes)
 
 
-def _equal_size(layout: Layout) -> Optional[int]:
+def _equal_size(placement: Placement) -> Optional[int]:
     """The size of each part; None if they differ."""
-    return None if layout.sizes is None or is_uneven(layout) else layout.sizes[0]
+    return None if placement.sizes is None or is_uneven(placement) else placement.sizes[0]
 
 
-def _splits(layout: Layout, rows: Optional[tf.Tensor]) -> tf.Tensor:
-    return tf.constant(layout.sizes, tf.int64) if layout.sizes is not None else _required(rows)
+def _splits(placement: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
+    return tf.constant(placement.sizes, tf.int64) if placement.sizes is not None else _required(rows)
 
 
 def _required(rows: Optional[tf.Tensor]) -> tf.Tensor:

@@ -5,8 +5,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tup
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.group_communicators import GroupCommunicators
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder
 
 SPLIT = "epl.split"
 ZERO = "zero.level"
@@ -29,15 +29,15 @@ class ShardedTensor(NamedTuple):
 
     Attributes:
       local: gives the shard of the rank whose ops have a prefix.
-      layout: of the shards.
+      placement: of the shards.
       op: name of an op in the stage where the shards are.
-      on_rank: makes of the full value what the user means on a rank, given an exchange and the prefix of its ops.
+      on_rank: makes of the full value what the user means on a rank, given an resharder and the prefix of its ops.
     """
 
     local: Callable[[str], tf.Tensor]
-    layout: Layout
+    placement: Placement
     op: str
-    on_rank: Optional[Callable[[Exchange, str, tf.Tensor], tf.Tensor]] = None
+    on_rank: Optional[Callable[[Resharder, str, tf.Tensor], tf.Tensor]] = None
 
 
 class ShardOwner:
@@ -56,14 +56,14 @@ class ShardOwner:
         self.values: Dict[tf.Tensor, tf.Tensor] = {}
 
     @property
-    def exchange(self) -> Exchange:
+    def resharder(self) -> Resharder:
         """Moves data between the ranks of a group."""
-        return self.group.exchange
+        return self.group.resharder
 
     @property
     def ranks(self) -> int:
         """Of a group."""
-        return self.group.exchange.ranks
+        return self.group.resharder.ranks
 
     @property
     def groups(self) -> Tuple[Tuple[int, ...], ...]:

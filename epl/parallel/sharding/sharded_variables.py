@@ -17,7 +17,7 @@ from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.service import CommunicatorSpec
-from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.shard_owner import NewVariable, ShardOwner
 from epl.utils import tf_compat
 
@@ -31,23 +31,23 @@ class ShardInfo(NamedTuple):
     Attributes:
       full_name: name of the full variable in checkpoints.
       full_shape: of the full variable.
-      layout: how it is cut.
+      placement: how it is cut.
       owner: the setting by which the user asks for it, see `ShardOwner`.
     """
 
     full_name: str
     full_shape: Tuple[int, ...]
-    layout: Layout
+    placement: Placement
     owner: str
 
 
 class Shard(NamedTuple):
-    """What became of a variable. Constants that differ between ranks are in `Exchange.owned`.
+    """What became of a variable. Constants that differ between ranks are in `Resharder.owned`.
 
     Attributes:
       name: of the full variable's op, which is its name in checkpoints.
       variable: the user's object, which is the shard now.
-      layout: the shard, with sizes.
+      placement: the shard, with sizes.
       full_shape: of the full variable.
       old: the reference or handle of the full variable. Nothing may read it any more.
       reads: (value of the full variable, value of the shard) for each op that read it.
@@ -59,7 +59,7 @@ class Shard(NamedTuple):
 
     name: str
     variable: Any
-    layout: Layout
+    placement: Placement
     full_shape: Tuple[int, ...]
     old: tf.Tensor
     reads: Tuple[Tuple[tf.Tensor, tf.Tensor], ...]
@@ -109,7 +109,7 @@ class ShardedVariables:
         name = shard.variable.op.name
         self.shards.append(shard)
         self._shard_names[shard.old.op.name] = name
-        info = ShardInfo(shard.name, shard.full_shape, shard.layout, owner.setting)
+        info = ShardInfo(shard.name, shard.full_shape, shard.placement, owner.setting)
         self.add_slots(Slots({name: info}, shard.shapes, shard.seeds), owner)
         owner.values[shard.old] = shard.variable.op.outputs[0]
         owner.values.update(shard.reads)
@@ -203,7 +203,7 @@ class ShardedVariables:
         same: List[_Attrs] = [[] for _ in range(ranks)]
         attrs = {node: same for node in needed if "seed2" in view.nodes[node].attr}
         for group in [owner.group for owner in self.owners.values()]:
-            for name, owned in [item for exchange, _ in group.exchanges for item in exchange.owned.items()]:
+            for name, owned in [item for resharder, _ in group.resharders for item in resharder.owned.items()]:
                 protos = group.by_rank([tf.make_tensor_proto(value, owned.dtype) for value in owned.values])
                 attrs[view.index[name]] = [[("value", tf.AttrValue(tensor=proto))] for proto in protos]
         for name, shapes in self.shapes.items():

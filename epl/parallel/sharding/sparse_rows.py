@@ -12,7 +12,7 @@ from typing import Collection, Mapping, NamedTuple, NoReturn, Optional, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.sharding.placements import Layout, shard
+from epl.parallel.sharding.placements import Placement, shard
 from epl.utils.errors import PlanError
 
 
@@ -21,15 +21,15 @@ class LocalRows(NamedTuple):
 
     Attributes:
       shapes: the `dense_shape` of one -> how the part is cut that it belongs to.
-      slots: op name of a variable that was made for a part -> its layout, if rows of the gradient are written into it.
+      slots: op name of a variable made for a shard -> its placement, if rows of the gradient are written into it.
     """
 
-    shapes: Mapping[tf.Tensor, Layout]
-    slots: Mapping[str, Layout]
+    shapes: Mapping[tf.Tensor, Placement]
+    slots: Mapping[str, Placement]
 
 
 NO_ROWS = LocalRows({}, {})
-LOCAL_ROWS = shard(0)  # the layout of values and indices
+LOCAL_ROWS = shard(0)  # the placement of values and indices
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
 _DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that says how many rows
@@ -41,31 +41,36 @@ _KEEPS_SIZE = (
 )
 
 
-def layout_of_rows(
-    op: tf.Operation, layouts: Sequence[Layout], shapes: Mapping[tf.Tensor, Layout], known: Collection[Layout]
-) -> Optional[Layout]:
+def placement_of_rows(
+    op: tf.Operation,
+    placements: Sequence[Placement],
+    shapes: Mapping[tf.Tensor, Placement],
+    known: Collection[Placement],
+) -> Optional[Placement]:
     """What an op gives that takes own rows.
 
     Args:
       op: takes own rows among its inputs.
-      layouts: of its inputs.
+      placements: of its inputs.
       shapes: as in `LocalRows`.
       known: of the parts.
 
     Returns:
-      shard(0, None) for rows, a layout with sizes for a part; None if it is neither.
+      shard(0, None) for rows, a placement with sizes for a part; None if it is neither.
     """
     if op.type in _DENSE:
-        return _layout_of_size(op.inputs[_DENSE[op.type]], shapes, known)
-    if layouts[0].sizes is not None:
+        return _placement_of_size(op.inputs[_DENSE[op.type]], shapes, known)
+    if placements[0].sizes is not None:
         if op.type.startswith("TensorScatter"):
-            return layouts[0]
+            return placements[0]
         if op.type in _LOOKUPS and (op.type != "GatherV2" or tf.get_static_value(op.inputs[2]) == 0):
             return LOCAL_ROWS
     return None
 
 
-def _layout_of_size(size: tf.Tensor, shapes: Mapping[tf.Tensor, Layout], known: Collection[Layout]) -> Optional[Layout]:
+def _placement_of_size(
+    size: tf.Tensor, shapes: Mapping[tf.Tensor, Placement], known: Collection[Placement]
+) -> Optional[Placement]:
     """The parts of which a shape, or a number of rows, is the size."""
     source = size
     while source not in shapes and source.op.type in _KEEPS_SIZE:

@@ -1,4 +1,4 @@
-"""The exchange of a split in the stages of a pipeline: each pass of each stage has collectives of its own.
+"""The resharder of a split in the stages of a pipeline: each pass of each stage has collectives of its own.
 
     stage 0   forward     a/0 ─▶ b/0 ─▶ a/1 ─▶ b/1 ─▶ ...       collective/micro batch
     stage 1   forward     c/0 ─▶ c/1 ─▶ ...
@@ -14,7 +14,7 @@ import contextlib
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from epl.ops.communicator import Communicator
-from epl.parallel.sharding.resharding import CollectiveStream, Exchange
+from epl.parallel.sharding.resharding import CollectiveStream, Resharder
 
 
 class StagePass(NamedTuple):
@@ -31,7 +31,7 @@ class StagePass(NamedTuple):
     call: int
 
 
-class StageExchange(Exchange):
+class StageResharder(Resharder):
     """Moves tensors between the ranks of a split group, in a stream for each pass of each stage.
 
     Attributes:
@@ -50,7 +50,7 @@ class StageExchange(Exchange):
         """Starts with no collective.
 
         Args:
-          communicator, rank, key, fp16_scale: as those of Exchange; the communicator is for what stage 0 does once a
+          communicator, rank, key, fp16_scale: as those of Resharder; the communicator is for what stage 0 does once a
             step.
           open_stream: gives the communicator of a stage for what is named.
           current: the pass whose ops are being built.

@@ -5,7 +5,7 @@ as it stands. What sums over a part has an addend only, and becomes whole by an 
 
     shard --> L2Loss --> [addend] --> all-reduce --+
                                                    +--> Pack --> Sum --> Sqrt        tf.global_norm
-    FULL  --> L2Loss ------------------------------+
+    REPLICATED  --> L2Loss ------------------------------+
 
 The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew, what no
 rule knows is computed whole. A tensor that is whole and meets parts of its shape is cut as they are. Nothing is
@@ -20,8 +20,8 @@ from epl.ir import op_types
 from epl.ir.clone import copy_op
 from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
-from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
-from epl.parallel.sharding.resharding import Exchange, Exchanges, hidden
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement
+from epl.parallel.sharding.resharding import Resharder, Resharders, hidden
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
@@ -30,7 +30,7 @@ from epl.parallel.sharding.sparse_rows import (
     LOCAL_ROWS,
     NO_ROWS,
     LocalRows,
-    layout_of_rows,
+    placement_of_rows,
     refuse_rows,
     refuse_rows_of_whole,
 )
@@ -54,12 +54,12 @@ class RebuiltOp(NamedTuple):
     Attributes:
       op: of the user.
       choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
-      layouts: of its inputs.
+      placements: of its inputs.
     """
 
     op: tf.Operation
     choice: Optional[Choice]
-    layouts: Tuple[Layout, ...]
+    placements: Tuple[Placement, ...]
 
 
 class ReductionRound(NamedTuple):
@@ -78,22 +78,22 @@ class Updates(NamedTuple):
     """How the parts of gradients flow on.
 
     Attributes:
-      layouts: of the tensors that are parts.
-      variables: op name -> layout, of the variables that parts are written into.
+      placements: of the tensors that are parts.
+      variables: op name -> placement, of the variables that parts are written into.
       rounds: what has to be built.
-      cuts: (op, which input) that is whole where the op takes a part -> layout of the part.
+      cuts: (op, which input) that is whole where the op takes a part -> placement of the part.
     """
 
-    layouts: Dict[tf.Tensor, Layout]
-    variables: Dict[str, Layout]
+    placements: Dict[tf.Tensor, Placement]
+    variables: Dict[str, Placement]
     rounds: List[ReductionRound]
-    cuts: Dict[Tuple[tf.Operation, int], Layout]
+    cuts: Dict[Tuple[tf.Operation, int], Placement]
 
 
 def trace_updates(
     tf_graph: tf.Graph,
-    parts: Mapping[tf.Tensor, Layout],
-    variables: Mapping[str, Layout],
+    parts: Mapping[tf.Tensor, Placement],
+    variables: Mapping[str, Placement],
     ranks: int,
     after: int,
     built: Collection[tf.Operation] = (),
@@ -106,7 +106,7 @@ def trace_updates(
       tf_graph: the graph.
       parts: tensors that differ between ranks: the gradients of shards. Rows that each rank has for itself (values of a
         sparse gradient of a table that is cut by rows) are shard(0, None).
-      variables: op name -> layout, of the shards.
+      variables: op name -> placement, of the shards.
       ranks: devices of the group.
       after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
         looked at.
@@ -150,13 +150,13 @@ class _Tracer:
 
     def __init__(
         self,
-        parts: Mapping[tf.Tensor, Layout],
-        variables: Mapping[str, Layout],
+        parts: Mapping[tf.Tensor, Placement],
+        variables: Mapping[str, Placement],
         ranks: int,
         branches: Sequence[Any],
         local_rows: LocalRows,
     ) -> None:
-        self._layouts = dict(parts)
+        self._placements = dict(parts)
         self._local_rows = local_rows
         self._astray: List[Tuple[tf.Operation, str]] = []  # writes of own rows into a variable that is no part
         self._branches = branches
@@ -165,60 +165,60 @@ class _Tracer:
         self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
         self._rounds: List[ReductionRound] = []
         self._whole: Set[tf.Tensor] = set()  # which have the size of what is whole, and not of a part
-        self._cuts: Dict[Tuple[tf.Operation, int], Layout] = {}
-        self.written: Dict[str, Layout] = dict(variables)
+        self._cuts: Dict[Tuple[tf.Operation, int], Placement] = {}
+        self.written: Dict[str, Placement] = dict(variables)
 
     def result(self) -> Updates:
         for op, variable in self._astray:
             refuse_rows(op, f"the variable {variable!r}, which is no part")
-        return Updates(self._layouts, self.written, self._rounds, self._cuts)
+        return Updates(self._placements, self.written, self._rounds, self._cuts)
 
     def visit(self, op: tf.Operation) -> None:
-        layouts = [self._layout(tensor) for tensor in op.inputs]
+        placements = [self._placement(tensor) for tensor in op.inputs]
         waits = max([self._waits.get(tensor, 0) for tensor in op.inputs] or [0])
-        if all(layout == FULL for layout in layouts):
-            outputs = [FULL] * len(op.outputs)
+        if all(placement == REPLICATED for placement in placements):
+            outputs = [REPLICATED] * len(op.outputs)
         elif op.type in op_types.WRITES:
-            outputs = self._write(op, layouts)
+            outputs = self._write(op, placements)
         elif op.type in _PASSES:
-            found = next(layout for layout in layouts if layout != FULL)
-            outputs = [FULL if _is_flag(op, tensor) else found for tensor in op.outputs]
+            found = next(placement for placement in placements if placement != REPLICATED)
+            outputs = [REPLICATED if _is_flag(op, tensor) else found for tensor in op.outputs]
         elif op.type in _STAY:
-            outputs = [FULL] * len(op.outputs)
+            outputs = [REPLICATED] * len(op.outputs)
         else:
-            outputs = self._compute(op, layouts, waits)
-        if op.type in _SHAPES and any(layout.is_shard for layout in layouts) or self._has_whole_size(op):
-            self._whole.update(tensor for tensor, layout in zip(op.outputs, outputs) if layout == FULL)
-        for tensor, layout in zip(op.outputs, outputs):
+            outputs = self._compute(op, placements, waits)
+        if op.type in _SHAPES and any(placement.is_shard for placement in placements) or self._has_whole_size(op):
+            self._whole.update(tensor for tensor, placement in zip(op.outputs, outputs) if placement == REPLICATED)
+        for tensor, placement in zip(op.outputs, outputs):
             self._waits[tensor] = waits
-            if layout == PARTIAL:
+            if placement == PARTIAL:
                 _refuse_branch(op, self._branches)
                 self._waits[tensor] = waits + 1
                 self._round(waits).partial_sums.append(tensor)
-            elif layout != FULL:
-                self._layouts[tensor] = layout
+            elif placement != REPLICATED:
+                self._placements[tensor] = placement
 
     def _round(self, number: int) -> ReductionRound:
         self._rounds += [ReductionRound([], []) for _ in range(number + 1 - len(self._rounds))]
         return self._rounds[number]
 
-    def _layout(self, tensor: tf.Tensor) -> Layout:
-        found = self._layouts.get(tensor)
+    def _placement(self, tensor: tf.Tensor) -> Placement:
+        found = self._placements.get(tensor)
         if found is not None:
             return found
         if tensor.op.type in op_types.READS:  # of before
             tensor = tensor.op.inputs[0]
-        return self._variables.get(tensor.op.name, FULL)
+        return self._variables.get(tensor.op.name, REPLICATED)
 
-    def _write(self, op: tf.Operation, layouts: Sequence[Layout]) -> List[Layout]:
+    def _write(self, op: tf.Operation, placements: Sequence[Placement]) -> List[Placement]:
         """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
-        found = next((layout for layout in layouts if layout.sizes is not None), None)
+        found = next((placement for placement in placements if placement.sizes is not None), None)
         if found is None:
             return self._write_rows(op)
-        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and LOCAL_ROWS not in layouts
-        if layouts[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
+        rows_of_whole = op.type in op_types.ROW_WRITES and found.dim == 0 and LOCAL_ROWS not in placements
+        if placements[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
             refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
-        shapes = [_shape_written(tensor) for tensor, layout in zip(op.inputs, layouts) if layout == found]
+        shapes = [_shape_written(tensor) for tensor, placement in zip(op.inputs, placements) if placement == found]
         outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
         for tensor in op.inputs:
             variable = _variable_of(tensor)
@@ -226,7 +226,7 @@ class _Tracer:
                 _variable_shape(variable)[outer:].is_compatible_with(shape[outer:]) for shape in shapes
             ):
                 self._note(variable, found)
-            elif self._layout(tensor) == FULL:
+            elif self._placement(tensor) == REPLICATED:
                 self._look_back(tensor, shapes[0], found)
         for index, tensor in enumerate(op.inputs):
             if any(tensor.shape[outer:].is_compatible_with(shape[outer:]) for shape in shapes):
@@ -240,26 +240,26 @@ class _Tracer:
             any(tensor.shape.ndims != 0 for tensor in found) or all(tensor.shape.ndims == 0 for tensor in op.inputs)
         )
 
-    def _cut(self, op: tf.Operation, index: int, layout: Layout) -> None:
+    def _cut(self, op: tf.Operation, index: int, placement: Placement) -> None:
         """Notes an input that is whole, and stands for a part."""
         tensor = op.inputs[index]
-        if layout.sizes is not None and tensor in self._whole and (tensor.shape.ndims or 0) > layout.dim:
-            self._cuts[op, index] = layout
+        if placement.sizes is not None and tensor in self._whole and (tensor.shape.ndims or 0) > placement.dim:
+            self._cuts[op, index] = placement
 
-    def _write_rows(self, op: tf.Operation) -> List[Layout]:
+    def _write_rows(self, op: tf.Operation) -> List[Placement]:
         """Rows of a rank go into a variable that is not known yet."""
         for variable in [variable for variable in map(_variable_of, op.inputs) if variable is not None]:
-            layout = self._local_rows.slots.get(variable.name)
-            if layout is None:
+            placement = self._local_rows.slots.get(variable.name)
+            if placement is None:
                 self._astray.append((op, variable.name))
             else:
-                self._note(variable, layout)
-        return [FULL] * len(op.outputs)
+                self._note(variable, placement)
+        return [REPLICATED] * len(op.outputs)
 
-    def _note(self, variable: tf.Operation, layout: Layout) -> None:
-        self.written.setdefault(variable.name, layout)
+    def _note(self, variable: tf.Operation, placement: Placement) -> None:
+        self.written.setdefault(variable.name, placement)
 
-    def _look_back(self, value: tf.Tensor, shape: tf.TensorShape, layout: Layout) -> None:
+    def _look_back(self, value: tf.Tensor, shape: tf.TensorShape, placement: Placement) -> None:
         """Notes the variables that a part is computed from, element by element: a sparse update writes rows of them."""
         stack, seen = [value], set()
         while stack:
@@ -270,83 +270,85 @@ class _Tracer:
             seen.add(tensor)
             variable = _variable_of(op.inputs[0] if op.type in op_types.WRITES | op_types.READS else tensor)
             if variable is not None:
-                self._note(variable, layout)
+                self._note(variable, placement)
             elif all(not other.shape.ndims or other.shape.is_compatible_with(shape) for other in op.inputs):
                 stack.extend(op.inputs)
 
-    def _compute(self, op: tf.Operation, layouts: Sequence[Layout], waits: int) -> List[Layout]:
-        if LOCAL_ROWS in layouts:
-            of_rows = layout_of_rows(op, layouts, self._local_rows.shapes, self._variables.values())
+    def _compute(self, op: tf.Operation, placements: Sequence[Placement], waits: int) -> List[Placement]:
+        if LOCAL_ROWS in placements:
+            of_rows = placement_of_rows(op, placements, self._local_rows.shapes, self._variables.values())
             if of_rows is not None:
                 return [of_rows] * len(op.outputs)
-        choice = self._choice(op, layouts)
-        if LOCAL_ROWS in layouts and choice is None and any(layout.sizes is not None for layout in layouts):
+        choice = self._choice(op, placements)
+        if LOCAL_ROWS in placements and choice is None and any(placement.sizes is not None for placement in placements):
             refuse_rows(op, "a part of another size")
-        rows = next((layout for layout in layouts if layout.is_shard), FULL)
-        if all(layout.sizes is None for layout in layouts) and (choice is None or op.type not in _REDUCTIONS):
+        rows = next((placement for placement in placements if placement.is_shard), REPLICATED)
+        if all(placement.sizes is None for placement in placements) and (choice is None or op.type not in _REDUCTIONS):
             # Rows that a rank has for itself, and what says where they go, mean nothing to others.
-            return [rows if tensor.shape.ndims != 0 else FULL for tensor in op.outputs]
+            return [rows if tensor.shape.ndims != 0 else REPLICATED for tensor in op.outputs]
         if choice is None:
-            _refuse_handles(op, layouts)
+            _refuse_handles(op, placements)
         if choice is None or choice.emit is not None:
             _refuse_branch(op, self._branches)
-            self._round(waits).ops.append(RebuiltOp(op, choice, tuple(layouts)))
+            self._round(waits).ops.append(RebuiltOp(op, choice, tuple(placements)))
         if choice is None:
             self._whole.update(op.outputs)
-        return [FULL] * len(op.outputs) if choice is None else list(choice.outputs)
+        return [REPLICATED] * len(op.outputs) if choice is None else list(choice.outputs)
 
-    def _choice(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
-        """What the rules say of parts in just these layouts.
+    def _choice(self, op: tf.Operation, placements: Sequence[Placement]) -> Optional[Choice]:
+        """What the rules say of parts in just these placements.
 
         If nothing, an input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot
         that no part was written into yet): whole, it would be larger.
         """
-        parts = [(tensor.shape, layout) for tensor, layout in zip(op.inputs, layouts) if layout != FULL]
+        parts = [
+            (tensor.shape, placement) for tensor, placement in zip(op.inputs, placements) if placement != REPLICATED
+        ]
         # By its shape, which is still that of a part, a whole would be repeated along the rows if the part has one.
         is_whole = parts[0][1].sizes is not None and any(t in self._whole and t.shape.ndims for t in op.inputs)
-        found = None if is_whole else self._choice_of(op, layouts)
+        found = None if is_whole else self._choice_of(op, placements)
         if found is None and all(
             tensor.shape.ndims == 0 or tensor.shape.is_compatible_with(parts[0][0])
             for tensor in list(op.inputs) + list(op.outputs)
         ):
-            slots = [parts[0][1] if tensor.shape.ndims else FULL for tensor in op.inputs]
-            found = self._choice_of(op, [slot if own == FULL else own for slot, own in zip(slots, layouts)])
+            slots = [parts[0][1] if tensor.shape.ndims else REPLICATED for tensor in op.inputs]
+            found = self._choice_of(op, [slot if own == REPLICATED else own for slot, own in zip(slots, placements)])
             for index, slot in enumerate(slots):
-                if found is not None and slot != FULL:
+                if found is not None and slot != REPLICATED:
                     self._cut(op, index, slot)
-        return self._choice_of(op, layouts) if is_whole and found is None else found
+        return self._choice_of(op, placements) if is_whole and found is None else found
 
-    def _choice_of(self, op: tf.Operation, layouts: Sequence[Layout]) -> Optional[Choice]:
-        info = op_info(op, layouts, self._ranks)
-        return next((choice for choice in choices_of(info) if choice.inputs == tuple(layouts)), None)
+    def _choice_of(self, op: tf.Operation, placements: Sequence[Placement]) -> Optional[Choice]:
+        info = op_info(op, placements, self._ranks)
+        return next((choice for choice in choices_of(info) if choice.inputs == tuple(placements)), None)
 
 
-def op_info(op: tf.Operation, layouts: Sequence[Layout], ranks: int) -> OpInfo:
+def op_info(op: tf.Operation, placements: Sequence[Placement], ranks: int) -> OpInfo:
     """What rules are told of an op on parts: the shapes that its inputs have when they are whole."""
     return OpInfo(
         type=op.type,
         name=op.name,
         attrs={name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")},
-        inputs=tuple(_whole(tensor, layout) for tensor, layout in zip(op.inputs, layouts)),
+        inputs=tuple(_whole(tensor, placement) for tensor, placement in zip(op.inputs, placements)),
         outputs=tuple(
             TensorInfo(None if t.shape.ndims is None else (None,) * t.shape.ndims, t.dtype.base_dtype)
             for t in op.outputs
         ),
         ranks=ranks,
         granularities={},
-        ratios=next((layout.sizes for layout in layouts if layout.sizes is not None), ()),
+        ratios=next((placement.sizes for placement in placements if placement.sizes is not None), ()),
     )
 
 
-def _whole(tensor: tf.Tensor, layout: Layout) -> TensorInfo:
+def _whole(tensor: tf.Tensor, placement: Placement) -> TensorInfo:
     known = _shape_written(tensor)
     if known.ndims is None:
         return TensorInfo(None, tensor.dtype.base_dtype)
     shape = known.as_list()
-    if layout.is_shard:
-        shape[layout.dim] = layout.size
+    if placement.is_shard:
+        shape[placement.dim] = placement.size
     constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
-    batch = layout.dim if layout.is_shard and layout.sizes is None else None
+    batch = placement.dim if placement.is_shard and placement.sizes is None else None
     return TensorInfo(tuple(shape), tensor.dtype.base_dtype, constant, batch)
 
 
@@ -369,14 +371,14 @@ def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
     return tf.TensorShape(variable.get_attr("shape"))
 
 
-def _refuse_handles(op: tf.Operation, layouts: Sequence[Layout]) -> None:
+def _refuse_handles(op: tf.Operation, placements: Sequence[Placement]) -> None:
     """Raises PlanError for an op that no rule knows, if it takes a part by its handle: a handle cannot be gathered."""
-    for tensor, layout in zip(op.inputs, layouts):
-        if layout != FULL and tensor.dtype == tf.resource:
+    for tensor, placement in zip(op.inputs, placements):
+        if placement != REPLICATED and tensor.dtype == tf.resource:
             raise PlanError(
                 "{!r} ({}) takes a variable of which each device has a part ({}), and EPL has no rule for what it does "
                 "with it. Let the update rule compute with the value, as `v.read_value()` gives it.".format(
-                    op.name, op.type, layout
+                    op.name, op.type, placement
                 )
             )
 
@@ -392,15 +394,15 @@ def _refuse_branch(op: tf.Operation, allowed: Sequence[Any]) -> None:
 
 def complete_updates(
     updates: Updates,
-    exchange: Exchange,
-    between_groups: Optional[Exchange] = None,
-    in_branch: Optional[Callable[[Any], Exchanges]] = None,
+    resharder: Resharder,
+    between_groups: Optional[Resharder] = None,
+    in_branch: Optional[Callable[[Any], Resharders]] = None,
 ) -> Dict[tf.Tensor, tf.Tensor]:
     """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
 
     Args:
       updates: from `trace_updates`, for the same graph.
-      exchange: of this rank; its collectives so far come first.
+      resharder: of this rank; its collectives so far come first.
       between_groups: where several groups hold the same parts: moves data between the ranks with the same part. Groups
         whose ranks lie in processes in different ways round their sums differently, so that all take those of one.
       in_branch: gives both for what is in a control-flow context: collectives of a branch that is not taken never run,
@@ -416,10 +418,10 @@ def complete_updates(
     replaced: Dict[tf.Tensor, tf.Tensor] = {}
     last = tf_compat.last_op_id(graph)
 
-    def exchanges_in(context: Any) -> Exchanges:
-        return (exchange, between_groups) if context is None or in_branch is None else in_branch(context)
+    def resharders_in(context: Any) -> Resharders:
+        return (resharder, between_groups) if context is None or in_branch is None else in_branch(context)
 
-    def cut_inputs(op: tf.Operation, own: Exchange) -> None:
+    def cut_inputs(op: tf.Operation, own: Resharder) -> None:
         for index in [index for index in range(len(op.inputs)) if (op, index) in cuts]:
             tf_compat.set_input(op, index, _as_part(op.inputs[index], cuts.pop((op, index)), own))
 
@@ -427,14 +429,14 @@ def complete_updates(
     for one in updates.rounds:
         for rebuilt in one.ops:
             op, context = rebuilt.op, tf_compat.control_flow_context_of(rebuilt.op)
-            own, _ = exchanges_in(context)
+            own, _ = resharders_in(context)
             with tf.device(op.device), tf_compat.control_flow_context(graph, context):
                 cut_inputs(op, own)
-                made = _emitted(op, rebuilt.choice, own) if rebuilt.choice else _on_whole(op, own, rebuilt.layouts)
+                made = _emitted(op, rebuilt.choice, own) if rebuilt.choice else _on_whole(op, own, rebuilt.placements)
             for before, after in zip(op.outputs, made):
                 _replace(before, after, replaced, last)
         for context, partial_sums in _by_context(one.partial_sums):
-            own, between = exchanges_in(context)
+            own, between = resharders_in(context)
             with tf.device(partial_sums[0].device), tf_compat.control_flow_context(graph, context):
                 sums = own.all_reduce([replaced.get(tensor, tensor) for tensor in partial_sums], "sums")
                 sums = sums if between is None else between.broadcast(sums)
@@ -443,7 +445,7 @@ def complete_updates(
     for op in dict.fromkeys(op for op, _ in cuts):
         context = tf_compat.control_flow_context_of(op)
         with tf.device(op.device), tf_compat.control_flow_context(graph, context):
-            cut_inputs(op, exchanges_in(context)[0])
+            cut_inputs(op, resharders_in(context)[0])
     return replaced
 
 
@@ -456,19 +458,22 @@ def _by_context(tensors: Sequence[tf.Tensor]) -> List[Tuple[Any, List[tf.Tensor]
     return list(found.values())
 
 
-def _emitted(op: tf.Operation, choice: Choice, exchange: Exchange) -> List[tf.Tensor]:
+def _emitted(op: tf.Operation, choice: Choice, resharder: Resharder) -> List[tf.Tensor]:
     assert choice.emit is not None
-    return choice.emit(RankEmission(op, exchange), op_info(op, choice.inputs, exchange.ranks), list(op.inputs))
+    return choice.emit(RankEmission(op, resharder), op_info(op, choice.inputs, resharder.ranks), list(op.inputs))
 
 
-def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -> List[tf.Tensor]:
+def _on_whole(op: tf.Operation, resharder: Resharder, placements: Sequence[Placement]) -> List[tf.Tensor]:
     """The op on gathered tensors."""
     # What an assign gives may be a reference.
-    inputs = [t if layout == FULL else exchange.gather(tf.identity(t), layout) for t, layout in zip(op.inputs, layouts)]
+    inputs = [
+        t if placement == REPLICATED else resharder.gather(tf.identity(t), placement)
+        for t, placement in zip(op.inputs, placements)
+    ]
     made = list(copy_op(op, inputs, {}).outputs)
     if op.type in _OTHER_SHAPE_WHOLE:  # what is made is cut where it meets parts
         return [_of_both_sizes(before, after) for before, after in zip(op.outputs, made)]
-    cut = [str(layout) for layout in layouts]
+    cut = [str(placement) for placement in placements]
     for before, after in zip(op.outputs, made):
         if before.consumers() and not before.shape.is_compatible_with(after.shape):
             raise PlanError(
@@ -481,12 +486,12 @@ def _on_whole(op: tf.Operation, exchange: Exchange, layouts: Sequence[Layout]) -
     return made
 
 
-def _as_part(tensor: tf.Tensor, layout: Layout, exchange: Exchange) -> tf.Tensor:
+def _as_part(tensor: tf.Tensor, placement: Placement, resharder: Resharder) -> tf.Tensor:
     """This rank's part of a tensor that is whole; one that has the size of the part is one already."""
-    begin, size = exchange.own_range(layout, None)
-    tensor = hidden(tensor, layout.dim)  # its static size may be that of the part
-    is_whole = tf.equal(tf.shape(tensor)[layout.dim], layout.size)
-    return slice_along(tensor, layout.dim, tf.where_v2(is_whole, begin, 0), size)
+    begin, size = resharder.own_range(placement, None)
+    tensor = hidden(tensor, placement.dim)  # its static size may be that of the part
+    is_whole = tf.equal(tf.shape(tensor)[placement.dim], placement.size)
+    return slice_along(tensor, placement.dim, tf.where_v2(is_whole, begin, 0), size)
 
 
 def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

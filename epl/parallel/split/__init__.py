@@ -1,1 +1,1 @@
-"""The partitioner of split TaskGraphs: layouts of tensors, rules per op type, the cheapest legal choice, lowering."""
+"""The partitioner of split TaskGraphs: placements, one rule per op type, the cheapest legal choice, lowering."""

@@ -6,7 +6,7 @@ that stood inside of another dimension for a while; and where no rule helps, the
 
 from typing import List, NamedTuple, Optional, Sequence
 
-from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.rules.registry import OpInfo, Shape, TensorInfo, choices_of
 
 
@@ -22,17 +22,17 @@ class Batch(NamedTuple):
     outer: int
 
 
-def batch_layout(info: TensorInfo) -> Layout:
+def batch_placement(info: TensorInfo) -> Placement:
     """How a tensor lies when each rank has the rows of its own batch."""
-    return FULL if info.batch is None else shard(info.batch, None)
+    return REPLICATED if info.batch is None else shard(info.batch, None)
 
 
 def traced(op: OpInfo) -> Optional[List[Optional[int]]]:
     """Which dimension of each output holds the batch, by the rule of the op; None if the rule does not say."""
-    layouts = tuple(batch_layout(info) for info in op.inputs)
+    placements = tuple(batch_placement(info) for info in op.inputs)
     for choice in choices_of(op):
-        if choice.inputs == layouts:
-            return [layout.dim if layout.is_shard else None for layout in choice.outputs]
+        if choice.inputs == placements:
+            return [placement.dim if placement.is_shard else None for placement in choice.outputs]
     return None
 
 

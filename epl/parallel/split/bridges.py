@@ -15,38 +15,38 @@ import tensorflow.compat.v1 as tf
 from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import times
 from epl.ir.graph import first_tensor
-from epl.parallel.sharding.resharding import Exchange, Factor, with_gradient
+from epl.parallel.sharding.resharding import Factor, Resharder, with_gradient
 
 
-def into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+def into_split(tensor: tf.Tensor, resharder: Resharder) -> tf.Tensor:
     """The rows of a rank's own batch, for the split."""
-    return _scaled(tensor, exchange.inverse_share)
+    return _scaled(tensor, resharder.inverse_share)
 
 
-def out_of_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+def out_of_split(tensor: tf.Tensor, resharder: Resharder) -> tf.Tensor:
     """A rank's own rows, or what has entered, for replicate code."""
-    return _scaled(tensor, exchange.share)
+    return _scaled(tensor, resharder.share)
 
 
-def objective_of_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+def objective_of_split(tensor: tf.Tensor, resharder: Resharder) -> tf.Tensor:
     """A rank's own rows of what is differentiated in the split; what their gradients begin with is replicate code's."""
-    return with_gradient(tensor, tensor, lambda gradient: into_split(gradient, exchange))
+    return with_gradient(tensor, tensor, lambda gradient: into_split(gradient, resharder))
 
 
-def mean_into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+def mean_into_split(tensor: tf.Tensor, resharder: Resharder) -> tf.Tensor:
     """The mean of what the ranks have, for the split: of a batch without rows, such as a loss."""
-    mean = exchange.sum_partial(tf.stop_gradient(tensor) * exchange.share(tensor.dtype))
-    return with_gradient(tensor, mean, lambda gradient: _common(gradient, exchange))
+    mean = resharder.sum_partial(tf.stop_gradient(tensor) * resharder.share(tensor.dtype))
+    return with_gradient(tensor, mean, lambda gradient: _common(gradient, resharder))
 
 
-def common_into_split(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+def common_into_split(tensor: tf.Tensor, resharder: Resharder) -> tf.Tensor:
     """What all ranks have alike, for the split."""
-    return with_gradient(tensor, tensor, lambda gradient: _common(gradient, exchange))
+    return with_gradient(tensor, tensor, lambda gradient: _common(gradient, resharder))
 
 
-def _common(gradient: Gradient, exchange: Exchange) -> Gradient:
+def _common(gradient: Gradient, resharder: Resharder) -> Gradient:
     """The whole gradient, as each rank has it for its own loss: as it is."""
-    return _with_values(gradient, gradient, lambda second: mean_into_split(tf.convert_to_tensor(second), exchange))
+    return _with_values(gradient, gradient, lambda second: mean_into_split(tf.convert_to_tensor(second), resharder))
 
 
 def _scaled(tensor: tf.Tensor, factor: Callable[[tf.DType], Factor]) -> tf.Tensor:

@@ -13,35 +13,35 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
 from epl.ir.colocation import in_taskgraph, taskgraph_index
-from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
-from epl.parallel.sharding.resharding import Exchange, is_uneven, with_gradient
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement
+from epl.parallel.sharding.resharding import Resharder, is_uneven, with_gradient
 from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.lookup import look_up
 from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
 from epl.parallel.split.resharding_paths import PLAIN, Conversion, Form, route, wanted_form
-from epl.parallel.split.search import Decision, exit_form, layouts_of, native_layout
+from epl.parallel.split.search import Decision, exit_form, native_placement, placements_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
-# The op of a variable, the layout that it gets -> the value of this rank's part.
-MakeVariable = Callable[[tf.Operation, Layout], tf.Tensor]
+# The op of a variable, the placement that it gets -> the value of this rank's part.
+MakeVariable = Callable[[tf.Operation, Placement], tf.Tensor]
 
 
 class Lowering:
     """The program of one rank.
 
     Attributes:
-      tensors: tensor of the user's graph -> what stands for it on this rank, and its layout.
+      tensors: tensor of the user's graph -> what stands for it on this rank, and its placement.
     """
 
     def __init__(
         self,
         program: Program,
         decision: Decision,
-        exchange: Exchange,
+        resharder: Resharder,
         variable: MakeVariable,
         prefix: str = "",
         device: Optional[str] = None,
@@ -53,7 +53,7 @@ class Lowering:
         Args:
           program: of the region.
           decision: what the search found for it.
-          exchange: of the rank.
+          resharder: of the rank.
           variable: makes the value of the rank's part of a variable.
           prefix: name scope, with a slash at its end, under which the scopes of the user's ops are repeated.
           device: of the ops.
@@ -64,7 +64,7 @@ class Lowering:
           PlanError: if an op cannot be built for the batches of all ranks.
         """
         self._program = program
-        self._exchange = exchange
+        self._resharder = resharder
         self._variable = variable
         self._prefix = prefix
         self._device = device
@@ -77,18 +77,18 @@ class Lowering:
             for step, choice in zip(program.steps, decision.choices):
                 self._build(step, choice)
             self._set_predicates()
-        self.tensors: Dict[tf.Tensor, Tuple[tf.Tensor, Layout]] = {}
+        self.tensors: Dict[tf.Tensor, Tuple[tf.Tensor, Placement]] = {}
         for user_tensor, number in program.number.items():
             if number in self._there:
                 native, tensor = next(iter(self._there[number].items()))
-                self.tensors[user_tensor] = (tensor, native.layout)
+                self.tensors[user_tensor] = (tensor, native.placement)
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the user's graph, FULL on this rank; what is not of the split comes as it is."""
+        """A tensor of the user's graph, REPLICATED on this rank; what is not of the split comes as it is."""
         return self._later(tensor, PLAIN) if tensor in self._program.number else tensor
 
     def local_rows(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the user's graph with the rows of this rank's batch; FULL if it has none."""
+        """A tensor of the user's graph with the rows of this rank's batch; REPLICATED if it has none."""
         if tensor not in self._program.number:
             return tensor
         number = self._program.number[tensor]
@@ -101,47 +101,47 @@ class Lowering:
 
     # ---- Tensors in the forms in which they are wanted.
 
-    def _take(self, number: int, layout: Layout, of_part: bool) -> tf.Tensor:
+    def _take(self, number: int, placement: Placement, of_part: bool) -> tf.Tensor:
         value = self._program.values[number]
         if number not in self._there:
-            native = native_layout(self._program, number, layout)
+            native = native_placement(self._program, number, placement)
             self._there[number] = {Form(native, False): self._source(number, native)}
-        return self._converted(number, wanted_form(value, layout, of_part))
+        return self._converted(number, wanted_form(value, placement, of_part))
 
-    def _source(self, number: int, layout: Layout) -> tf.Tensor:
+    def _source(self, number: int, placement: Placement) -> tf.Tensor:
         value = self._program.values[number]
         if value.kind == ENTRY:
             with self._at(number):
                 return value.tensor if self._entry is None else self._entry(value.tensor)
         with self._scopes(value.tensor.op):
-            return self._exchange.hide_size(self._variable(value.tensor.op, layout), layout)
+            return self._resharder.hide_size(self._variable(value.tensor.op, placement), placement)
 
     def _converted(self, number: int, wanted: Form) -> tf.Tensor:
         value, forms = self._program.values[number], self._there[number]
         path = route(value, self._program.ranks, tuple(forms), wanted)
         if path is None:
-            raise ValueError(f"{value.tensor.name} cannot be had as {wanted.layout}")
+            raise ValueError(f"{value.tensor.name} cannot be had as {wanted.placement}")
         for conversion in path:
             with self._scopes(value.tensor.op), self._at(number):
                 forms[conversion.target] = self._convert(number, forms[conversion.source], conversion)
         return forms[wanted]
 
     def _convert(self, number: int, tensor: tf.Tensor, conversion: Conversion) -> tf.Tensor:
-        exchange, source, target = self._exchange, conversion.source.layout, conversion.target.layout
+        resharder, source, target = self._resharder, conversion.source.placement, conversion.target.placement
         if conversion.kind == "enter":
-            return exchange.enter(tensor)
+            return resharder.enter(tensor)
         if conversion.kind == "sum":
-            return exchange.sum_partial(tensor)
+            return resharder.sum_partial(tensor)
         if conversion.kind == "gather":
-            return exchange.gather(tensor, source)
+            return resharder.gather(tensor, source)
         if conversion.kind == "gather entered":
-            return exchange.gather_entered(tensor, source)
+            return resharder.gather_entered(tensor, source)
         if conversion.kind == "cut":
-            return exchange.cut(tensor, target, self._rows_along(number, tensor, target))
+            return resharder.cut(tensor, target, self._rows_along(number, tensor, target))
         if conversion.kind == "scatter":
-            return exchange.reduce_scatter(tensor, target, self._rows_along(number, tensor, target))
+            return resharder.reduce_scatter(tensor, target, self._rows_along(number, tensor, target))
         batch = target if target.sizes is None else source
-        return exchange.move(tensor, source, target, self._rows_along(number, tensor, batch, batch is source))
+        return resharder.move(tensor, source, target, self._rows_along(number, tensor, batch, batch is source))
 
     # ---- Rows of the batch.
 
@@ -153,24 +153,26 @@ class Lowering:
             size = value.tensor.shape[batch].value
             with self._scopes(value.tensor.op), self._at(entry):
                 if size is None:
-                    self._rows[entry] = self._exchange.row_counts(value.tensor, batch)
+                    self._rows[entry] = self._resharder.row_counts(value.tensor, batch)
                 else:
                     self._rows[entry] = tf.constant([size] * self._program.ranks, tf.int64)
         return self._rows[entry]
 
-    def _rows_along(self, number: int, tensor: tf.Tensor, layout: Layout, is_part: bool = False) -> Optional[tf.Tensor]:
-        """How much of a dimension that holds the batch each rank has; None if the layout has sizes.
+    def _rows_along(
+        self, number: int, tensor: tf.Tensor, placement: Placement, is_part: bool = False
+    ) -> Optional[tf.Tensor]:
+        """How much of a dimension that holds the batch each rank has; None if the placement has sizes.
 
         The dimension may hold other things as well, as the batch times positions does.
         """
-        if layout.sizes is not None:
+        if placement.sizes is not None:
             return None
         rows = self._rows_of(self._program.values[number].rows_of)
-        size = tf.shape(tensor, out_type=tf.int64)[layout.dim]
+        size = tf.shape(tensor, out_type=tf.int64)[placement.dim]
         if is_part:
-            own = rows[self._exchange.own(range(self._program.ranks), tf.int32)]
+            own = rows[self._resharder.own(range(self._program.ranks), tf.int32)]
         else:
-            own = self._exchange.whole_rows(rows)
+            own = self._resharder.whole_rows(rows)
         return rows * (size // tf.maximum(own, 1))
 
     # ---- Ops.
@@ -179,15 +181,15 @@ class Lowering:
         if step.kept:
             self._keep(step)
             return
-        into, out = layouts_of(step, choice)
-        inputs = [self._take(number, layout, choice >= 0) for number, layout in zip(step.inputs, into)]
+        into, out = placements_of(step, choice)
+        inputs = [self._take(number, placement, choice >= 0) for number, placement in zip(step.inputs, into)]
         before = [self._program.equal.first(op) for op in step.op.control_inputs]
         controls = [new for op in before for new in self._controls.get(op, [op])]
         try:
             with self._scopes(step.op), tf.control_dependencies(controls):
                 outputs = self._emit_full(step, inputs) if choice < 0 else self._emit_part(step, choice, inputs)
-            for output, info, layout in zip(outputs, step.info.outputs, out):
-                output.set_shape(_local_shape(info.shape, info.batch, layout))
+            for output, info, placement in zip(outputs, step.info.outputs, out):
+                output.set_shape(_local_shape(info.shape, info.batch, placement))
         except (ValueError, TypeError) as error:
             raise PlanError(
                 'split: {} "{}" ({}) cannot be built on {} devices: {}. If the size of one device\'s batch is written '
@@ -195,21 +197,21 @@ class Lowering:
                     step.op.type, step.op.name, user_line(step.op), self._program.ranks, str(error).split("\n")[0]
                 )
             ) from error
-        for number, output, layout in zip(step.outputs, outputs, out):
-            self._there[number] = {Form(layout, False): output}
+        for number, output, placement in zip(step.outputs, outputs, out):
+            self._there[number] = {Form(placement, False): output}
             wanted = exit_form(self._program, number)
             if wanted is not None:
                 self._converted(number, wanted)
 
     def _emit_part(self, step: Step, choice: int, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         entries = [self._program.values[number].rows_of for number in step.inputs + step.outputs]
-        into, out = layouts_of(step, choice)
-        over_rows = any(layout.is_shard and layout.sizes is None for layout in into)
-        emission = RankEmission(step.op, self._exchange, lambda: self._rows_of(max(entries)), over_rows)
+        into, out = placements_of(step, choice)
+        over_rows = any(placement.is_shard and placement.sizes is None for placement in into)
+        emission = RankEmission(step.op, self._resharder, lambda: self._rows_of(max(entries)), over_rows)
         emit = step.choices[choice].emit
         outputs = emission.same(inputs) if emit is None else emit(emission, step.info, inputs)
         if over_rows:
-            outputs = [self._exchange.partial_sum(o) if to == PARTIAL else o for o, to in zip(outputs, out)]
+            outputs = [self._resharder.partial_sum(o) if to == PARTIAL else o for o, to in zip(outputs, out)]
         self._controls[step.op] = [output.op for output in outputs]
         return outputs
 
@@ -229,7 +231,7 @@ class Lowering:
 
     def _drawn(self, step: Step, output: tf.Tensor, info: TensorInfo) -> tf.Tensor:
         """What rank 0 has drawn. A Python function may have a gradient: each rank takes that of its own call."""
-        drawn = self._exchange.broadcast(output)
+        drawn = self._resharder.broadcast(output)
         if not calls_python(step.op):
             return drawn
         drawn = with_gradient(output, drawn, lambda gradient: gradient)
@@ -257,7 +259,7 @@ class Lowering:
                 continue  # or it was given the new tensor already
             if value.kind == RESULT and value.tensor is self._there[number].get(PLAIN):
                 continue  # of the same loop
-            tensor = self._take(number, FULL, False)
+            tensor = self._take(number, REPLICATED, False)
             if tensor is step.op.inputs[position]:
                 continue
             try:
@@ -277,7 +279,7 @@ class Lowering:
         for step in self._program.steps:
             for context, predicate in tf_compat.predicates_of(step.op) if step.kept else ():
                 if predicate in self._program.number:
-                    tf_compat.set_predicate(context, self._take(self._program.number[predicate], FULL, False))
+                    tf_compat.set_predicate(context, self._take(self._program.number[predicate], REPLICATED, False))
 
     def _scopes(self, op: tf.Operation) -> "_Scopes":
         scope = self._prefix + "".join(part + "/" for part in op.name.split("/")[:-1])
@@ -319,11 +321,13 @@ class _Scopes:
             scope.__exit__(*error)
 
 
-def _local_shape(shape: Optional[Tuple[Optional[int], ...]], batch: Optional[int], layout: Layout) -> tf.TensorShape:
+def _local_shape(
+    shape: Optional[Tuple[Optional[int], ...]], batch: Optional[int], placement: Placement
+) -> tf.TensorShape:
     """What is known of the shape of a part, the same on every rank."""
     if shape is None:
         return tf.TensorShape(None)
     sizes = list(shape)
-    if layout.is_shard:
-        sizes[layout.dim] = None if layout.sizes is None or is_uneven(layout) else layout.sizes[0]
+    if placement.is_shard:
+        sizes[placement.dim] = None if placement.sizes is None or is_uneven(placement) else placement.sizes[0]
     return tf.TensorShape(sizes)

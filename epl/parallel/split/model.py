@@ -39,17 +39,17 @@ from epl.parallel.sharded_variables.initial_values import next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
 from epl.parallel.sharding.group_communicators import GroupCommunicators
-from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.replicated_rows import ReplicatedRows, primary_ranks_of
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.shard_owner import SPLIT, NewVariable, ShardedTensor, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardInfo, objects_of
-from epl.parallel.sharding.stage_streams import StageExchange, StagePass
+from epl.parallel.sharding.stage_streams import StagePass, StageResharder
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.split import report
-from epl.parallel.split.batch_dims import batch_layout
+from epl.parallel.split.batch_dims import batch_placement
 from epl.parallel.split.bridges import (
     common_into_split,
     into_split,
@@ -156,7 +156,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self.ratios = plan.ratios
         if len(plan.stages) > 1:
             own, communicator = first.place(group.rank).rank, first.at(group.rank)
-            group.exchange = StageExchange(
+            group.resharder = StageResharder(
                 communicator, own, "split", fp16_scale, self._open_stream, self._current_pass
             )
         self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
@@ -180,31 +180,31 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._objective = list(objective)
         self._primary_ranks = [primary_ranks_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
         if self._has_copies() and all(self._open_batches()):
-            self.exchange.replicated_rows = ReplicatedRows(
+            self.resharder.replicated_rows = ReplicatedRows(
                 self.ranks, all(set(ranks) == {0} for ranks in self._primary_ranks)
             )
         if any(self._open_batches()):
-            self.exchange.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
+            self.resharder.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision)
-        if len(plan.groups) > 1 and self.exchange.row_weights is not None:  # gradients of parts are weighed by them
+        if len(plan.groups) > 1 and self.resharder.row_weights is not None:  # gradients of parts are weighed by them
             for stage in plan.stages:
                 taskgraph = min(self._indices.intersection(stage.taskgraphs), default=None)
                 if taskgraph is not None:
                     with in_taskgraph(graph.tf_graph, taskgraph):
-                        self.exchange.row_weights.of_group()
+                        self.resharder.row_weights.of_group()
         self._exits = Exits(
             self._region,
             self._program,
             self._lowering,
-            self.exchange,
+            self.resharder,
             self._indices,
             self.building,
             self._gradients.is_own,
         )
-        with self.exchange.once():
+        with self.resharder.once():
             for made in self._registry.shards_of(SPLIT):
-                give_whole(made, self.exchange, self._inside)
+                give_whole(made, self.resharder, self._inside)
         self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
         self._gradients.traced_after = self._lowered_through
         add_owner(graph, self._registry, self)
@@ -255,7 +255,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         return Lowering(
             self._program,
             decision,
-            self.exchange,
+            self.resharder,
             self._variable,
             SCOPE + "/",
             entry=entry,
@@ -265,17 +265,17 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def _entered(self, tensor: tf.Tensor, depends_on_data: Dependence) -> tf.Tensor:
         """A tensor of replicate code as the split takes it."""
         if self._program.values[self._program.number[tensor]].info.batch is not None:
-            return into_split(tensor, self.exchange)
+            return into_split(tensor, self.resharder)
         number = self._program.number[tensor]
         if not tensor.dtype.is_floating or number in self._program.fixed:
             return tensor
         if tensor.op.type in op_types.WRITES and tf_compat.control_flow_context_of(tensor.op) is not None:
             return tensor  # what a branch of the split has written, alike on all ranks; not all branches are taken
         if tensor.op.type not in op_types.PLACEHOLDERS and depends_on_data(tensor):
-            return mean_into_split(tensor, self.exchange)
-        return common_into_split(tensor, self.exchange)
+            return mean_into_split(tensor, self.resharder)
+        return common_into_split(tensor, self.resharder)
 
-    def _variable(self, op: tf.Operation, layout: Layout) -> tf.Tensor:
+    def _variable(self, op: tf.Operation, placement: Placement) -> tf.Tensor:
         """The value of this rank's part of a variable."""
         objects = objects_of(op)
         if not objects:
@@ -283,11 +283,11 @@ class SplitModel(ShardOwner, ReplicaGroups):
                 "{!r} is a variable that is in no collection, and epl.split cannot find its tf.Variable object. Create "
                 "it with tf.get_variable, or with the collection tf.GraphKeys.GLOBAL_VARIABLES.".format(op.name)
             )
-        if layout == FULL:
+        if placement == REPLICATED:
             if not self._is_read_outside(op):
                 self.whole.add(op.name)
             return objects[0].value()
-        made = shard_variable(objects[0], layout, self.exchange, next_seed(self._graph))
+        made = shard_variable(objects[0], placement, self.resharder, next_seed(self._graph))
         self._registry.add_shard(made, self)
         return made.variable.value()
 
@@ -314,7 +314,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             return self.values[y]
         if y not in self._rows:
             with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
-                self._rows[y] = objective_of_split(self._lowering.local_rows(y), self.exchange)
+                self._rows[y] = objective_of_split(self._lowering.local_rows(y), self.resharder)
         return self._rows[y]
 
     def source(self, x: Any) -> Any:
@@ -349,7 +349,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
                 "epl.split, from the rows of all {} devices, and others outside, from those of one device. Call it for "
                 "each of them by itself.".format(x.name, self.ranks)
             )
-        return times(gradient, self.exchange.share(first_tensor(gradient).dtype))
+        return times(gradient, self.resharder.share(first_tensor(gradient).dtype))
 
     # ---- Runs that train nothing, in which several ranks have the same rows.
 
@@ -364,18 +364,18 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""
-        with self.building(), self.exchange.once():
-            return self.exchange.all_reduce(tensor, "rows_of_group")
+        with self.building(), self.resharder.once():
+            return self.resharder.all_reduce(tensor, "rows_of_group")
 
     def primary_ranks(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
         """By rank of the job, the first rank of each process in its group: for runs that train nothing."""
-        copied = self.exchange.replicated_rows
+        copied = self.resharder.replicated_rows
         by_rank = tuple(self._primary_ranks[self.group.place(rank).group] for rank in range(len(self.group.owners)))
         return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
 
     def refuse_replicated_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
         """As that of ShardOwner."""
-        if not self._has_copies() or self.exchange.replicated_rows is not None and not differentiates:
+        if not self._has_copies() or self.resharder.replicated_rows is not None and not differentiates:
             return
         number = self._program.number
         numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
@@ -406,25 +406,25 @@ class SplitModel(ShardOwner, ReplicaGroups):
         value = self._program.result(tensor)
         if value is None or tensor.op in self._region.kept:
             return None if self._registry.shard_read(tensor) else self._computed_value(tensor)
-        local, layout = self._lowering.tensors[tensor]
+        local, placement = self._lowering.tensors[tensor]
         local = self._graph.restored(local)
-        if layout == batch_layout(value.info):
+        if placement == batch_placement(value.info):
             return local
         graph = self._graph.tf_graph
 
-        def local_rows(exchange: Exchange, prefix: str, whole: tf.Tensor) -> tf.Tensor:
+        def local_rows(resharder: Resharder, prefix: str, whole: tf.Tensor) -> tf.Tensor:
             """The rows of the batch of a rank."""
             assert value is not None and value.info.batch is not None
             entry = self._program.values[value.rows_of]
             whole.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
-            rows = exchange.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
+            rows = resharder.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
             size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
-            rows *= size // tf.maximum(exchange.whole_rows(rows), 1)
-            return exchange.cut(whole, shard(value.info.batch), rows)
+            rows *= size // tf.maximum(resharder.whole_rows(rows), 1)
+            return resharder.cut(whole, shard(value.info.batch), rows)
 
         return ShardedTensor(
             lambda prefix: graph.get_tensor_by_name(prefix + local.name),
-            layout,
+            placement,
             local.op.name,
             None if value.info.batch is None else local_rows,
         )
@@ -432,8 +432,8 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def _computed_value(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
         """The value of what is computed with gradients of shards; None for another tensor."""
         graph, rewrite, computed = self._graph.tf_graph, self._graph.rewritten, self._computed
-        layout = computed.layout(tensor)
-        if layout == FULL:
+        placement = computed.placement(tensor)
+        if placement == REPLICATED:
             with late_ops(self._graph):
                 full = computed.whole_shape(tensor)
             return None if full is tensor else full
@@ -447,7 +447,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             part = graph.get_tensor_by_name(prefix + tensor.name)
             return part + first_rows[prefix] if first_rows[prefix] else part
 
-        return ShardedTensor(local, layout, tensor.op.name)
+        return ShardedTensor(local, placement, tensor.op.name)
 
     def local(self, item: Any) -> Any:
         """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
@@ -509,7 +509,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
             self.complete.add(first_tensor(gradient).op.name)
         shard_info = self.shards.get(variable)
         if shard_info is not None:
-            self._gradients.note(gradient, shard_info.layout)
+            self._gradients.note(gradient, shard_info.placement)
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
         """Adds the slots of an apply_gradients to the registry."""
@@ -527,7 +527,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._take_outputs()
         self.redirect()
         first = self._stages[0].taskgraphs[0]
-        with self.exchange.once(), in_taskgraph(self._graph.tf_graph, first if len(self._stages) > 1 else None):
+        with self.resharder.once(), in_taskgraph(self._graph.tf_graph, first if len(self._stages) > 1 else None):
             self._complete_updates()
         self._refuse_late_variables()
 
@@ -539,9 +539,9 @@ class SplitModel(ShardOwner, ReplicaGroups):
         gradients, group = self._gradients, self.group
         with self._graph.tf_graph.as_default():
             updates = gradients.trace()
-            self.values.update(complete_updates(updates, self.exchange, group.between_groups, group.in_branch))
-        layouts = {self.values.get(tensor, tensor): layout for tensor, layout in updates.layouts.items()}
-        self._computed = ComputedParts(layouts, gradients.rows, gradients.row_shapes)
+            self.values.update(complete_updates(updates, self.resharder, group.between_groups, group.in_branch))
+        placements = {self.values.get(tensor, tensor): placement for tensor, placement in updates.placements.items()}
+        self._computed = ComputedParts(placements, gradients.rows, gradients.row_shapes)
 
     def follow_late(self) -> None:
         """As that of ShardOwner.
@@ -563,8 +563,8 @@ class SplitModel(ShardOwner, ReplicaGroups):
             if result is not None:
                 output = self._exits.exit(tensor)
             elif shard_info is not None:
-                with self.building(), self.exchange.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
-                    output = self.exchange.gather(self.values.get(tensor, tensor), shard_info.layout)
+                with self.building(), self.resharder.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
+                    output = self.resharder.gather(self.values.get(tensor, tensor), shard_info.placement)
             else:
                 continue
             self._outputs[self.values.get(tensor, tensor)] = output

@@ -9,18 +9,18 @@ from typing import Collection, Dict
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharded_variables.variables import beside
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.sharded_variables import Shard
 from epl.parallel.split.bridges import out_of_split
 from epl.utils import tf_compat
 
 
-def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
+def give_whole(made: Shard, resharder: Resharder, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
     """Gives the readers outside of the split the whole variable in place of the one that is no more.
 
     Args:
       made: a variable that has become a shard.
-      exchange: of this rank; its collectives so far come first.
+      resharder: of this rank; its collectives so far come first.
       inside: the ops of the split, which read the shard.
 
     Returns:
@@ -32,9 +32,9 @@ def give_whole(made: Shard, exchange: Exchange, inside: Collection[tf.Operation]
         if not consumers:
             continue
         with beside(old.op), tf.device(new.device):
-            part = exchange.hide_size(new, made.layout)
-            whole = exchange.gather_entered(part, made.layout)
-            whole = out_of_split(whole, exchange)
+            part = resharder.hide_size(new, made.placement)
+            whole = resharder.gather_entered(part, made.placement)
+            whole = out_of_split(whole, resharder)
         for consumer in consumers:
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is old:

@@ -75,7 +75,7 @@ class Step(NamedTuple):
       inputs, outputs: numbers of the values; -1 for an input that comes from inside a loop.
       info: for its rule.
       choices: how it can be computed on parts.
-      kept: whether it stays as it is and takes FULL tensors.
+      kept: whether it stays as it is and takes REPLICATED tensors.
       draws: whether it draws random numbers, or is a Python function that may.
       seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
     """

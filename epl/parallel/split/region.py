@@ -23,7 +23,7 @@ class Region(NamedTuple):
 
     Attributes:
       ops: in the order of creation; they do not change but for those in `kept`.
-      kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take FULL tensors.
+      kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take full tensors.
       variables: reference, handle or value that was read -> the op of the variable.
       exits: outputs of `ops` that other ops take.
     """

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
 from epl.ir.taskgraph import Phase
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.split.bridges import out_of_split
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
@@ -31,7 +31,7 @@ class Exits:
         region: Region,
         program: Program,
         lowering: Lowering,
-        exchange: Exchange,
+        resharder: Resharder,
         taskgraphs: Container[int],
         building: Callable[[], ContextManager[None]],
         is_own: Callable[[tf.Operation], bool],
@@ -42,7 +42,7 @@ class Exits:
           region: of the split.
           program: its values.
           lowering: of this rank.
-          exchange: of this rank.
+          resharder: of this rank.
           taskgraphs: indices of those that are split.
           building: ops that are made inside are not the user's.
           is_own: whether an op is no op of the user.
@@ -51,7 +51,7 @@ class Exits:
         self._inside = frozenset(region.ops)
         self._program = program
         self._lowering = lowering
-        self._exchange = exchange
+        self._resharder = resharder
         self._taskgraphs = taskgraphs
         self._building = building
         self._is_own = is_own
@@ -74,8 +74,8 @@ class Exits:
             with self._building(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
                 own = self._lowering.local_rows(tensor)
                 if value.info.batch is None:
-                    own = self._exchange.enter(own)
-                self.standing[tensor] = out_of_split(own, self._exchange)
+                    own = self._resharder.enter(own)
+                self.standing[tensor] = out_of_split(own, self._resharder)
         return self.standing[tensor]
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor:

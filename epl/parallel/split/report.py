@@ -2,15 +2,15 @@
 
 from typing import List, Tuple
 
-from epl.parallel.sharding.placements import FULL
+from epl.parallel.sharding.placements import REPLICATED
 from epl.parallel.sharding.rules.registry import RULES
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import collectives, is_half
-from epl.parallel.split.search import Decision, conversions, layouts_of, variable_layouts
+from epl.parallel.split.search import Decision, conversions, placements_of, variable_placements
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
-# A variable of so many bytes that has to stay FULL would defeat the split.
+# A variable of so many bytes that has to stay REPLICATED would defeat the split.
 REFUSED_BYTES = 16 * 1024 * 1024
 
 _NO_WORK = frozenset(["Const", "Identity", "NoOp", "Assert"])
@@ -28,9 +28,9 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
 
 def table(program: Program, decision: Decision) -> str:
     """The ops that are computed on parts or take what is converted, and those that are computed in full needlessly."""
-    lines = [f"split over {program.ranks} devices: op, layouts, bytes that a device sends in a step"]
+    lines = [f"split over {program.ranks} devices: op, placements, bytes that a device sends in a step"]
     for step, choice, made in zip(program.steps, decision.choices, conversions(program, decision)):
-        into, out = layouts_of(step, choice)
+        into, out = placements_of(step, choice)
         if choice >= 0 or made:
             arrow = "{} -> {}".format(", ".join(map(str, into)), ", ".join(map(str, out)))
             lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
@@ -42,7 +42,7 @@ def table(program: Program, decision: Decision) -> str:
             lines.append(
                 "      {} to {}: {} {:,.0f} forward, {} {:,.0f} backward".format(
                     value.tensor.name,
-                    conversion.target.layout,
+                    conversion.target.placement,
                     names[0],
                     conversion.forward,
                     names[1],
@@ -75,10 +75,10 @@ def without_rule(program: Program) -> List[Step]:
 
 
 def refuse_full_variables(program: Program, decision: Decision, limit: int = REFUSED_BYTES) -> None:
-    """Raises PlanError if a variable of at least `limit` bytes stays FULL for an op that cannot take a part of it."""
-    for number, layout in variable_layouts(program, decision).items():
+    """Raises PlanError if a variable of at least `limit` bytes stays REPLICATED for an op that cannot take a shard."""
+    for number, placement in variable_placements(program, decision).items():
         value = program.values[number]
-        if layout != FULL or num_bytes(value) < limit:
+        if placement != REPLICATED or num_bytes(value) < limit:
             continue
         for step in program.steps:
             if number in step.inputs and not step.choices:

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, shares
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement, shares
 from epl.parallel.split.program import Value, num_bytes
 
 
@@ -15,11 +15,11 @@ class Form(NamedTuple):
     """How a rank has a tensor.
 
     Attributes:
-      layout: how it lies on the ranks.
-      entered: FULL, in the hands of an op that computes a part.
+      placement: how it lies on the ranks.
+      entered: REPLICATED, in the hands of an op that computes a part.
     """
 
-    layout: Layout
+    placement: Placement
     entered: bool
 
 
@@ -67,7 +67,7 @@ _COLLECTIVES: Dict[str, Tuple[str, str]] = {
 
 _Step = Callable[[str, Form, Form], Conversion]
 
-PLAIN = Form(FULL, False)
+PLAIN = Form(REPLICATED, False)
 
 
 def collectives(kind: str, trained: bool) -> Tuple[str, str]:
@@ -76,9 +76,9 @@ def collectives(kind: str, trained: bool) -> Tuple[str, str]:
     return forward, backward if trained else ""
 
 
-def wanted_form(value: Value, layout: Layout, of_part: bool) -> Form:
+def wanted_form(value: Value, placement: Placement, of_part: bool) -> Form:
     """The form in which an op takes an input; `of_part`: it computes a part of what the unsplit op does."""
-    return Form(layout, of_part and layout == FULL and value.differentiable)
+    return Form(placement, of_part and placement == REPLICATED and value.differentiable)
 
 
 def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Conversion]]:
@@ -115,34 +115,34 @@ def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
 
 def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
     def step(kind: str, before: Form, after: Form) -> Conversion:
-        cut = [form.layout for form in (before, after) if form.layout.is_shard]
+        cut = [form.placement for form in (before, after) if form.placement.is_shard]
         sent = [_size(name, value) * _sent(name, cut, ranks) for name in collectives(kind, value.trained)]
         return Conversion(kind, before, after, sent[0], sent[1])
 
     # From what has entered comes nothing else: its gradient is one rank's addend.
-    if source.entered or wanted.layout == PARTIAL:
+    if source.entered or wanted.placement == PARTIAL:
         return []
-    if wanted.layout == FULL:
+    if wanted.placement == REPLICATED:
         return _paths_to_full(step, source, wanted)
-    if wanted.layout.sizes is None and wanted.layout.dim != value.info.batch:
+    if wanted.placement.sizes is None and wanted.placement.dim != value.info.batch:
         return []
-    if source.layout == FULL:
+    if source.placement == REPLICATED:
         return [[step("cut", source, wanted)]]
-    if source.layout == PARTIAL:
+    if source.placement == PARTIAL:
         return [[step("scatter", source, wanted)]]
-    if source.layout.dim != wanted.layout.dim:
+    if source.placement.dim != wanted.placement.dim:
         return [[step("move", source, wanted)]]
     return [[step("gather", source, PLAIN), step("cut", PLAIN, wanted)]]
 
 
 def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Conversion]]:
-    if source.layout == FULL:
+    if source.placement == REPLICATED:
         return [[step("enter", source, wanted)]]
-    plain = step("gather" if source.layout.is_shard else "sum", source, PLAIN)
+    plain = step("gather" if source.placement.is_shard else "sum", source, PLAIN)
     if not wanted.entered:
         return [[plain]]
     then = [plain, step("enter", PLAIN, wanted)]
-    return [[step("gather entered", source, wanted)], then] if source.layout.is_shard else [then]
+    return [[step("gather entered", source, wanted)], then] if source.placement.is_shard else [then]
 
 
 def is_half(collective: str, value: Value) -> bool:
@@ -155,16 +155,16 @@ def _size(collective: str, value: Value) -> float:
     return num_bytes(value) * (tf.float16.size / value.info.dtype.size if is_half(collective, value) else 1.0)
 
 
-def _sent(collective: str, cut: Sequence[Layout], ranks: int) -> float:
+def _sent(collective: str, cut: Sequence[Placement], ranks: int) -> float:
     """What a rank sends in a collective, as a part of the whole tensor, by the algorithms with the least.
 
     Args:
       collective: its name.
-      cut: the layouts of parts before and behind it.
+      cut: the placements of parts before and behind it.
       ranks: devices in the group.
     """
     if collective == "all-to-all":
-        both = zip(*[shares(layout, ranks) for layout in cut])
+        both = zip(*[shares(placement, ranks) for placement in cut])
         return max(before * (1 - after) for one in both for before, after in (one, one[::-1]))
     # In a ring a rank passes on all parts but one.
     share = 1 - min(shares(cut[0], ranks)) if cut else (ranks - 1) / ranks

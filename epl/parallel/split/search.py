@@ -2,16 +2,16 @@
 
 A state is the forms in which the tensors that are still needed are there. Two states with the same forms have the same
 future, and only the cheaper one goes on; of the others the cheapest `beam` do. The cost is time: of what an op computes
-in its part, of the bytes that conversions and composites move, forward and backward; and for a variable that stays FULL
-its bytes, as each rank keeps, updates and saves all of it. All is counted from the graph alone, so that processes with
-the same graph decide alike.
+in its shard, of the bytes that resharding and composites move, forward and backward; and for a variable that stays
+REPLICATED its bytes, as each rank keeps, updates and saves all of it. All is counted from the graph alone, so that
+processes with the same graph decide alike.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from epl.parallel.sharding.placements import FULL, Layout, shares
+from epl.parallel.sharding.placements import REPLICATED, Placement, shares
 from epl.parallel.sharding.rules.registry import Choice
-from epl.parallel.split.batch_dims import batch_layout
+from epl.parallel.split.batch_dims import batch_placement
 from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, num_bytes
 from epl.parallel.split.resharding_paths import (
     LINKS,
@@ -25,8 +25,8 @@ from epl.parallel.split.resharding_paths import (
 )
 
 BEAM = 24
-# A byte of a variable that stays FULL counts as this many bytes that are moved: it is kept with its gradient and the
-# slots of an optimizer on every rank, which is what a split is to avoid.
+# A byte of a variable that stays REPLICATED counts as this many bytes that are moved: it is kept with its gradient and
+# the slots of an optimizer on every rank, which is what a split is to avoid.
 FULL_VARIABLE = 16.0
 # A variable of fewer bytes counts less by as much: it is not worth a collective.
 _LARGE_VARIABLE = 64 * 1024
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
     """How a program is computed.
 
     Attributes:
-      choices: for each step the number of its choice; -1: all is FULL.
+      choices: for each step the number of its choice; -1: all is REPLICATED.
       seconds: the cost that was found.
     """
 
@@ -84,37 +84,37 @@ def search(
     Args:
       program: of the region.
       link: what connects the devices.
-      full_variable: bytes that a byte of a variable counts as that stays FULL.
+      full_variable: bytes that a byte of a variable counts as that stays REPLICATED.
       beam: states that are followed at a time.
     """
     return _Search(program, link, full_variable).run(beam)
 
 
-def layouts_of(step: Step, choice: int) -> Tuple[Tuple[Layout, ...], Tuple[Layout, ...]]:
-    """The layouts in which a choice takes and gives tensors; choice -1: all is FULL."""
+def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple[Placement, ...]]:
+    """The placements in which a choice takes and gives tensors; choice -1: all is REPLICATED."""
     if choice >= 0:
         return step.choices[choice].inputs, step.choices[choice].outputs
-    return (FULL,) * len(step.inputs), (FULL,) * len(step.outputs)
+    return (REPLICATED,) * len(step.inputs), (REPLICATED,) * len(step.outputs)
 
 
-def native_layout(program: Program, number: int, wanted: Layout) -> Layout:
-    """The layout that an entry has, or a variable gets that is first wanted in the given one."""
+def native_placement(program: Program, number: int, wanted: Placement) -> Placement:
+    """The placement that an entry has, or a variable gets that is first wanted in the given one."""
     value = program.values[number]
-    return batch_layout(value.info) if value.kind == ENTRY else wanted
+    return batch_placement(value.info) if value.kind == ENTRY else wanted
 
 
 def exit_form(program: Program, number: int) -> Optional[Form]:
     """The form in which ops outside take a value: the rows of the own batch, or all of it; None if they do not."""
-    return Form(batch_layout(program.values[number].info), False) if number in program.exits else None
+    return Form(batch_placement(program.values[number].info), False) if number in program.exits else None
 
 
-def variable_layouts(program: Program, decision: Decision) -> Dict[int, Layout]:
-    """The layout of each variable by its number: as the first op that takes it wants it."""
-    found: Dict[int, Layout] = {}
+def variable_placements(program: Program, decision: Decision) -> Dict[int, Placement]:
+    """The placement of each variable by its number: as the first op that takes it wants it."""
+    found: Dict[int, Placement] = {}
     for step, choice in zip(program.steps, decision.choices):
-        for number, layout in zip(step.inputs, layouts_of(step, choice)[0]):
+        for number, placement in zip(step.inputs, placements_of(step, choice)[0]):
             if number >= 0 and program.values[number].kind == VARIABLE:
-                found.setdefault(number, layout)
+                found.setdefault(number, placement)
     return found
 
 
@@ -123,14 +123,14 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
     there: Dict[int, _Forms] = {}
     found = []
     for step, choice in zip(program.steps, decision.choices):
-        into, out = layouts_of(step, choice)
+        into, out = placements_of(step, choice)
         wanted: List[Tuple[int, Form]] = []
-        for number, layout in zip(step.inputs, into):
+        for number, placement in zip(step.inputs, into):
             if number >= 0:
-                there.setdefault(number, (Form(native_layout(program, number, layout), False),))
-                wanted.append((number, wanted_form(program.values[number], layout, choice >= 0)))
-        for number, layout in zip(step.outputs, out):
-            there[number] = (Form(layout, False),)
+                there.setdefault(number, (Form(native_placement(program, number, placement), False),))
+                wanted.append((number, wanted_form(program.values[number], placement, choice >= 0)))
+        for number, placement in zip(step.outputs, out):
+            there[number] = (Form(placement, False),)
             form = exit_form(program, number)
             wanted += [] if form is None else [(number, form)]
         made = []
@@ -200,26 +200,26 @@ class _Search:
         self, step: Step, choice: int, before: Dict[int, Optional[_Forms]]
     ) -> Optional[Tuple[float, Dict[int, _Forms]]]:
         """What a choice costs, and the forms of inputs and outputs after it; None if its inputs cannot be had so."""
-        into, out = layouts_of(step, choice)
+        into, out = placements_of(step, choice)
         cost = self._compute(step, choice)
         after: Dict[int, _Forms] = {}
-        for number, layout in zip(step.inputs, into):
+        for number, placement in zip(step.inputs, into):
             if number < 0:
                 continue
             forms = after.get(number) or before[number]
             if forms is None:
-                native = native_layout(self._program, number, layout)
+                native = native_placement(self._program, number, placement)
                 if self._is_illegal(number, native):
                     return None
                 forms = (Form(native, False),)
                 cost += self._variable_cost(number, native)
-            found = self._convert(number, forms, wanted_form(self._program.values[number], layout, choice >= 0))
+            found = self._convert(number, forms, wanted_form(self._program.values[number], placement, choice >= 0))
             if found is None:
                 return None
             cost += found[0]
             after[number] = found[1]
-        for number, layout in zip(step.outputs, out):
-            given = self._given_back(number, (Form(layout, False),))
+        for number, placement in zip(step.outputs, out):
+            given = self._given_back(number, (Form(placement, False),))
             cost += given[0]
             after[number] = given[1]
         return cost, after
@@ -238,8 +238,8 @@ class _Search:
             sent = sum(num_bytes(self._program.values[number]) for number in step.outputs) if step.draws else 0
             return step.seconds + (self._link.latency + sent / self._link.bandwidth if step.draws else 0.0)
         found: Choice = step.choices[choice]
-        cut = [layout for layout in found.inputs + found.outputs if layout.is_shard]
-        largest = max([max(shares(layout, self._program.ranks)) for layout in cut], default=1.0)
+        cut = [placement for placement in found.inputs + found.outputs if placement.is_shard]
+        largest = max([max(shares(placement, self._program.ranks)) for placement in cut], default=1.0)
         moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
         return step.seconds * largest + moved
 
@@ -254,14 +254,14 @@ class _Search:
             else:
                 count = count_collectives(path, value.trained)
                 cost = count * self._link.latency + total_bytes(path) / self._link.bandwidth
-                if number in self._weights and wanted.layout == FULL and forms[0].layout != FULL:
+                if number in self._weights and wanted.placement == REPLICATED and forms[0].placement != REPLICATED:
                     cost += _GATHERED_VARIABLE * self._whole_variable(number)
                 self._routes[known] = (cost, forms + tuple(step.target for step in path))
         return self._routes[known]
 
-    def _variable_cost(self, number: int, layout: Layout) -> float:
+    def _variable_cost(self, number: int, placement: Placement) -> float:
         value = self._program.values[number]
-        if value.kind != VARIABLE or layout.is_shard:
+        if value.kind != VARIABLE or placement.is_shard:
             return 0.0
         return self._whole_variable(number)
 
@@ -271,11 +271,11 @@ class _Search:
         beyond = (1 - 1 / self._program.ranks) * size * min(1.0, size / _LARGE_VARIABLE)
         return beyond * self._full_variable / self._link.bandwidth
 
-    def _is_illegal(self, number: int, layout: Layout) -> bool:
+    def _is_illegal(self, number: int, placement: Placement) -> bool:
         """Whether a variable would be what no variable can be, or not whole for a loop that takes it as it is."""
-        if self._program.values[number].kind != VARIABLE or layout == FULL:
+        if self._program.values[number].kind != VARIABLE or placement == REPLICATED:
             return False
-        return not layout.is_shard or layout.sizes is None or number in self._kept
+        return not placement.is_shard or placement.sizes is None or number in self._kept
 
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
         """What it costs to give a tensor to those outside who take it, and the forms in which it then is there."""

@@ -4,15 +4,15 @@ from typing import Optional
 
 from epl.parallel.plan.loaded import given, misfit
 from epl.parallel.plan.sections import OpChoice, ShardedVariable, SplitSection
-from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.placements import Placement
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import Link
-from epl.parallel.split.search import Decision, layouts_of, search, variable_layouts
+from epl.parallel.split.search import Decision, placements_of, search, variable_placements
 
 
 def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSection:
-    """A decision as names and layouts.
+    """A decision as names and placements.
 
     Args:
       plan: what the split is over.
@@ -21,7 +21,8 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
     """
     ops = tuple(_of_step(step, choice) for step, choice in zip(program.steps, decision.choices) if choice >= 0)
     variables = [
-        _variable(program.values[number], layout) for number, layout in variable_layouts(program, decision).items()
+        _variable(program.values[number], placement)
+        for number, placement in variable_placements(program, decision).items()
     ]
     return SplitSection(plan.groups, plan.ratios, ops, tuple(variables))
 
@@ -54,7 +55,7 @@ def decision_of(section: SplitSection, program: Program) -> Decision:
 
 
 def _number(step: Step, planned: Optional[OpChoice]) -> int:
-    """The choice of a step that has the layouts of the plan; of several the one that the search prefers."""
+    """The choice of a step that has the placements of the plan; of several the one that the search prefers."""
     if planned is None:
         return -1
     alike = [number for number in range(len(step.choices)) if _of_step(step, number) == planned]
@@ -68,9 +69,9 @@ def _number(step: Step, planned: Optional[OpChoice]) -> int:
 
 
 def _of_step(step: Step, choice: int) -> OpChoice:
-    inputs, outputs = (tuple(map(str, layouts)) for layouts in layouts_of(step, choice))
+    inputs, outputs = (tuple(map(str, placements)) for placements in placements_of(step, choice))
     return OpChoice(step.op.name, inputs, outputs)
 
 
-def _variable(value: Value, layout: Layout) -> ShardedVariable:
-    return ShardedVariable(value.tensor.op.name, num_bytes(value), layout.dim, layout.sizes or ())
+def _variable(value: Value, placement: Placement) -> ShardedVariable:
+    return ShardedVariable(value.tensor.op.name, num_bytes(value), placement.dim, placement.sizes or ())

@@ -15,7 +15,7 @@ from epl.ir.view import ancestor_ops
 from epl.parallel.costs.shapes import num_elements
 from epl.parallel.sharded_variables.variables import beside, initializer_of
 from epl.parallel.sharding.packed import Member, all_gather
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.zero.variables import ZeroVariable
 
 SMALL = 128 << 10  # bytes of a weight that goes into a pack
@@ -61,9 +61,9 @@ def behind_writes(variables: Iterable[ZeroVariable]) -> Set[tf.Operation]:
     return ancestor_ops(tensor.op for tensor in values)
 
 
-def gather_pack(pack: Sequence[ZeroVariable], exchange: Exchange) -> List[tf.Tensor]:
-    """The wholes of several variables of one dtype and device, in one collective behind the others of `exchange`."""
+def gather_pack(pack: Sequence[ZeroVariable], resharder: Resharder) -> List[tf.Tensor]:
+    """The wholes of several variables of one dtype and device, in one collective behind the others of `resharder`."""
     first = pack[0].made
     with beside(first.old.op), tf.device(first.variable.device), tf.name_scope("pack"):
-        own = [exchange.hide_size(one.made.variable.read_value(), one.made.layout) for one in pack]
-        return all_gather(own, [Member(one.made.full_shape, one.made.layout) for one in pack], exchange)
+        own = [resharder.hide_size(one.made.variable.read_value(), one.made.placement) for one in pack]
+        return all_gather(own, [Member(one.made.full_shape, one.made.placement) for one in pack], resharder)

@@ -61,26 +61,26 @@ class _Regathering:
     def run(self) -> None:
         """Adds them."""
         for number, fetches in enumerate(self._plan.streams):
-            exchange = self._zero.new_stream()
+            resharder = self._zero.new_stream()
             stream: List[ScheduledGather] = []
             for place, fetch in enumerate(fetches):
-                self._fetch(fetch, exchange, f"{SCOPE}/lane{number}_{place}/")
-                stream.append(ScheduledGather(exchange.collectives[-1].name, fetch.block))
+                self._fetch(fetch, resharder, f"{SCOPE}/stream{number}_{place}/")
+                stream.append(ScheduledGather(resharder.collectives[-1].name, fetch.block))
             self._rewrite.gather_streams.append(stream)
         for whole in self._plan.early:
-            self._give_rest(whole, self._zero.exchange, self._placeholders[whole].variable.updates())
+            self._give_rest(whole, self._zero.resharder, self._placeholders[whole].variable.updates())
         if self._plan.idle:
-            exchange = self._zero.new_stream()
+            resharder = self._zero.new_stream()
             for whole in self._plan.idle:
-                self._rewrite.unused_gathers.append(self._give_rest(whole, exchange, ()).name)
+                self._rewrite.unused_gathers.append(self._give_rest(whole, resharder, ()).name)
         self._report()
 
-    def _fetch(self, fetch: Fetch, exchange: Any, prefix: str) -> None:
+    def _fetch(self, fetch: Fetch, resharder: Any, prefix: str) -> None:
         """Gathers a whole for the uses of a block."""
         waits = [self._operation(node) for node in fetch.waits]
-        whole = self._zero.gather(self._placeholders[fetch.source].variable, exchange, waits)
+        whole = self._zero.gather(self._placeholders[fetch.source].variable, resharder, waits)
         for node in self._plan.updates.get(fetch.source, ()):
-            tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [exchange.collectives[-1]])
+            tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [resharder.collectives[-1]])
         taken = self._copies(fetch, whole, prefix)
         for use in fetch.uses:
             node, output = self._plan.values[use.consumer, use.position]
@@ -101,12 +101,12 @@ class _Regathering:
             self._rewrite.copies_per_use.setdefault(name, []).append(prefix + name)
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
-    def _give_rest(self, whole: int, exchange: Any, guarded: Any) -> tf.Tensor:
+    def _give_rest(self, whole: int, resharder: Any, guarded: Any) -> tf.Tensor:
         """Gathers a whole for all who still take the placeholder, before the `guarded` ops run."""
         placeholder = self._placeholders[whole]
-        tensor = self._zero.gather(placeholder.variable, exchange)
+        tensor = self._zero.gather(placeholder.variable, resharder)
         for op in guarded:
-            tf_compat.add_control_inputs(op, [exchange.collectives[-1]])
+            tf_compat.add_control_inputs(op, [resharder.collectives[-1]])
         for consumer in set(placeholder.tensor.consumers()):
             for position, taken in enumerate(consumer.inputs):
                 if taken is placeholder.tensor:

@@ -40,8 +40,8 @@ from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import beside, is_shard
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.packed import Member
-from epl.parallel.sharding.placements import Layout, offsets
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement, offsets
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
@@ -179,7 +179,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.placeholders: List[WeightPlaceholder] = []
-        self._streams: List[Exchange] = []
+        self._streams: List[Resharder] = []
         self._first_apply = tf_compat.last_op_id(graph.tf_graph)
 
     # ---- apply_gradients.
@@ -207,15 +207,15 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             candidate = Candidate(name, shape, size, isinstance(gradient, tf.IndexedSlices))
             by_stage.setdefault(stage_of_op(variable.op, self._stages), []).append(candidate)
         candidates = [one for of_stage in by_stage.values() for one in of_stage]
-        layouts: Dict[str, Layout] = {}
+        placements: Dict[str, Placement] = {}
         for stage, of_stage in by_stage.items():
-            layouts.update(section.decide(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
-        section.note(self._graph, self.level, len(self._stages), candidates, layouts)
+            placements.update(section.decide(of_stage, self._surplus.setdefault(stage, [0.0] * self.ranks)))
+        section.note(self._graph, self.level, len(self._stages), candidates, placements)
         for one in candidates:
-            if one.name not in layouts:
+            if one.name not in placements:
                 continue
             with tf.init_scope():
-                made = ZeroVariable(variables[one.name], layouts[one.name], self.exchange, next_seed(self._graph))
+                made = ZeroVariable(variables[one.name], placements[one.name], self.resharder, next_seed(self._graph))
             self._variables[one.name] = made
             self._calls[made] = number
             self._registry.add_shard(made.made, self)
@@ -226,16 +226,18 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         whole = self._variables.get(variable_name(variable) or "")
         if gradient is None or whole is None:
             return pair
-        layout = whole.made.layout
+        placement = whole.made.placement
         with tf.name_scope("epl_part"):
-            if isinstance(gradient, tf.IndexedSlices) and layout.dim:  # another gradient chose the parts, a dense one
+            if (
+                isinstance(gradient, tf.IndexedSlices) and placement.dim
+            ):  # another gradient chose the parts, a dense one
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
                 part: Gradient = self._local_rows(gradient, whole)
             else:
-                part = tf.identity(self.exchange.cut(gradient, layout))
-                self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, layout))
-        self._gradients.note(part, layout)
+                part = tf.identity(self.resharder.cut(gradient, placement))
+                self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, placement))
+        self._gradients.note(part, placement)
         return part, whole.made.variable
 
     def known_to_optimizers(self, value: Any) -> Any:
@@ -261,10 +263,10 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def _local_rows(self, gradient: tf.IndexedSlices, whole: ZeroVariable) -> tf.IndexedSlices:
         """Those rows of a sparse gradient that go into this rank's part."""
         made = whole.made
-        sizes = made.layout.sizes or ()
-        own = gradient.indices - self.exchange.own(offsets(sizes), gradient.indices.dtype)
-        kept = tf.logical_and(own >= 0, own < self.exchange.own(sizes, own.dtype))
-        shape = self.exchange.own(local_shapes(made.full_shape, made.layout), own.dtype)
+        sizes = made.placement.sizes or ()
+        own = gradient.indices - self.resharder.own(offsets(sizes), gradient.indices.dtype)
+        kept = tf.logical_and(own >= 0, own < self.resharder.own(sizes, own.dtype))
+        shape = self.resharder.own(local_shapes(made.full_shape, made.placement), own.dtype)
         with tf_compat.silent_deprecations():
             return tf.IndexedSlices(tf.boolean_mask(gradient.values, kept), tf.boolean_mask(own, kept), shape)
 
@@ -352,16 +354,16 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         }
         for pack in packs(variables, lambda one: (self._stage(one), self._calls[one]), alone):
             stage = self._stage(pack[0])
-            exchange = self.exchange if not stage else self.group.further(f"early{stage}", stage, self._of_weights)
-            gathered = [self.gather(pack[0], exchange)] if len(pack) == 1 else gather_pack(pack, exchange)
+            resharder = self.resharder if not stage else self.group.further(f"early{stage}", stage, self._of_weights)
+            gathered = [self.gather(pack[0], resharder)] if len(pack) == 1 else gather_pack(pack, resharder)
             wholes.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
                 tf_compat.add_control_inputs(
-                    op, [exchange.collectives[-1]]
+                    op, [resharder.collectives[-1]]
                 )  # an update does not change what is being gathered
         return [wholes[variable] for variable in variables]
 
-    def new_stream(self) -> Exchange:
+    def new_stream(self) -> Resharder:
         """For gathers in an order of their own."""
         self._streams.append(self.group.further(f"lane{len(self._streams)}", 0))
         return self._streams[-1]
@@ -370,7 +372,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         made: Dict[Tuple[ZeroVariable, Tuple[str, ...]], tf.Tensor] = {}
         streams: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
 
-        def exchange(variable: ZeroVariable, names: Tuple[str, ...]) -> Exchange:
+        def resharder(variable: ZeroVariable, names: Tuple[str, ...]) -> Resharder:
             stage = self._stage(variable)
             stream = streams.setdefault((stage, names), f"late{stage}/{len(streams)}")
             return self.group.further(stream, stage)
@@ -380,14 +382,14 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
-                made[key] = self.gather(variable, exchange(*key), controls)
+                made[key] = self.gather(variable, resharder(*key), controls)
             return made[key]
 
         def written(variable: ZeroVariable, part: tf.Tensor) -> tf.Tensor:
             """What a write gives."""
             key = variable, ("of " + part.op.name,)
             if key not in made:
-                made[key] = self.gather(variable, exchange(*key), part=part)
+                made[key] = self.gather(variable, resharder(*key), part=part)
             return made[key]
 
         # In the order of the takers, which is the same in every process.
@@ -412,18 +414,18 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def gather(
         self,
         variable: ZeroVariable,
-        exchange: Exchange,
+        resharder: Resharder,
         controls: Sequence[tf.Operation] = (),
         part: Optional[tf.Tensor] = None,
     ) -> tf.Tensor:
-        """The whole of a variable, gathered behind the other collectives of `exchange`, and behind `controls`.
+        """The whole of a variable, gathered behind the other collectives of `resharder`, and behind `controls`.
 
         `part`: what has its value; that of the variable itself if there is none.
         """
         made = variable.made
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
             own = made.variable.read_value() if part is None else tf.identity(part)
-            return exchange.gather(exchange.hide_size(own, made.layout), made.layout)
+            return resharder.gather(resharder.hide_size(own, made.placement), made.placement)
 
 
 def _refuse_writes_in_stages(variable: ZeroVariable, taker: tf.Operation) -> None:

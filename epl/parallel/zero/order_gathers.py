@@ -51,7 +51,7 @@ def _order(rewrite: RewriteContext, stream: Sequence[ScheduledGather], number: i
             if writes:  # the gathers behind the first one in the stream wait for it
                 waiting.setdefault(later[0], {})[reduction] = writes
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
-        with rewrite.building(f"regather/lane{number}_{place}"):
+        with rewrite.building(f"regather/stream{number}_{place}"):
             name, barrier = build_barrier([rewrite.operation(view.nodes[node].name) for node in sorted(waits)])
         tf_compat.add_control_inputs(rewrite.operation(view.nodes[gather].name), [barrier])
         writes = set().union(*waits.values())

@@ -8,7 +8,7 @@ few tensors.
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from epl.parallel.sharding.placements import Layout, balanced_sizes, shard
+from epl.parallel.sharding.placements import Placement, balanced_sizes, shard
 
 WHOLE_SHARE = 0.02
 
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     by_rows: bool
 
 
-def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
+def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
     """Name -> how it is cut, of the variables that become parts.
 
     Args:
@@ -39,9 +39,9 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
     ranks = len(surplus)
     found = {}
     for one in candidates:
-        layout = _best_layout(one, ranks)
-        if layout is not None:
-            found[one.name] = layout
+        placement = _best_placement(one, ranks)
+        if placement is not None:
+            found[one.name] = placement
     left = WHOLE_SHARE * sum(one.bytes for one in candidates)
     left -= sum(one.bytes for one in candidates if one.name not in found)
     for one in sorted(candidates, key=lambda one: one.bytes):
@@ -51,23 +51,23 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
     return _balanced([one for one in candidates if one.name in found], found, surplus)
 
 
-def _balanced(cut: Sequence[Candidate], layouts: Dict[str, Layout], surplus: List[float]) -> Dict[str, Layout]:
-    """The layouts, with further rows on the ranks that have least; largest rows first, to be made up for by others."""
-    rows = {one.name: one.bytes / (layouts[one.name].size or 1) for one in cut}
+def _balanced(cut: Sequence[Candidate], placements: Dict[str, Placement], surplus: List[float]) -> Dict[str, Placement]:
+    """The placements, with further rows on the ranks that have least; largest rows first."""
+    rows = {one.name: one.bytes / (placements[one.name].size or 1) for one in cut}
     ranks = len(surplus)
-    found = dict(layouts)
+    found = dict(placements)
     for one in sorted(cut, key=lambda one: -rows[one.name]):
-        layout = layouts[one.name]
-        least, further = divmod(layout.size or 0, ranks)
+        placement = placements[one.name]
+        least, further = divmod(placement.size or 0, ranks)
         sizes = [least] * ranks
         for rank in sorted(range(ranks), key=lambda rank: surplus[rank])[:further]:
             sizes[rank] += 1
             surplus[rank] += rows[one.name]
-        found[one.name] = shard(layout.dim, sizes)
+        found[one.name] = shard(placement.dim, sizes)
     return found
 
 
-def _best_layout(one: Candidate, ranks: int) -> Optional[Layout]:
+def _best_placement(one: Candidate, ranks: int) -> Optional[Placement]:
     """Along the dimension whose parts differ least, the first among equals; None if all are short."""
     best: Optional[Tuple[float, int]] = None
     shape = one.shape[: 1 if one.by_rows else None]

@@ -5,11 +5,13 @@ from typing import Dict, List, Optional, Sequence
 from epl.ir.graph import Graph
 from epl.parallel.plan.loaded import given, misfit
 from epl.parallel.plan.sections import ShardedVariable, ZeroSection
-from epl.parallel.sharding.placements import Layout, shard
+from epl.parallel.sharding.placements import Placement, shard
 from epl.parallel.zero.partition import Candidate, choose_parts
 
 
-def note(graph: Graph, level: str, stages: int, candidates: Sequence[Candidate], layouts: Dict[str, Layout]) -> None:
+def note(
+    graph: Graph, level: str, stages: int, candidates: Sequence[Candidate], placements: Dict[str, Placement]
+) -> None:
     """Adds variables to what was decided.
 
     Args:
@@ -17,15 +19,15 @@ def note(graph: Graph, level: str, stages: int, candidates: Sequence[Candidate],
       level: of ZeRO.
       stages: how many the model has.
       candidates: the variables that are about to be trained.
-      layouts: of those that are cut.
+      placements: of those that are cut.
     """
     before = graph.state_of(ZeroSection) or ZeroSection(level, stages, ())
     variables = {one.variable: one for one in before.variables}
-    variables.update((one.name, _variable(one, layouts.get(one.name))) for one in candidates)
+    variables.update((one.name, _variable(one, placements.get(one.name))) for one in candidates)
     graph.keep(ZeroSection, before._replace(variables=tuple(variables.values())))
 
 
-def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Layout]:
+def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
     """Name -> how it is cut, of the variables that are: as the plan in use says, else as `choose_parts` finds best.
 
     Args:
@@ -42,10 +44,10 @@ def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, L
     missing = sorted(one.name for one in candidates if one.name not in planned)
     if missing:
         raise misfit(f"the variable {missing[0]!r} is trained, and the plan does not know it")
-    return {one.name: _layout(one, planned[one.name], len(surplus)) for one in candidates if planned[one.name].sizes}
+    return {one.name: _placement(one, planned[one.name], len(surplus)) for one in candidates if planned[one.name].sizes}
 
 
-def _layout(candidate: Candidate, planned: ShardedVariable, ranks: int) -> Layout:
+def _placement(candidate: Candidate, planned: ShardedVariable, ranks: int) -> Placement:
     """How the plan cuts a variable."""
     size = candidate.shape[planned.dim] if planned.dim < len(candidate.shape) else 0
     if sum(planned.sizes) != size or len(planned.sizes) != ranks:
@@ -56,7 +58,7 @@ def _layout(candidate: Candidate, planned: ShardedVariable, ranks: int) -> Layou
     return shard(planned.dim, planned.sizes)
 
 
-def _variable(candidate: Candidate, layout: Optional[Layout]) -> ShardedVariable:
-    if layout is None:
+def _variable(candidate: Candidate, placement: Optional[Placement]) -> ShardedVariable:
+    if placement is None:
         return ShardedVariable(candidate.name, candidate.bytes, -1, ())
-    return ShardedVariable(candidate.name, candidate.bytes, layout.dim, layout.sizes or ())
+    return ShardedVariable(candidate.name, candidate.bytes, placement.dim, placement.sizes or ())

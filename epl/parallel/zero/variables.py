@@ -27,8 +27,8 @@ from epl.parallel.sharded_variables.variables import (
     refuse_load,
     wait_instead,
 )
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.sharded_variables import Shard
 from epl.parallel.sharding.sparse_rows import refuse_rows_of_whole
 from epl.utils import tf_compat
@@ -102,11 +102,11 @@ class ZeroVariable:
       reads: (value that was read, value of the part), once `redirect` was called.
     """
 
-    def __init__(self, variable: Any, layout: Layout, exchange: Exchange, seed: int) -> None:
+    def __init__(self, variable: Any, placement: Placement, resharder: Resharder, seed: int) -> None:
         """Makes the part; `seed`: as in `shard_variable`."""
         self._variable = variable
-        part = make_part(variable, layout, exchange, seed)
-        self._cut = part.full_shape, layout, exchange
+        part = make_part(variable, placement, resharder, seed)
+        self._cut = part.full_shape, placement, resharder
         self._users = _Users(part.old, part.variable, *self._cut)
         self._seen: Set[tf.Operation] = set()
         self._initializer = initializer_of(variable)
@@ -115,7 +115,7 @@ class ZeroVariable:
         own: Any = type(variable)
         metaclass: Any = type(own)
         variable.__class__ = metaclass(own.__name__, (_WholeObject, own), {})
-        variable._epl_cut = (exchange.ranks, part.full_shape)
+        variable._epl_cut = (resharder.ranks, part.full_shape)
 
     @property
     def reads(self) -> List[Tuple[tf.Tensor, tf.Tensor]]:

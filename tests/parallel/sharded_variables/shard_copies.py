@@ -10,24 +10,24 @@ from epl.utils import tf_compat
 PREFIX = "EPL_REPLICA_{}/"
 
 
-def copy_ranks(after, exchange, shapes, seeds, ranks):
+def copy_ranks(after, resharder, shapes, seeds, ranks):
     """Copies every op created after op number `after`, for each of the further ranks."""
     graph = tf.get_default_graph()
     view = GraphView(graph)
     nodes = [view.index[op.name] for op in tf_compat.ops_since(graph, after)]
     clone_nodes(
-        graph, view, nodes, [PREFIX.format(rank) for rank in ranks], edits(view, exchange, shapes, seeds, ranks)
+        graph, view, nodes, [PREFIX.format(rank) for rank in ranks], edits(view, resharder, shapes, seeds, ranks)
     )
 
 
-def edits(view, exchange, shapes, seeds, ranks):
+def edits(view, resharder, shapes, seeds, ranks):
     """`clone_nodes`' edit: the recorded values of each rank."""
 
     def edit(copy, original):
         name, rank = view.nodes[original].name, ranks[copy]
         attrs = []
-        if name in exchange.owned:
-            owned = exchange.owned[name]
+        if name in resharder.owned:
+            owned = resharder.owned[name]
             attrs.append(("value", tf.AttrValue(tensor=tf.make_tensor_proto(owned.values[rank], owned.dtype))))
         if name in shapes:
             attrs.append(("shape", tf.AttrValue(shape=tf.TensorShape(shapes[name][rank]).as_proto())))

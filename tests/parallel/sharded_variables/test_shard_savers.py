@@ -10,7 +10,7 @@ from epl.parallel.sharded_variables.savers import complete_savers, slices_of
 from epl.parallel.sharded_variables.slots import adopt_slots
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.sharded_variables import ShardInfo
 from epl.parallel.sharding.updates import trace_updates
 from epl.utils import tf_compat
@@ -40,18 +40,18 @@ def graph():
 class Model:
     """One variable [6, 8] and Adam, plain or split over ranks of this process; `build` makes Savers."""
 
-    def __init__(self, layout=None, resource=False, early_saver=None, saver=tf.train.Saver):
+    def __init__(self, placement=None, resource=False, early_saver=None, saver=tf.train.Saver):
         with tf.variable_scope("fc"):
             self.variable = tf.get_variable("kernel", SHAPE, use_resource=resource)
         self.bias = tf.get_variable("bias", [8], use_resource=resource, trainable=False)
         self.saver = early_saver() if early_saver else None
-        self.layout, self.ranks = layout, len(layout.sizes) if layout else 1
+        self.placement, self.ranks = placement, len(placement.sizes) if placement else 1
         self.graph = tf.get_default_graph()
         after = tf_compat.last_op_id(self.graph)
-        if layout:
-            exchange = Exchange(Communicator(f"savers{self.ranks}", [0] * self.ranks), 0, "test")
-            found = shard_variable(self.variable, layout, exchange)
-            loss = tf.reduce_sum(tf.square(exchange.hide_size(self.variable.value(), layout)))
+        if placement:
+            resharder = Resharder(Communicator(f"savers{self.ranks}", [0] * self.ranks), 0, "test")
+            found = shard_variable(self.variable, placement, resharder)
+            loss = tf.reduce_sum(tf.square(resharder.hide_size(self.variable.value(), placement)))
         else:
             loss = tf.reduce_sum(tf.square(self.variable))
         optimizer = tf.train.AdamOptimizer(0.1)
@@ -61,14 +61,14 @@ class Model:
         self.variables = [self.variable] + [optimizer.get_slot(self.variable, name) for name in ("m", "v")]
         initialize = tf.global_variables_initializer()
         self.step, self.initialize, self.copies = [step], [initialize], []
-        if not layout:
+        if not placement:
             self.saver = self.saver or saver()
             return
-        own = {self.variable.op.name: layout}
-        updates = trace_updates(self.graph, {gradient: layout}, own, self.ranks, lowered)
-        slots = adopt_slots(updates.variables, exchange, "epl.split")
+        own = {self.variable.op.name: placement}
+        updates = trace_updates(self.graph, {gradient: placement}, own, self.ranks, lowered)
+        slots = adopt_slots(updates.variables, resharder, "epl.split")
         shapes, seeds = dict(slots.shapes, **found.shapes), dict(slots.seeds, **found.seeds)
-        copy_ranks(after, exchange, shapes, seeds, range(1, self.ranks))
+        copy_ranks(after, resharder, shapes, seeds, range(1, self.ranks))
         self.saver = self.saver or saver()
         prefixes = [("", 0)] + [(PREFIX.format(rank), rank) for rank in range(1, self.ranks)]
         before = {found.name: self.variable.op.name}
@@ -89,7 +89,7 @@ class Model:
         for variable in self.variables:
             parts = [sess.run(variable)]
             parts += [value(sess, op.name) for op in self._copies_of(variable.op)]
-            read.append(np.concatenate(parts, self.layout.dim) if self.layout else parts[0])
+            read.append(np.concatenate(parts, self.placement.dim) if self.placement else parts[0])
         return read + [sess.run(self.bias)]
 
 
@@ -109,11 +109,11 @@ def value(sess, name):
     return sess.run(tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype")))
 
 
-def trained_and_saved(path, layout, **options):
+def trained_and_saved(path, placement, **options):
     """Trains three steps and saves; the values."""
     with tf.Graph().as_default():
         tf.set_random_seed(3)
-        model = Model(layout, **options)
+        model = Model(placement, **options)
         with tf.Session() as sess:
             sess.run(model.initialize)
             for _ in range(3):
@@ -122,10 +122,10 @@ def trained_and_saved(path, layout, **options):
             return model.values(sess)
 
 
-def restored(path, layout, **options):
+def restored(path, placement, **options):
     """The values of a model that reads the checkpoint, and after one step more."""
     with tf.Graph().as_default():
-        model = Model(layout, **options)
+        model = Model(placement, **options)
         with tf.Session() as sess:
             sess.run(model.initialize)
             model.saver.restore(sess, path)
@@ -150,9 +150,9 @@ def close(one, other):
 @KINDS
 def test_a_split_model_trains_and_saves_as_the_plain_one(tmp_path, resource):
     plain = trained_and_saved(str(tmp_path / "plain"), None, resource=resource)
-    for name, layout in (("two", TWO), ("three", THREE), ("uneven", UNEVEN)):
+    for name, placement in (("two", TWO), ("three", THREE), ("uneven", UNEVEN)):
         path = str(tmp_path / name)
-        split = trained_and_saved(path, layout, resource=resource)
+        split = trained_and_saved(path, placement, resource=resource)
         close(split, plain)
         same([tf.train.load_variable(path, name) for name in NAMES], split)
         assert sorted(tf.train.list_variables(path)) == sorted(tf.train.list_variables(str(tmp_path / "plain")))
@@ -211,8 +211,8 @@ def test_a_saver_with_keys_of_its_own_keeps_them(tmp_path, resource):
 def test_moving_averages_are_found_under_the_names_of_the_single_device_program(tmp_path, resource):
     path = str(tmp_path / "model")
 
-    def model(layout):
-        made = Model(layout, resource, saver=lambda: None)
+    def model(placement):
+        made = Model(placement, resource, saver=lambda: None)
         average = tf.train.ExponentialMovingAverage(0.9)
         average.apply([made.variable])
         named = average.variables_to_restore()

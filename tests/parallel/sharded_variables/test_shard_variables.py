@@ -12,7 +12,7 @@ from epl.ops.job import Job
 from epl.parallel.sharded_variables import initial_values
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.utils.errors import PlanError
 
 EVEN, UNEVEN = shard(1, [4, 4]), shard(1, [5, 3])
@@ -28,14 +28,14 @@ def communicator():
 
 @pytest.fixture
 def rank(communicator):
-    """`rank(r)`: a fresh graph, and the Exchange of a rank in it."""
+    """`rank(r)`: a fresh graph, and the Resharder of a rank in it."""
     graphs = []
 
     def begin(number):
         graphs.append(tf.Graph().as_default())
         graphs[-1].__enter__()
         tf.set_random_seed(7)
-        return Exchange(communicator, number, "test")
+        return Resharder(communicator, number, "test")
 
     yield begin
     for graph in reversed(graphs):
@@ -61,15 +61,15 @@ def whole(rank, **kwargs):
     return initialized(kernel(**kwargs))
 
 
-def split(rank, layout, **kwargs):
+def split(rank, placement, **kwargs):
     """The initial values of its shards, put together."""
     parts = []
     for number in range(2):
-        exchange = rank(number)
+        resharder = rank(number)
         variable = kernel(**kwargs)
-        shard_variable(variable, layout, exchange)
+        shard_variable(variable, placement, resharder)
         parts.append(initialized(variable))
-    return np.concatenate(parts, axis=layout.dim)
+    return np.concatenate(parts, axis=placement.dim)
 
 
 # ---- The user's object.
@@ -77,9 +77,9 @@ def split(rank, layout, **kwargs):
 
 @KINDS
 def test_the_object_keeps_name_and_collections(rank, resource):
-    exchange = rank(1)
+    resharder = rank(1)
     variable = kernel(resource)
-    same = shard_variable(variable, UNEVEN, exchange).variable
+    same = shard_variable(variable, UNEVEN, resharder).variable
     assert same is variable and variable.name == "fc/kernel:0" and variable.shape.as_list() == [6, 3]
     for key in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES):
         assert [member is variable for member in tf.get_collection(key)] == [True]
@@ -87,26 +87,26 @@ def test_the_object_keeps_name_and_collections(rank, resource):
 
 @KINDS
 def test_reuse_gives_the_shard(rank, resource):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(resource)
-    shard_variable(variable, EVEN, exchange)
+    shard_variable(variable, EVEN, resharder)
     with tf.variable_scope("fc", reuse=True):
         assert tf.get_variable("kernel") is variable
 
 
 @KINDS
 def test_reuse_with_the_full_shape_is_refused(rank, resource):
-    exchange = rank(0)
-    shard_variable(kernel(resource), EVEN, exchange)
+    resharder = rank(0)
+    shard_variable(kernel(resource), EVEN, resharder)
     with tf.variable_scope("fc", reuse=True), pytest.raises(ValueError, match="Trying to share variable fc/kernel"):
         tf.get_variable("kernel", [6, 8])
 
 
 @KINDS
 def test_the_object_can_be_trained(rank, resource):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(resource, tf.ones_initializer())
-    shard_variable(variable, EVEN, exchange)
+    shard_variable(variable, EVEN, resharder)
     loss = tf.reduce_sum(tf.square(tf.matmul(tf.ones([2, 6]), variable)))
     step = tf.train.GradientDescentOptimizer(0.25 / 12).minimize(loss)
     with tf.Session() as sess:
@@ -117,9 +117,9 @@ def test_the_object_can_be_trained(rank, resource):
 
 @KINDS
 def test_a_full_value_is_cut_when_it_is_assigned(rank, resource):
-    exchange = rank(1)
+    resharder = rank(1)
     variable = kernel(resource)
-    shard_variable(variable, UNEVEN, exchange)
+    shard_variable(variable, UNEVEN, resharder)
     full = np.arange(48, dtype="f").reshape(6, 8)
     with tf.Session() as sess:
         sess.run(variable.assign(full))
@@ -130,21 +130,21 @@ def test_a_full_value_is_cut_when_it_is_assigned(rank, resource):
 
 @KINDS
 def test_an_object_of_an_imported_graph_becomes_the_shard_too(rank, resource):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(resource)
     twin = tf.Variable.from_proto(variable.to_proto())
     tf.add_to_collection("twins", twin)
-    shard_variable(variable, EVEN, exchange)
+    shard_variable(variable, EVEN, resharder)
     assert twin.op is variable.op and twin.shape.as_list() == [6, 4]
 
 
 # ---- The initial value.
 
 
-@pytest.mark.parametrize("layout", [EVEN, UNEVEN, shard(0, [1, 5])], ids=str)
+@pytest.mark.parametrize("placement", [EVEN, UNEVEN, shard(0, [1, 5])], ids=str)
 @KINDS
-def test_shards_begin_as_slices_of_the_unsplit_value(rank, layout, resource):
-    np.testing.assert_array_equal(split(rank, layout, resource=resource), whole(rank, resource=resource))
+def test_shards_begin_as_slices_of_the_unsplit_value(rank, placement, resource):
+    np.testing.assert_array_equal(split(rank, placement, resource=resource), whole(rank, resource=resource))
 
 
 def test_an_initializer_of_any_kind_is_cut(rank):
@@ -193,10 +193,10 @@ def test_a_large_initial_value_of_unknown_making_is_cut_and_said(rank, monkeypat
 def test_ranks_in_several_processes_draw_alike_without_seeds(rank):
     parts = []
     for number in range(2):
-        exchange = rank(number)
+        resharder = rank(number)
         tf.set_random_seed(None)
         variable = kernel(initializer=tf.orthogonal_initializer())
-        shard_variable(variable, EVEN, exchange, seed=11)
+        shard_variable(variable, EVEN, resharder, seed=11)
         parts.append(initialized(variable))
     value = np.concatenate(parts, axis=1)
     np.testing.assert_allclose(value @ value.T, np.eye(6), atol=1e-5)
@@ -213,10 +213,10 @@ def test_a_variable_that_begins_from_a_checkpoint_reads_its_part(rank, tmp_path,
         expected = sess.run(full)
     parts = []
     for number in range(2):
-        exchange = rank(number)
+        resharder = rank(number)
         variable = kernel(resource)
         tf.train.init_from_checkpoint(path, {"fc/": "fc/"})
-        shard_variable(variable, UNEVEN, exchange)
+        shard_variable(variable, UNEVEN, resharder)
         parts.append(initialized(variable))
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
 
@@ -226,13 +226,13 @@ def test_a_variable_that_begins_from_a_checkpoint_reads_its_part(rank, tmp_path,
 
 @KINDS
 def test_initializers_and_checks_made_before_mean_the_shard(rank, resource):
-    exchange = rank(1)
+    resharder = rank(1)
     variable = kernel(resource)
     other = tf.get_variable("other", [], use_resource=resource)
     initialize = tf.global_variables_initializer()
     missing = tf.report_uninitialized_variables()
     check = tf.is_variable_initialized(variable)
-    found = shard_variable(variable, EVEN, exchange)
+    found = shard_variable(variable, EVEN, resharder)
     with tf.Session() as sess:
         assert list(sess.run(missing)) == [b"fc/kernel", b"other"]
         sess.run(initialize)
@@ -244,10 +244,10 @@ def test_initializers_and_checks_made_before_mean_the_shard(rank, resource):
 
 @KINDS
 def test_a_variable_that_begins_as_the_full_one_does_so_each_time(rank, resource):
-    exchange = rank(1)
+    resharder = rank(1)
     variable = kernel(resource, tf.ones_initializer())
     average = tf.Variable(variable.initialized_value() * 2.0, use_resource=resource)
-    shard_variable(variable, EVEN, exchange)
+    shard_variable(variable, EVEN, resharder)
     with tf.Session() as sess:
         for _ in range(3):
             sess.run(tf.global_variables_initializer())
@@ -256,11 +256,11 @@ def test_a_variable_that_begins_as_the_full_one_does_so_each_time(rank, resource
 
 @KINDS
 def test_reads_made_before_are_listed_with_the_value_of_the_shard(rank, resource):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(resource)
     value, later = variable.value(), variable.read_value()
     later = later.op.inputs[0] if resource else later
-    found = shard_variable(variable, EVEN, exchange)
+    found = shard_variable(variable, EVEN, resharder)
     pairs = {old.name: new for old, new in found.reads}
     assert {value.name, later.name} <= set(pairs)
     assert all(new.shape.as_list() == [6, 4] for new in pairs.values())
@@ -269,12 +269,12 @@ def test_reads_made_before_are_listed_with_the_value_of_the_shard(rank, resource
 
 @KINDS
 def test_an_assignment_made_before_is_cut(rank, resource):
-    exchange = rank(1)
+    resharder = rank(1)
     variable = kernel(resource)
     full = np.arange(48, dtype="f").reshape(6, 8)
     grouped = tf.group(variable.assign(full))
     (assign,) = grouped.control_inputs
-    found = shard_variable(variable, UNEVEN, exchange)
+    found = shard_variable(variable, UNEVEN, resharder)
     with tf.Session() as sess:
         sess.run(grouped)
         np.testing.assert_array_equal(sess.run(variable), full[:, 5:])
@@ -282,18 +282,18 @@ def test_an_assignment_made_before_is_cut(rank, resource):
 
 
 def test_a_scatter_made_before_is_refused(rank):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel()
     tf.scatter_update(variable, [0], np.zeros([1, 8], "f"))
     with pytest.raises(PlanError, match=r"\(ScatterUpdate\) was built before tf.gradients"):
-        shard_variable(variable, EVEN, exchange)
+        shard_variable(variable, EVEN, resharder)
 
 
 def test_a_lookup_in_a_resource_variable_is_left_to_the_lowering(rank):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(resource=True)
     rows = tf.gather(variable, [1, 2])
-    assert [op.type for op in shard_variable(variable, EVEN, exchange).users] == ["ResourceGather"]
+    assert [op.type for op in shard_variable(variable, EVEN, resharder).users] == ["ResourceGather"]
     assert rows.shape.as_list() == [2, 8]
 
 
@@ -308,32 +308,32 @@ def test_a_lookup_in_a_resource_variable_is_left_to_the_lowering(rank):
     ],
 )
 def test_what_cannot_be_split_is_refused(rank, options, words):
-    exchange = rank(0)
+    resharder = rank(0)
     variable = kernel(**options)
     with pytest.raises(PlanError, match=words):
-        shard_variable(variable, EVEN, exchange)
+        shard_variable(variable, EVEN, resharder)
 
 
 def test_a_part_of_a_partitioned_variable_is_refused(rank):
-    exchange = rank(0)
+    resharder = rank(0)
     part = list(kernel(partitioner=tf.fixed_size_partitioner(2, axis=1)))[0]
     with pytest.raises(PlanError, match="that a partitioner has cut"):
-        shard_variable(part, shard(1, [2, 2]), exchange)
+        shard_variable(part, shard(1, [2, 2]), resharder)
 
 
 @pytest.mark.parametrize(
     "use, words",
     [
-        (lambda variable, exchange: shard_variable(variable, shard(1, [2, 2]), exchange), "is split already"),
+        (lambda variable, resharder: shard_variable(variable, shard(1, [2, 2]), resharder), "is split already"),
         (lambda variable, _: variable.load(np.zeros([6, 8], "f"), tf.Session()), "each with its own part"),
     ],
     ids=["split", "load"],
 )
 def test_what_a_shard_cannot_do_is_refused(rank, use, words):
-    exchange = rank(0)
-    variable = shard_variable(kernel(), EVEN, exchange).variable
+    resharder = rank(0)
+    variable = shard_variable(kernel(), EVEN, resharder).variable
     with pytest.raises(PlanError, match=words):
-        use(variable, exchange)
+        use(variable, resharder)
 
 
 # ---- The record for the other ranks of a process.
@@ -344,10 +344,10 @@ def test_all_that_differs_between_ranks_is_recorded(rank, monkeypatch, resource)
     monkeypatch.setattr(initial_values, "LARGEST_CUT", 0)
     nodes = []
     for number in range(2):
-        exchange = rank(number)
+        resharder = rank(number)
         variable = kernel(resource)
-        found = shard_variable(variable, UNEVEN, exchange)
-        names = set(exchange.owned) | set(found.shapes) | set(found.seeds)
+        found = shard_variable(variable, UNEVEN, resharder)
+        names = set(resharder.owned) | set(found.shapes) | set(found.seeds)
         graph_def = tf.get_default_graph().as_graph_def()
         nodes.append({node.name: node for node in graph_def.node})
     differ = {name for name in nodes[0] if nodes[0][name] != nodes[1][name]}

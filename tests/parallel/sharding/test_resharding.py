@@ -1,11 +1,11 @@
-"""Conversions between layouts: values and gradients by the table, even and uneven, along any dimension."""
+"""Conversions between placements: values and gradients by the table, even and uneven, along any dimension."""
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, PARTIAL, balanced_sizes, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, balanced_sizes, shard
+from epl.parallel.sharding.resharding import Resharder
 from tests.parallel.split.harness import communicator, part
 from tests.parallel.split.harness import moved as sent_by
 
@@ -17,11 +17,11 @@ def run(build, ranks=3, fp16_scale=None):
     """What each rank gets; all ranks are in one graph, on devices of their own."""
     wire = communicator(ranks)
     with tf.Graph().as_default():
-        fetches, exchanges = [], []
+        fetches, resharders = [], []
         for rank in range(ranks):
             with tf.device(f"/device:CPU:{rank}"):
-                exchanges.append(Exchange(wire, rank, "test", fp16_scale))
-                fetches.append(build(exchanges[-1], rank))
+                resharders.append(Resharder(wire, rank, "test", fp16_scale))
+                fetches.append(build(resharders[-1], rank))
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
             return sess.run(fetches)
 
@@ -35,54 +35,54 @@ def close(got, wanted):
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
-def test_shard_to_full(layout):
-    def build(exchange, rank):
-        local = tf.constant(part(X, layout, rank))
-        return with_gradient(exchange.gather(local, layout), local, X)
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+def test_shard_to_full(placement):
+    def build(resharder, rank):
+        local = tf.constant(part(X, placement, rank))
+        return with_gradient(resharder.gather(local, placement), local, X)
 
     for rank, (value, grad) in enumerate(run(build)):
         close(value, X)
-        close(grad, part(X, layout, rank))
+        close(grad, part(X, placement, rank))
 
 
-@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
-def test_shard_to_full_entered(layout):
-    def build(exchange, rank):  # each rank has an addend of the gradient
-        local = tf.constant(part(X, layout, rank))
-        return with_gradient(exchange.gather_entered(local, layout), local, X * (rank + 1))
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+def test_shard_to_full_entered(placement):
+    def build(resharder, rank):  # each rank has an addend of the gradient
+        local = tf.constant(part(X, placement, rank))
+        return with_gradient(resharder.gather_entered(local, placement), local, X * (rank + 1))
 
     for rank, (value, grad) in enumerate(run(build)):
         close(value, X)
-        close(grad, part(6 * X, layout, rank))
+        close(grad, part(6 * X, placement, rank))
 
 
-@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6))])
-def test_full_to_shard(layout):
-    def build(exchange, rank):
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6))])
+def test_full_to_shard(placement):
+    def build(resharder, rank):
         full = tf.constant(X)
-        return with_gradient(exchange.cut(full, layout), full, part(X, layout, rank))
+        return with_gradient(resharder.cut(full, placement), full, part(X, placement, rank))
 
     for rank, (value, grad) in enumerate(run(build)):
-        close(value, part(X, layout, rank))
+        close(value, part(X, placement, rank))
         close(grad, X)
 
 
-@pytest.mark.parametrize("layout", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5))])
-def test_partial_to_shard(layout):
-    def build(exchange, rank):
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5))])
+def test_partial_to_shard(placement):
+    def build(resharder, rank):
         partial_sum = tf.constant(X * (rank + 1))
-        return with_gradient(exchange.reduce_scatter(partial_sum, layout), partial_sum, part(X, layout, rank))
+        return with_gradient(resharder.reduce_scatter(partial_sum, placement), partial_sum, part(X, placement, rank))
 
     for rank, (value, grad) in enumerate(run(build)):
-        close(value, part(6 * X, layout, rank))
+        close(value, part(6 * X, placement, rank))
         close(grad, X)
 
 
 def test_partial_to_full():
-    def build(exchange, rank):
+    def build(resharder, rank):
         partial_sum = tf.constant(X * (rank + 1))
-        return with_gradient(exchange.sum_partial(partial_sum), partial_sum, X)
+        return with_gradient(resharder.sum_partial(partial_sum), partial_sum, X)
 
     for value, grad in run(build):
         close(value, 6 * X)
@@ -90,9 +90,9 @@ def test_partial_to_full():
 
 
 def test_full_entered():
-    def build(exchange, rank):
+    def build(resharder, rank):
         full = tf.constant(X)
-        return with_gradient(exchange.enter(full), full, X * (rank + 1))
+        return with_gradient(resharder.enter(full), full, X * (rank + 1))
 
     for value, grad in run(build):
         close(value, X)
@@ -109,9 +109,9 @@ def test_full_entered():
     ],
 )
 def test_shard_to_shard(source, target):
-    def build(exchange, rank):
+    def build(resharder, rank):
         local = tf.constant(part(X, source, rank))
-        return with_gradient(exchange.move(local, source, target), local, part(X, target, rank))
+        return with_gradient(resharder.move(local, source, target), local, part(X, target, rank))
 
     for rank, (value, grad) in enumerate(run(build)):
         close(value, part(X, target, rank))
@@ -125,12 +125,12 @@ def test_all_to_alls_send_float16_if_asked_to():
     source, target = shard(0, EVEN), shard(1, (3, 2, 2))
     sent = []
 
-    def build(exchange, rank):
+    def build(resharder, rank):
         local = tf.constant(part(X, source, rank))
-        moved = exchange.move(local, source, target)
-        full = exchange.gather(local, source)
+        moved = resharder.move(local, source, target)
+        full = resharder.gather(local, source)
         results = moved, full, tf.gradients(tf.reduce_sum(moved * SMALL * part(X, target, rank)), local)[0]
-        sent.extend((op.type, sent_by(op).dtype) for op in exchange.collectives)
+        sent.extend((op.type, sent_by(op).dtype) for op in resharder.collectives)
         return results
 
     for rank, (moved, full, grad) in enumerate(run(build, fp16_scale=1024)):
@@ -144,9 +144,9 @@ def test_all_to_alls_send_float16_if_asked_to():
 def test_integers_are_sent_as_they_are():
     numbers = np.arange(36).reshape(6, 6) + 2**20
 
-    def build(exchange, rank):
+    def build(resharder, rank):
         source = shard(0, EVEN)
-        return exchange.move(tf.constant(part(numbers, source, rank)), source, shard(1, EVEN))
+        return resharder.move(tf.constant(part(numbers, source, rank)), source, shard(1, EVEN))
 
     for rank, moved in enumerate(run(build, fp16_scale=128)):
         np.testing.assert_array_equal(moved, part(numbers, shard(1, EVEN), rank))
@@ -155,12 +155,12 @@ def test_integers_are_sent_as_they_are():
 def test_rows_of_a_batch():
     batch, columns = shard(0, None), shard(1, (3, 2, 2))
 
-    def build(exchange, rank):
+    def build(resharder, rank):
         local = tf.placeholder_with_default(part(X, shard(0, UNEVEN), rank), [None, 7, 8])
-        counts = exchange.row_counts(local, 0)
-        moved = exchange.move(local, batch, columns, counts)
-        back = exchange.move(moved, columns, batch, counts)
-        cut = exchange.cut(exchange.gather(back, batch), batch, counts)
+        counts = resharder.row_counts(local, 0)
+        moved = resharder.move(local, batch, columns, counts)
+        back = resharder.move(moved, columns, batch, counts)
+        cut = resharder.cut(resharder.gather(back, batch), batch, counts)
         return moved, cut, tf.gradients(tf.reduce_sum(tf.square(cut)), local)[0], counts
 
     for rank, (moved, cut, grad, counts) in enumerate(run(build)):
@@ -172,11 +172,11 @@ def test_rows_of_a_batch():
 
 
 def test_gradients_can_be_differentiated_again():
-    layout = shard(1, (3, 2, 2))
+    placement = shard(1, (3, 2, 2))
 
-    def build(exchange, rank):
+    def build(resharder, rank):
         full = tf.constant(X)
-        cubes = exchange.sum_partial(tf.reduce_sum(exchange.cut(full, layout) ** 3))
+        cubes = resharder.sum_partial(tf.reduce_sum(resharder.cut(full, placement) ** 3))
         first = tf.gradients(cubes, full)[0]
         return first, tf.gradients(tf.reduce_sum(tf.square(first)), full)[0]
 
@@ -186,25 +186,25 @@ def test_gradients_can_be_differentiated_again():
 
 
 def test_what_differs_between_ranks_is_recorded_and_not_in_static_shapes():
-    layout = shard(1, (3, 2, 2))
+    placement = shard(1, (3, 2, 2))
     with tf.Graph().as_default():
-        exchange = Exchange(communicator(3), 1, "test")
-        local = exchange.cut(tf.constant(X), layout)
+        resharder = Resharder(communicator(3), 1, "test")
+        local = resharder.cut(tf.constant(X), placement)
         assert local.shape.as_list() == [6, None, 8]
-        assert exchange.gather(local, layout).shape.as_list() == [6, 7, 8]
-        assert sorted(owned.values for owned in exchange.owned.values()) == [(0, 3, 5), (3, 2, 2)]
+        assert resharder.gather(local, placement).shape.as_list() == [6, 7, 8]
+        assert sorted(owned.values for owned in resharder.owned.values()) == [(0, 3, 5), (3, 2, 2)]
 
 
 def test_one_rank_does_without_collectives():
     with tf.Graph().as_default(), tf.Session() as sess:
-        exchange = Exchange(communicator(1), 0, "test")
+        resharder = Resharder(communicator(1), 0, "test")
         x = tf.constant(X)
-        y = exchange.move(exchange.cut(exchange.enter(x), shard(0, (6,))), shard(0, (6,)), shard(1, (7,)))
-        close(sess.run(exchange.gather(y, shard(1, (7,)))), X)
-        assert exchange.collectives == []
+        y = resharder.move(resharder.cut(resharder.enter(x), shard(0, (6,))), shard(0, (6,)), shard(1, (7,)))
+        close(sess.run(resharder.gather(y, shard(1, (7,)))), X)
+        assert resharder.collectives == []
 
 
-def test_layouts_print():
-    assert [str(layout) for layout in (FULL, PARTIAL, shard(1, None), shard(0, (3, 2)))] == [
+def test_placements_print():
+    assert [str(placement) for placement in (REPLICATED, PARTIAL, shard(1, None), shard(0, (3, 2)))] == [
         "full", "partial", "shard(1)", "shard(0: 3+2)"
     ]  # fmt: skip

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
-from epl.parallel.sharding.placements import FULL, offsets, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import REPLICATED, offsets, shard
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.updates import complete_updates, trace_updates
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -19,8 +19,8 @@ RANDOM = np.random.RandomState(0)
 COLUMNS, ROWS = RANDOM.randn(5, 8).astype("f"), RANDOM.randn(7, 3).astype("f")
 BIAS = RANDOM.randn(3).astype("f")
 GRADIENTS = [COLUMNS, ROWS, BIAS]
-EVEN = [shard(1, [4, 4]), shard(0, [4, 3]), FULL]
-UNEVEN = [shard(1, [5, 2, 1]), shard(0, [4, 2, 1]), FULL]
+EVEN = [shard(1, [4, 4]), shard(0, [4, 3]), REPLICATED]
+UNEVEN = [shard(1, [5, 2, 1]), shard(0, [4, 2, 1]), REPLICATED]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,90 +30,90 @@ def job():
         yield job
 
 
-def part_of(value, layout, rank):
+def part_of(value, placement, rank):
     """A rank's part of an array."""
-    if not layout.is_shard:
+    if not placement.is_shard:
         return value
-    begin = offsets(layout.sizes)[rank]
-    return np.take(value, range(begin, begin + layout.sizes[rank]), layout.dim)
+    begin = offsets(placement.sizes)[rank]
+    return np.take(value, range(begin, begin + placement.sizes[rank]), placement.dim)
 
 
-def whole_of(parts, layout):
+def whole_of(parts, placement):
     """The array of which these are the parts of all ranks."""
-    return np.concatenate(parts, layout.dim) if layout.is_shard else parts[0]
+    return np.concatenate(parts, placement.dim) if placement.is_shard else parts[0]
 
 
-def check(build, layouts, results, gradients=GRADIENTS, sums=None, collectives=None):
-    """Compares `build(gradients)`, a list of tensors, on parts and on whole gradients; `results`: their layouts."""
-    ranks = len(layouts[0].sizes)
+def check(build, placements, results, gradients=GRADIENTS, sums=None, collectives=None):
+    """Compares `build(gradients)`, a list of tensors, on parts and on whole gradients; `results`: their placements."""
+    ranks = len(placements[0].sizes)
     communicator = Communicator(f"updates{next(_NUMBERS)}", [0] * ranks)
     with tf.Graph().as_default() as graph:
         expected = build([tf.placeholder_with_default(value, value.shape) for value in gradients])
         fetches = []
         for rank in range(ranks):
-            exchange = Exchange(communicator, rank, "test")
+            resharder = Resharder(communicator, rank, "test")
             with tf.device("/device:CPU:{}".format(rank)), tf.name_scope(f"rank{rank}"):
-                own = [part_of(value, layout, rank) for value, layout in zip(gradients, layouts)]
+                own = [part_of(value, placement, rank) for value, placement in zip(gradients, placements)]
                 tensors = [tf.placeholder_with_default(value, value.shape) for value in own]
-                parts = {tensor: layout for tensor, layout in zip(tensors, layouts) if layout != FULL}
+                parts = {tensor: placement for tensor, placement in zip(tensors, placements) if placement != REPLICATED}
                 after = tf_compat.last_op_id(graph)
                 made = [tf.identity(result) for result in build(tensors)]
                 updates = trace_updates(graph, parts, {}, ranks, after)
-                complete_updates(updates, exchange)
+                complete_updates(updates, resharder)
             fetches.append(made)
-            assert [updates.layouts.get(tensor, FULL) for tensor in made] == list(results)
+            assert [updates.placements.get(tensor, REPLICATED) for tensor in made] == list(results)
             assert sums is None or [len(one.partial_sums) for one in updates.rounds] == sums
-            assert collectives is None or len(exchange.collectives) == collectives
+            assert collectives is None or len(resharder.collectives) == collectives
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
             wanted, found = sess.run([expected, fetches])
-    for index, layout in enumerate(results):
+    for index, placement in enumerate(results):
         got = [parts[index] for parts in found]
         if isinstance(got[0], bytes):
             assert all(one == wanted[index] for one in got)
-        elif layout.is_shard:
-            np.testing.assert_allclose(whole_of(got, layout), wanted[index], rtol=1e-5, atol=1e-6)
+        elif placement.is_shard:
+            np.testing.assert_allclose(whole_of(got, placement), wanted[index], rtol=1e-5, atol=1e-6)
         else:
             for one in got:
                 np.testing.assert_allclose(one, wanted[index], rtol=1e-5, atol=1e-6)
 
 
-LAYOUTS = pytest.mark.parametrize("layouts", [EVEN, UNEVEN], ids=["even", "uneven"])
+PLACEMENTS = pytest.mark.parametrize("placements", [EVEN, UNEVEN], ids=["even", "uneven"])
 
 
-@LAYOUTS
-def test_the_global_norm_is_that_of_one_device_in_one_collective(layouts):
-    check(lambda gradients: [tf.global_norm(gradients)], layouts, [FULL], sums=[2], collectives=1)
+@PLACEMENTS
+def test_the_global_norm_is_that_of_one_device_in_one_collective(placements):
+    check(lambda gradients: [tf.global_norm(gradients)], placements, [REPLICATED], sums=[2], collectives=1)
 
 
-@LAYOUTS
-def test_gradients_are_clipped_by_the_norm_of_one_device(layouts):
+@PLACEMENTS
+def test_gradients_are_clipped_by_the_norm_of_one_device(placements):
     def build(gradients):
         clipped, norm = tf.clip_by_global_norm(gradients, 0.5)
         return clipped + [norm]
 
-    check(build, layouts, layouts + [FULL], collectives=1)
+    check(build, placements, placements + [REPLICATED], collectives=1)
 
 
-@LAYOUTS
-def test_each_gradient_is_clipped_by_its_own_norm(layouts):
-    check(lambda gradients: [tf.clip_by_norm(gradient, 0.5) for gradient in gradients], layouts, layouts)
+@PLACEMENTS
+def test_each_gradient_is_clipped_by_its_own_norm(placements):
+    check(lambda gradients: [tf.clip_by_norm(gradient, 0.5) for gradient in gradients], placements, placements)
 
 
-@LAYOUTS
-def test_norms_of_what_norms_were_used_for_take_two_rounds(layouts):
+@PLACEMENTS
+def test_norms_of_what_norms_were_used_for_take_two_rounds(placements):
     def build(gradients):
         each = [gradient / tf.norm(gradient) for gradient in gradients]
         return [tf.global_norm([gradient * (index + 1.0) for index, gradient in enumerate(each)])]
 
-    check(build, layouts, [FULL], sums=[2, 2], collectives=2)
+    check(build, placements, [REPLICATED], sums=[2, 2], collectives=2)
 
 
-@LAYOUTS
-def test_reductions_over_parts_are_those_over_the_whole(layouts):
+@PLACEMENTS
+def test_reductions_over_parts_are_those_over_the_whole(placements):
     def build(gradients):
         return [function(gradient) for gradient in gradients for function in (tf.reduce_mean, tf.reduce_max)]
 
-    check(build, layouts, [FULL] * 6)
+    check(build, placements, [REPLICATED] * 6)
 
 
 def test_what_is_clipped_element_by_element_needs_no_collective():
@@ -127,7 +127,7 @@ def test_an_op_without_a_rule_is_computed_on_the_whole():
     check(
         lambda gradients: [tf.raw_ops.HistogramSummary(tag="g", values=gradients[0])],
         EVEN[:1],
-        [FULL],
+        [REPLICATED],
         GRADIENTS[:1],
         collectives=1,
     )
@@ -137,24 +137,24 @@ def test_parts_that_are_cut_differently_meet_whole():
     check(
         lambda gradients: [tf.strings.format("{} {}", gradients, summarize=-1)],
         UNEVEN[:2],
-        [FULL],
+        [REPLICATED],
         GRADIENTS[:2],
         collectives=2,
     )
     squares = [RANDOM.randn(2, 2).astype("f") for _ in range(2)]
     cut = [shard(0, [1, 1]), shard(1, [1, 1])]  # of one shape; as they stand they would be broadcast
-    check(lambda gradients: [tf.multiply(*gradients)], cut, [FULL], squares, collectives=2)
+    check(lambda gradients: [tf.multiply(*gradients)], cut, [REPLICATED], squares, collectives=2)
 
 
-@pytest.mark.parametrize("layout, from_left", [(shard(1, [4, 4]), True), (shard(0, [4, 4]), False)])
-def test_a_matrix_as_large_as_a_part_is_whole(layout, from_left):
+@pytest.mark.parametrize("placement, from_left", [(shard(1, [4, 4]), True), (shard(0, [4, 4]), False)])
+def test_a_matrix_as_large_as_a_part_is_whole(placement, from_left):
     """That of a preconditioner."""
     matrix, gradient = [RANDOM.randn(*shape).astype("f") for shape in ((4, 4), (4, 8) if from_left else (8, 4))]
 
     def build(gradients):
         return [tf.matmul(matrix, gradients[0]) if from_left else tf.matmul(gradients[0], matrix)]
 
-    check(build, [layout], [layout], [gradient], collectives=0)
+    check(build, [placement], [placement], [gradient], collectives=0)
 
 
 def test_a_product_whose_shape_is_that_of_parts_is_refused():
@@ -162,7 +162,7 @@ def test_a_product_whose_shape_is_that_of_parts_is_refused():
         check(
             lambda gradients: [tf.reduce_sum(tf.matmul(gradients[0], gradients[1], transpose_a=True))],
             [shard(1, [4, 4]), shard(1, [2, 1])],
-            [FULL],
+            [REPLICATED],
             [RANDOM.randn(7, 8).astype("f"), ROWS],
         )
 
@@ -179,7 +179,7 @@ def test_rows_of_a_sparse_gradient_count_once():
                 after = tf_compat.last_op_id(graph)
                 fetches.append(tf.identity(tf.global_norm([tf.IndexedSlices(values, tf.range(7))])))
                 updates = trace_updates(graph, {values: shard(0, None)}, {}, 2, after)
-                complete_updates(updates, Exchange(communicator, rank, "test"))
+                complete_updates(updates, Resharder(communicator, rank, "test"))
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as sess:
             np.testing.assert_allclose(sess.run(fetches), [np.sqrt(np.square(ROWS).sum())] * 2, rtol=1e-6)
 
@@ -280,6 +280,6 @@ def test_an_op_without_a_rule_that_keeps_the_shape_of_a_part_is_refused(graph):
         return tf.linalg.svd(part, compute_uv=True)[1] + 1.0
 
     updates = traced(build)
-    exchange = Exchange(Communicator(f"updates{next(_NUMBERS)}", [0, 0]), 0, "test")
+    resharder = Resharder(Communicator(f"updates{next(_NUMBERS)}", [0, 0]), 0, "test")
     with pytest.raises(PlanError, match=r"EPL has no rule for ops of its type on what is cut so \(shard\(1: 4\+4\)\)"):
-        complete_updates(updates, exchange)
+        complete_updates(updates, resharder)

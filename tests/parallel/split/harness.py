@@ -14,14 +14,14 @@ import tensorflow.compat.v1 as tf
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.sharding.placements import FULL, offsets
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import REPLICATED, offsets
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.rules.registry import Choice
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import Link
-from epl.parallel.split.search import search, variable_layouts
+from epl.parallel.split.search import search, variable_placements
 
 
 # loss, outputs to compare, and ops outside of the split.
@@ -96,9 +96,9 @@ class Split:
 
     Attributes:
       lowering, program, decision: as they were built.
-      loss, outputs: FULL.
+      loss, outputs: REPLICATED.
       parts: name of a variable that is cut -> this rank's part.
-      layouts: name of a variable -> its layout.
+      placements: name of a variable -> its placement.
       gradients: name of a variable, or of one outside -> this rank's gradient.
     """
 
@@ -126,17 +126,17 @@ class Split:
             self.program.train([model.loss])
             prepare(self.program)
             self.decision = decision or search(self.program, **(DEAR if costs is None else costs))
-            self.exchange = Exchange(wire, rank, "split")
+            self.resharder = Resharder(wire, rank, "split")
             self.parts = {}
             self._initial, self._rank = initial, rank
-            self.lowering = Lowering(self.program, self.decision, self.exchange, self._variable, "EPL_SPLIT/")
-            self.layouts = {
-                self.program.values[number].tensor.op.name: layout
-                for number, layout in variable_layouts(self.program, self.decision).items()
+            self.lowering = Lowering(self.program, self.decision, self.resharder, self._variable, "EPL_SPLIT/")
+            self.placements = {
+                self.program.values[number].tensor.op.name: placement
+                for number, placement in variable_placements(self.program, self.decision).items()
             }
             self.loss = self.lowering.whole(model.loss)
             self.outputs = [self.lowering.whole(output) for output in model.outputs]
-            self.forward = len(self.exchange.collectives)
+            self.forward = len(self.resharder.collectives)
             whole = {v.op.name: v for v in user_variables if v.op.name not in self.parts}
             variables = dict(self.parts, **{name: v for name, v in whole.items() if v in tf.trainable_variables()})
             grads = tf.gradients(self.loss, list(variables.values()))
@@ -145,18 +145,18 @@ class Split:
             self.initializer = [part.initializer for part in self.parts.values()]
             self.initializer += [tf.assign(v, initial[name]) for name, v in whole.items() if initial is not None]
 
-    def _variable(self, op, layout):
+    def _variable(self, op, placement):
         name = op.name
-        if layout == FULL:
+        if placement == REPLICATED:
             original = [v for v in tf.global_variables() + tf.local_variables() if v.op.name == name][0]
             return tf.convert_to_tensor(original)
         with tf.init_scope(), tf.name_scope("PART/"):
             if self._initial is None:  # the graph is only looked at
                 shape = list(tf.TensorShape(op.get_attr("shape")).as_list())
-                shape[layout.dim] = layout.sizes[self._rank]
+                shape[placement.dim] = placement.sizes[self._rank]
                 value = tf.zeros(shape, tf.as_dtype(op.get_attr("dtype")))
             else:
-                value = part(self._initial[name], layout, self._rank)
+                value = part(self._initial[name], placement, self._rank)
             self.parts[name] = tf.Variable(value, use_resource=True, name=name)
         return self.parts[name].read_value()
 
@@ -166,7 +166,7 @@ class Split:
 
     def collectives(self):
         """(forward, backward) collectives."""
-        return self.exchange.collectives[: self.forward], self.exchange.collectives[self.forward :]
+        return self.resharder.collectives[: self.forward], self.resharder.collectives[self.forward :]
 
 
 def dense(variable, grad):
@@ -184,12 +184,12 @@ def moved(op):
     return op.inputs[COLLECTIVE_OP_TYPES[op.type].first_tensor]
 
 
-def part(value, layout, rank):
+def part(value, placement, rank):
     """A rank's part of an array."""
-    if layout == FULL:
+    if placement == REPLICATED:
         return value
-    begin = offsets(layout.sizes)[rank]
-    return np.take(value, range(begin, begin + layout.sizes[rank]), axis=layout.dim)
+    begin = offsets(placement.sizes)[rank]
+    return np.take(value, range(begin, begin + placement.sizes[rank]), axis=placement.dim)
 
 
 def run_split(
@@ -248,8 +248,8 @@ def check(
         for output, wanted in zip(outputs, plain.outputs):
             close(output, wanted, tolerance)
         for name in set(gradients).intersection(plain.gradients) - splits[rank].outside:
-            layout = splits[rank].layouts.get(name, FULL)
-            close(gradients[name], part(plain.gradients[name], layout, rank), tolerance, name)
+            placement = splits[rank].placements.get(name, REPLICATED)
+            close(gradients[name], part(plain.gradients[name], placement, rank), tolerance, name)
     return splits
 
 

@@ -65,5 +65,5 @@ def test_all_who_take_an_equal_op_get_its_value():
         return Model(tf.reduce_mean(tf.square(y)) + tf.reduce_mean(tanh[4]), [y, tanh[5]])
 
     splits = check(build, rows((3, 5, 2), x=(6,)))
-    assert splits[0].layouts["kernel"].is_shard
+    assert splits[0].placements["kernel"].is_shard
     assert [step.op.type for step in splits[0].program.steps].count("Tanh") == 1

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow that are made of many ops: in random legal layouts they compute what they compute unsplit."""
+"""Functions of TensorFlow that are made of many ops: in random legal placements they give their unsplit results."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_functions(names):
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_functions_in_other_layouts(name, seed):
+def test_functions_in_other_placements(name, seed):
     equal_unsplit([name], seed)
 
 
@@ -114,7 +114,7 @@ def test_dropout_of_a_part_has_numbers_of_its_own_and_the_gradient_passes_where_
     feeds = rows((20, 20), x=(6,))
     plain = Plain(build, feeds)
     (first, second), splits = run_split(build, feeds, plain)
-    assert splits[0].layouts["kernel"].sizes == (200, 200)
+    assert splits[0].placements["kernel"].sizes == (200, 200)
     wholes = np.concatenate([one["x"] for one in feeds]).astype(np.float64)
     dropped = first[1][0]
     np.testing.assert_array_equal(dropped, second[1][0])

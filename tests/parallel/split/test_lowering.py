@@ -4,8 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.sharding.placements import FULL, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import REPLICATED, shard
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.split.lowering import Lowering
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import (
@@ -28,25 +28,27 @@ EVEN, UNEVEN = (4, 4), (3, 5, 2)
 @pytest.mark.parametrize("counts", [EVEN, UNEVEN, (1, 4, 2, 3)])
 def test_classifier(counts):
     splits = check(classifier, rows(counts, x=(12,), y=10))
-    assert splits[0].layouts["m/w1"].is_shard and splits[0].layouts["m/kernel2"].is_shard
+    assert splits[0].placements["m/w1"].is_shard and splits[0].placements["m/kernel2"].is_shard
 
 
 def test_transformer_with_a_tied_vocabulary():
     splits = check(transformer, rows(UNEVEN, tokens=([5], 11)))
-    assert all(layout.is_shard for name, layout in splits[0].layouts.items() if not name.endswith(("norm", "shift_2")))
+    assert all(
+        placement.is_shard for name, placement in splits[0].placements.items() if not name.endswith(("norm", "shift_2"))
+    )
 
 
 def test_transformer_with_few_collectives():
     splits = check(transformer, rows((2, 3), tokens=([5], 11)), costs=FEW_COLLECTIVES)
-    assert str(splits[0].layouts["attention/q"]) == "shard(1: 12+12)"
-    assert str(splits[0].layouts["attention/output"]) == "shard(0: 12+12)"
+    assert str(splits[0].placements["attention/q"]) == "shard(1: 12+12)"
+    assert str(splits[0].placements["attention/output"]) == "shard(0: 12+12)"
     forward, backward = splits[0].kinds()
     assert len(forward) + len(backward) <= 8
 
 
 def test_mixture_of_experts():
     splits = check(lambda: mixture(experts=5, top=1, inner=True), rows(UNEVEN, x=(8, 6)))
-    assert splits[0].layouts["expert_in"].dim == 0
+    assert splits[0].placements["expert_in"].dim == 0
 
 
 def test_convolutions():
@@ -59,7 +61,7 @@ def test_convolutions():
         return Model(cross_entropy(logits, y), [logits])
 
     splits = check(build, rows(UNEVEN, x=(6, 6, 3), y=5))
-    assert splits[0].layouts["filter"] == shard(3, (3, 2, 2))
+    assert splits[0].placements["filter"] == shard(3, (3, 2, 2))
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -73,7 +75,7 @@ def test_layers_of_tensorflow(resource):
         return Model(tf.losses.mean_squared_error(tf.zeros_like(y), y) + tf.nn.l2_loss(h) * 0.01, [y])
 
     splits = check(build, rows(UNEVEN, x=(9,)), tolerance=1e-5)
-    assert splits[0].layouts["net/dense/kernel"].is_shard
+    assert splits[0].placements["net/dense/kernel"].is_shard
 
 
 def test_features_of_replicate_code_get_their_gradient():
@@ -116,7 +118,7 @@ def test_a_loop_and_a_branch_take_whole_tensors():
         return Model(tf.reduce_mean(tf.square(tf.matmul(h, weights("head", 8, 5)))), [h])
 
     splits = check(build, rows(UNEVEN, x=(6,)))
-    assert splits[0].layouts["kernel"].is_shard
+    assert splits[0].placements["kernel"].is_shard
 
 
 def test_variables_of_a_loop_stay_whole():
@@ -127,8 +129,8 @@ def test_variables_of_a_loop_stay_whole():
         return Model(tf.reduce_mean(tf.square(h)), [h])
 
     splits = check(build, rows(UNEVEN, x=(4, 6)))
-    whole = [name for name, layout in splits[0].layouts.items() if layout == FULL]
-    assert sorted(splits[0].layouts) == sorted(whole + ["kernel"])
+    whole = [name for name, placement in splits[0].placements.items() if placement == REPLICATED]
+    assert sorted(splits[0].placements) == sorted(whole + ["kernel"])
 
 
 def test_batch_norm_metrics_summaries_and_assertions():
@@ -145,7 +147,7 @@ def test_batch_norm_metrics_summaries_and_assertions():
         return Model(loss, [logits, best])
 
     splits = check(build, rows(UNEVEN, x=(6,), y=5), tolerance=1e-5)  # tf.losses computes in float32
-    channels = [layout for name, layout in splits[0].layouts.items() if name.startswith("batch_normalization")]
+    channels = [placement for name, placement in splits[0].placements.items() if name.startswith("batch_normalization")]
     assert channels == [shard(0, (3, 3, 3))] * 4
 
 
@@ -186,7 +188,7 @@ def test_a_function_that_reads_a_variable_gets_all_of_it():
         return Model(tf.reduce_mean(tf.square(read(tf.matmul(x, kernel)))), [])
 
     split = Split(build, 2, 0, communicator(2))
-    assert split.layouts["r/kernel"].is_shard and split.layouts["r/shift"] == FULL
+    assert split.placements["r/kernel"].is_shard and split.placements["r/shift"] == REPLICATED
 
 
 def test_what_is_drawn_is_the_same_on_every_rank():
@@ -213,7 +215,7 @@ def test_the_size_of_one_ranks_batch_may_be_written_into_the_model():
     feeds = rows((4, 4), x=(5, 6))
     plain = Plain(lambda: build(8), feeds)
     results, splits = run_split(lambda: build(4), feeds, plain)
-    assert splits[0].layouts["kernel"].is_shard
+    assert splits[0].placements["kernel"].is_shard
     for loss, outputs, _ in results:
         close(loss, plain.loss, 1e-9)
         for output, wanted in zip(outputs, plain.outputs):
@@ -241,20 +243,20 @@ def test_programs_of_ranks_differ_in_what_is_recorded_alone():
             assert (one_def.attr.pop("rank").i, other_def.attr.pop("rank").i) == (0, 2)
         if str(one_def) != str(other_def) and not one.name.startswith("PART/"):  # parts of variables
             different.add(one.name)
-    assert different and different <= set(first.exchange.owned)
+    assert different and different <= set(first.resharder.owned)
 
 
 def test_collectives_run_in_one_order():
     split = Split(transformer, 2, 0, communicator(2))
-    for before, after in zip(split.exchange.collectives, split.exchange.collectives[1:]):
+    for before, after in zip(split.resharder.collectives, split.resharder.collectives[1:]):
         assert before in after.control_inputs or any(source.op is before for source in after.inputs)
 
 
 def test_ops_get_the_device_and_the_scopes_of_the_users_ops():
     split = Split(classifier, 2, 0, communicator(2))
     with split.graph.as_default():
-        exchange = Exchange(communicator(2), 0, "again")
-        Lowering(split.program, split.decision, exchange, split._variable, "AGAIN/", "/device:CPU:1")
+        resharder = Resharder(communicator(2), 0, "again")
+        Lowering(split.program, split.decision, resharder, split._variable, "AGAIN/", "/device:CPU:1")
     built = [op for op in split.graph.get_operations() if op.name.startswith("AGAIN/")]
     assert {op.device for op in built} == {"/device:CPU:1"}
     assert {op.name for op in built} > {"AGAIN/m/MatMul", "AGAIN/m/Relu", "AGAIN/Mean"}

@@ -10,7 +10,7 @@ from epl.parallel.sharding.placements import shard
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import collectives
-from epl.parallel.split.search import conversions, search, variable_layouts
+from epl.parallel.split.search import conversions, search, variable_placements
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.append(os.path.join(ROOT, "examples", "moe"))
@@ -61,7 +61,7 @@ def sent(program, decision):
 def test_two_all_to_alls_forward_and_two_backward_in_each_layer(gate, batch, layers):
     program, decision = split(gate, batch, layers)
     assert sent(program, decision) == [["all-to-all"] * 2 * layers] * 2
-    found = variable_layouts(program, decision).values()
+    found = variable_placements(program, decision).values()
     assert list(found) == [shard(0, (EXPERTS // RANKS,) * RANKS)] * 2 * layers
 
 
@@ -73,4 +73,4 @@ def test_a_batch_of_known_size_needs_nothing_else():
 def test_experts_that_devices_do_not_divide_are_dealt_out_all_the_same():
     program, decision = split("top2", 4, experts=7)
     assert sent(program, decision) == [["all-to-all"] * 2] * 2
-    assert set(variable_layouts(program, decision).values()) == {shard(0, (2, 2, 2, 1))}
+    assert set(variable_placements(program, decision).values()) == {shard(0, (2, 2, 2, 1))}

@@ -10,14 +10,14 @@ from epl.ops.communicator import Communicator
 from epl.ops.job import Job
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.split.outer_reads import give_whole
 from epl.parallel.split.readers import with_readers
 from epl.utils import tf_compat
 from tests.parallel.sharded_variables.shard_copies import PREFIX, copy_ranks
 
 KINDS = pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
-LAYOUTS = pytest.mark.parametrize("layout", [shard(1, [4, 4]), shard(0, [3, 2, 1])], ids=str)
+PLACEMENTS = pytest.mark.parametrize("placement", [shard(1, [4, 4]), shard(0, [3, 2, 1])], ids=str)
 _NUMBERS = itertools.count()
 
 
@@ -28,10 +28,10 @@ def graph():
         yield graph
 
 
-@LAYOUTS
+@PLACEMENTS
 @KINDS
-def test_readers_take_the_whole_value_and_give_the_mean_of_their_gradients(graph, layout, resource):
-    ranks = len(layout.sizes)
+def test_readers_take_the_whole_value_and_give_the_mean_of_their_gradients(graph, placement, resource):
+    ranks = len(placement.sizes)
     value = np.arange(48, dtype="f").reshape(6, 8)
     variable = tf.get_variable("v", initializer=value, use_resource=resource)
     read = variable.value()
@@ -39,20 +39,22 @@ def test_readers_take_the_whole_value_and_give_the_mean_of_their_gradients(graph
     factor = tf.identity(tf.placeholder_with_default(2.0, []), name="factor")  # of a rank's own batch
     loss = tf.reduce_sum(factor * tf.square(read))
     with Job.start(["localhost:0"], 0) as job:
-        exchange = Exchange(Communicator(f"reads{next(_NUMBERS)}", [0] * ranks, job=job), 0, "test")
-        found = shard_variable(variable, layout, exchange)
-        assert list(give_whole(found, exchange, ())) == [read]
+        resharder = Resharder(Communicator(f"reads{next(_NUMBERS)}", [0] * ranks, job=job), 0, "test")
+        found = shard_variable(variable, placement, resharder)
+        assert list(give_whole(found, resharder, ())) == [read]
         (gradient,) = tf.gradients(loss, [found.variable.handle if resource else found.variable.op.outputs[0]])
         initialize = tf.global_variables_initializer()
         names = [loss.op.name + ":0", tf.identity(gradient).name, "factor:0"]
-        copy_ranks(after, exchange, found.shapes, found.seeds, range(1, ranks))
+        copy_ranks(after, resharder, found.shapes, found.seeds, range(1, ranks))
         prefixes = [""] + [PREFIX.format(rank) for rank in range(1, ranks)]
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": ranks})) as sess:
             sess.run([graph.get_operation_by_name(prefix + initialize.name) for prefix in prefixes])
             feeds = {prefix + "factor:0": rank + 1.0 for rank, prefix in enumerate(prefixes)}
             losses, parts = sess.run([[prefix + name for prefix in prefixes] for name in names[:2]], feeds)
     np.testing.assert_allclose(losses, [np.square(value).sum() * (rank + 1) for rank in range(ranks)], rtol=1e-6)
-    np.testing.assert_allclose(np.concatenate(parts, layout.dim), 2 * value * np.mean(range(1, ranks + 1)), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(parts, placement.dim), 2 * value * np.mean(range(1, ranks + 1)), rtol=1e-6
+    )
 
 
 def test_what_takes_variables_of_the_split_alone_belongs_to_it(graph):

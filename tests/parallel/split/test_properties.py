@@ -1,7 +1,7 @@
-"""Property: random small graphs, computed in random legal layouts, give what they give unsplit.
+"""Property: random small graphs, computed in random legal placements, give what they give unsplit.
 
 The search would take the cheap ways alone. Here each op keeps a few of its choices, of which one is taken wherever it
-can be, so that odd combinations of layouts meet.
+can be, so that odd combinations of placements meet.
 """
 
 import hypothesis

@@ -1,4 +1,4 @@
-"""Which layouts the search finds: those that are known to be best for the layers that people split.
+"""Which placements the search finds: those that are known to be best for the layers that people split.
 
 Nothing runs here: collectives are counted in the program of rank 0, of models in their real sizes.
 """
@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.plan import values
 from epl.parallel.plan.sections import SplitSection
-from epl.parallel.sharding.placements import FULL, shard
+from epl.parallel.sharding.placements import REPLICATED, shard
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
 from epl.parallel.split.search import conversions, search
@@ -40,13 +40,13 @@ def dense_pair(biased=False):
 
 def test_dense_activation_dense_is_column_then_row(wire):
     split = Split(dense_pair, 4, 0, wire, costs={})
-    assert split.layouts == {"column": shard(1, (1024,) * 4), "row": shard(0, (1024,) * 4)}
+    assert split.placements == {"column": shard(1, (1024,) * 4), "row": shard(0, (1024,) * 4)}
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
 def test_the_bias_of_a_column_goes_with_it(wire):
     split = Split(lambda: dense_pair(biased=True), 4, 0, wire, costs={})
-    assert split.layouts["bias"] == shard(0, (1024,) * 4)
+    assert split.placements["bias"] == shard(0, (1024,) * 4)
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
@@ -57,8 +57,8 @@ def test_attention_is_split_by_heads(wire):
 
     split = Split(build, 4, 0, wire, costs={})
     columns = shard(1, (256,) * 4)
-    assert [split.layouts["attention/" + name] for name in ("q", "key", "value")] == [columns] * 3
-    assert split.layouts["attention/output"] == shard(0, (256,) * 4)
+    assert [split.placements["attention/" + name] for name in ("q", "key", "value")] == [columns] * 3
+    assert split.placements["attention/output"] == shard(0, (256,) * 4)
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
@@ -77,7 +77,7 @@ def test_attention_of_layers_on_three_dimensions_is_split_by_heads_as_well(wire)
         return Model(tf.reduce_sum(tf.square(tf.layers.dense(joined, 1024, name="output"))), [], before)
 
     split = Split(build, 4, 0, wire, costs={})
-    assert [split.layouts[name + "/kernel"].dim for name in ("q", "key", "value", "output")] == [1, 1, 1, 0]
+    assert [split.placements[name + "/kernel"].dim for name in ("q", "key", "value", "output")] == [1, 1, 1, 0]
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
@@ -87,7 +87,7 @@ def test_heads_that_do_not_divide_are_split_by_whole_heads(wire):
         return Model(tf.reduce_sum(tf.square(attention(x, 10, 64, "attention"))), [], before)
 
     split = Split(build, 4, 0, wire, costs={})
-    assert split.layouts["attention/q"] == shard(1, (192, 192, 128, 128))
+    assert split.placements["attention/q"] == shard(1, (192, 192, 128, 128))
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
 
 
@@ -100,14 +100,14 @@ def test_the_vocabulary_is_split_and_tied(wire):
         return Model(cross_entropy(tf.matmul(x, words, transpose_b=True), labels), [])
 
     split = Split(build, 4, 0, wire, costs={})
-    assert split.layouts == {"table": shard(0, (8000,) * 4)}
+    assert split.placements == {"table": shard(0, (8000,) * 4)}
     sizes = [size for part in split.collectives() for op in part for size in moved(op).shape.as_list()]
     assert max(size or 0 for size in sizes) <= 256  # neither the table nor the logits move
 
 
 def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
     split = Split(lambda: mixture(experts=8, width=512, hidden=2048, inner=True), 4, 0, wire, costs={})
-    assert split.layouts["expert_in"] == split.layouts["expert_out"] == shard(0, (2,) * 4)
+    assert split.placements["expert_in"] == split.placements["expert_out"] == shard(0, (2,) * 4)
     forward, backward = split.kinds()
     assert [forward.count("AllToAllV"), backward.count("AllToAllV")] == [2, 2]
 
@@ -128,7 +128,7 @@ def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
         x = tf.placeholder(FLOAT, [None, 4], "x")
         return Model(tf.reduce_mean(tf.square(tf.matmul(x, weights("w", 4, 4)))), [])
 
-    assert Split(build, 4, 0, wire, costs={}).layouts == {"w": FULL}
+    assert Split(build, 4, 0, wire, costs={}).placements == {"w": REPLICATED}
 
 
 def test_the_decision_is_the_same_every_time(wire):
@@ -166,8 +166,8 @@ def test_a_large_variable_that_would_stay_whole_is_refused(wire):
 
 @pytest.mark.parametrize("build", [dense_pair, classifier, transformer, mixture], ids=lambda build: build.__name__)
 @pytest.mark.parametrize("seed", [None, 0])
-def test_a_decision_is_found_again_by_its_layouts(wire, build, seed):
-    """The plan has the layouts of each op; with random choices left out, others than the best are decided on."""
+def test_a_decision_is_found_again_by_its_placements(wire, build, seed):
+    """The plan has the placements of each op; with random choices left out, others than the best are decided on."""
     prepare = {} if seed is None else {"prepare": few_choices(seed)}
     split = Split(build, 4, 0, wire, **prepare)
     over = SplitPlan(((0, 1, 2, 3),), (), (), ())

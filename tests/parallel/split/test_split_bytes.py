@@ -79,12 +79,12 @@ def check(init, ranks, more=None):
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     split = Graph.get().state_of(ReplicaGroups)
     assert len(split.shards) == 2  # kernel and bias
-    sizes = [[tf.size(tensor) for tensor in op.inputs] for op in split.exchange.collectives]
+    sizes = [[tf.size(tensor) for tensor in op.inputs] for op in split.resharder.collectives]
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         feed = {x: np.ones([ranks * ROWS, FEATURES]), labels: np.zeros([ranks * ROWS])}
         found = sess.run([sizes, train_op], feed)[0]
-    assert split.moved_bytes == pytest.approx(sum(map(sent, split.exchange.collectives, found)))
+    assert split.moved_bytes == pytest.approx(sum(map(sent, split.resharder.collectives, found)))
     return split.moved_bytes
 
 

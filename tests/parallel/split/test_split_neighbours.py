@@ -62,7 +62,7 @@ def moved(init, model, scope, one_around=contextlib.ExitStack):
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     return [
         (op.type, [tensor.shape.as_list() for tensor in op.inputs[COLLECTIVE_OP_TYPES[op.type].first_tensor :]])
-        for op in Graph.get().state_of(ReplicaGroups).exchange.collectives
+        for op in Graph.get().state_of(ReplicaGroups).resharder.collectives
     ]
 
 

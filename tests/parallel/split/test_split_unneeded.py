@@ -84,7 +84,7 @@ def check(init, joint, scope, devices=2, **config):
 def test_each_run_needs_what_it_fetches(init, joint):
     check(init, joint, lambda: epl.split(2))
     split = Graph.get().state_of(ReplicaGroups)
-    assert len(split.exchange.collectives) > 4 and split.shards
+    assert len(split.resharder.collectives) > 4 and split.shards
 
 
 def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
@@ -97,7 +97,7 @@ def test_a_step_runs_no_collective_of_the_branch_that_scores(init):
         sess.run(model.train_ops, {model.x: X, model.z: X, model.y: Y}, options, data)
         ran = {node.node_name for device in data.step_stats.dev_stats for node in device.node_stats}
         split = Graph.get().state_of(ReplicaGroups)
-        collectives = [op.name for op in split.exchange.collectives]
+        collectives = [op.name for op in split.resharder.collectives]
         idle = [name for name in collectives if name not in ran]
         assert 0 < len(idle) < len(collectives)
         assert [name for name in collectives if "EPL_REPLICA_1/" + name not in ran] == idle

@@ -48,22 +48,22 @@ def parts(variables, ranks):
 
 
 def test_the_dimension_whose_parts_differ_least_is_cut():
-    layouts = parts(candidates(("a", (7, 8)), ("b", (8, 8)), ("c", (9, 10))), 4)
-    assert layouts == {"a": shard(1, [2] * 4), "b": shard(0, [2] * 4), "c": shard(1, (3, 3, 2, 2))}
+    placements = parts(candidates(("a", (7, 8)), ("b", (8, 8)), ("c", (9, 10))), 4)
+    assert placements == {"a": shard(1, [2] * 4), "b": shard(0, [2] * 4), "c": shard(1, (3, 3, 2, 2))}
 
 
 def test_larger_parts_go_to_the_ranks_that_have_least():
     """The rows of `b` are largest; what it has given to rank 0 alone, `a` makes up for, and `c` the rest."""
-    layouts = parts(candidates(("a", (6, 6)), ("b", (5, 5, 5)), ("c", (5, 5))), 4)
-    assert layouts["b"] == shard(0, (2, 1, 1, 1))
-    assert layouts["a"] == shard(0, (1, 2, 2, 1))
-    assert layouts["c"] == shard(0, (1, 1, 1, 2))
+    placements = parts(candidates(("a", (6, 6)), ("b", (5, 5, 5)), ("c", (5, 5))), 4)
+    assert placements["b"] == shard(0, (2, 1, 1, 1))
+    assert placements["a"] == shard(0, (1, 2, 2, 1))
+    assert placements["c"] == shard(0, (1, 1, 1, 2))
 
 
 def test_larger_parts_of_several_optimizers_go_round():
     surplus = [0.0] * 4
-    layouts = [choose_parts(candidates((name, (5, 5))), surplus)[name] for name in "abcde"]
-    assert [layout.sizes.index(2) for layout in layouts] == [0, 1, 2, 3, 0]
+    placements = [choose_parts(candidates((name, (5, 5))), surplus)[name] for name in "abcde"]
+    assert [placement.sizes.index(2) for placement in placements] == [0, 1, 2, 3, 0]
     assert surplus == [40, 20, 20, 20]
 
 
@@ -80,8 +80,8 @@ def test_what_has_fewer_rows_than_ranks_stays_full():
 
 
 def test_a_sparse_gradient_has_its_variable_cut_by_rows():
-    layouts = parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
-    assert layouts == {"b": shard(0, (3, 2, 2, 2))}
+    placements = parts(candidates(("a", (3, 64)), ("b", (9, 64)), ("c", (1, 64)), by_rows="abc"), 4)
+    assert placements == {"b": shard(0, (3, 2, 2, 2))}
 
 
 def test_scalars_and_the_smallest_stay_whole():
@@ -94,10 +94,10 @@ def test_scalars_and_the_smallest_stay_whole():
 
 def held_of(variables, ranks):
     """How much of their bytes the rank holds that holds most."""
-    layouts = parts(variables, ranks)
-    whole = [one.bytes for one in variables if one.name not in layouts]
-    cut = [(one.bytes, layouts[one.name]) for one in variables if one.name in layouts]
-    held = [sum(size * layout.sizes[rank] / layout.size for size, layout in cut) for rank in range(ranks)]
+    placements = parts(variables, ranks)
+    whole = [one.bytes for one in variables if one.name not in placements]
+    cut = [(one.bytes, placements[one.name]) for one in variables if one.name in placements]
+    held = [sum(size * placement.sizes[rank] / placement.size for size, placement in cut) for rank in range(ranks)]
     return (sum(whole) + max(held)) / sum(one.bytes for one in variables)
 
 

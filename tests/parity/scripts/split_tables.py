@@ -135,7 +135,7 @@ def train(
         from epl.ir.graph import Graph
         from epl.parallel.plan.replica_groups import ReplicaGroups
 
-        held = {held.full_name: held.layout for held in Graph.of(loss.graph).state_of(ReplicaGroups).shards.values()}
+        held = {held.full_name: held.placement for held in Graph.of(loss.graph).state_of(ReplicaGroups).shards.values()}
         assert held["table"].dim == ("rows", "columns").index(cut), held
     lengths = [tf.norm(one.values, axis=1) for one in gradients if isinstance(one, tf.IndexedSlices)]
     if clips:

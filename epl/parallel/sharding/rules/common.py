@@ -1,10 +1,10 @@
 """What rules are written with: ops as labelled dimensions, and pieces of what they emit.
 
 Most ops are told by which dimensions of their tensors run together, as einsum tells a product: dimensions with one
-label are cut alike, a tensor without the label is FULL. A label that is summed over leaves addends.
+label are cut alike, a tensor without the label is REPLICATED. A label that is summed over leaves addends.
 
-    MatMul    [m, k] [k, n] -> [m, n]     m: shard(0), FULL -> shard(0)
-                                          n: FULL, shard(1) -> shard(1)
+    MatMul    [m, k] [k, n] -> [m, n]     m: shard(0), REPLICATED -> shard(0)
+                                          n: REPLICATED, shard(1) -> shard(1)
                                           k: shard(1), shard(0) -> PARTIAL
 """
 
@@ -13,12 +13,12 @@ from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Op
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, PARTIAL, Layout, offsets, shard
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement, offsets, shard
 from epl.parallel.sharding.resharding import with_gradient
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, shard_choices
 
 Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is never cut
-Emitter = Callable[[Tuple[Layout, ...]], Emit]  # from the layouts of the outputs
+Emitter = Callable[[Tuple[Placement, ...]], Emit]  # from the placements of the outputs
 
 ASSUMED_SIZE = 32  # what an unknown dimension counts as in costs
 
@@ -55,8 +55,8 @@ def labelled(
         if not created and not any(label in labels for labels in inputs):
             continue
         for sizes in _cuts(op, label, tensors):
-            into = tuple(_layout(labels, label, sizes) for labels in inputs)
-            out = tuple(PARTIAL if is_summed else _layout(labels, label, sizes) for labels in outputs)
+            into = tuple(_placement(labels, label, sizes) for labels in inputs)
+            out = tuple(PARTIAL if is_summed else _placement(labels, label, sizes) for labels in outputs)
             yield Choice(into, out, None if emitter is None else emitter(out))
 
 
@@ -90,14 +90,14 @@ def _size(info: TensorInfo, dim: int) -> Optional[int]:
     return None if info.shape is None else info.shape[dim]
 
 
-def _layout(labels: Labels, label: Hashable, sizes: Optional[Sequence[int]]) -> Layout:
-    return shard(list(labels).index(label), sizes) if label in labels else FULL
+def _placement(labels: Labels, label: Hashable, sizes: Optional[Sequence[int]]) -> Placement:
+    return shard(list(labels).index(label), sizes) if label in labels else REPLICATED
 
 
 def linear(op: OpInfo, *data: int) -> Iterator[Choice]:
-    """PARTIAL in these inputs, FULL in the others -> PARTIAL, for an op that is linear in them together."""
+    """PARTIAL in these inputs, REPLICATED in the others -> PARTIAL, for an op that is linear in them together."""
     if all(is_number(tensor.dtype) for tensor in op.outputs):
-        into = tuple(PARTIAL if index in data else FULL for index in range(len(op.inputs)))
+        into = tuple(PARTIAL if index in data else REPLICATED for index in range(len(op.inputs)))
         yield Choice(into, (PARTIAL,) * len(op.outputs))
 
 
@@ -171,16 +171,16 @@ def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]
 # ---- Pieces of what rules emit.
 
 
-def own_size(emission: Emission, layout: Layout, full: tf.Tensor) -> tf.Tensor:
+def own_size(emission: Emission, placement: Placement, full: tf.Tensor) -> tf.Tensor:
     """The size of this rank's part of a dimension that is `full` in all."""
-    if layout.sizes is None:
+    if placement.sizes is None:
         return emission.local_rows(full)
-    return emission.own(layout.sizes, full.dtype.base_dtype)
+    return emission.own(placement.sizes, full.dtype.base_dtype)
 
 
-def own_offset(emission: Emission, layout: Layout, dtype: tf.DType) -> tf.Tensor:
-    """Where this rank's part of a dimension begins; the layout has sizes."""
-    return emission.own(offsets(layout.sizes or ()), dtype)
+def own_offset(emission: Emission, placement: Placement, dtype: tf.DType) -> tf.Tensor:
+    """Where this rank's part of a dimension begins; the placement has sizes."""
+    return emission.own(offsets(placement.sizes or ()), dtype)
 
 
 def replaced(vector: tf.Tensor, index: int, value: Any) -> tf.Tensor:
@@ -199,10 +199,14 @@ def full_shape(info: TensorInfo, given: tf.Tensor) -> tf.Tensor:
     return tf.constant(info.shape, given.dtype.base_dtype)
 
 
-def own_shape(emission: Emission, info: TensorInfo, given: tf.Tensor, layout: Layout) -> tf.Tensor:
+def own_shape(emission: Emission, info: TensorInfo, given: tf.Tensor, placement: Placement) -> tf.Tensor:
     """`full_shape`, with this rank's part of the dimension that is cut."""
     shape = full_shape(info, given)
-    return replaced(shape, layout.dim, own_size(emission, layout, shape[layout.dim])) if layout.is_shard else shape
+    return (
+        replaced(shape, placement.dim, own_size(emission, placement, shape[placement.dim]))
+        if placement.is_shard
+        else shape
+    )
 
 
 def weighted(emission: Emission, value: tf.Tensor, tensor: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -210,7 +214,7 @@ def weighted(emission: Emission, value: tf.Tensor, tensor: tf.Tensor, weights: t
 
     Args:
       emission: of the op.
-      value: FULL, of the rank of `tensor`; dimensions of one element stand for all.
+      value: REPLICATED, of the rank of `tensor`; dimensions of one element stand for all.
       tensor: the part that `value` is a function of, by a way that gradients do not take.
       weights: d value / d tensor, element by element.
     """

@@ -4,7 +4,7 @@ from typing import Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.rules.common import Labels, labelled, own_shape, replaced, text_attr
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
 
@@ -30,14 +30,14 @@ def _transposed_convolution(op: OpInfo) -> Iterator[Choice]:
     positions = 3 if op.type == "Conv3DBackpropInputV2" else 2
     kernel: Labels = [None] * positions + ["out", "in"]
 
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
-        layout = outputs[0]
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
+        placement = outputs[0]
 
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-            if layout.is_shard and layout.dim == 0:
+            if placement.is_shard and placement.dim == 0:
                 shape = replaced(inputs[0], 0, tf.shape(inputs[2])[0])
             else:
-                shape = own_shape(emission, op.outputs[0], inputs[0], layout)
+                shape = own_shape(emission, op.outputs[0], inputs[0], placement)
             return emission.same([shape] + inputs[1:])
 
         return emit
@@ -91,10 +91,10 @@ def _batch_norm(op: OpInfo) -> Iterator[Choice]:
     image = _image(op, "c")
     vectors: List[Labels] = [["c"] if tensor.shape != (0,) else [] for tensor in op.inputs[1:]]
     for choice in labelled(op, [image] + vectors, [image]):
-        layout = choice.inputs[0]
-        if layout.dim:
+        placement = choice.inputs[0]
+        if placement.dim:
             # What is reserved for the gradient is used by the gradient of the part.
-            reserved = (FULL,) * (len(op.outputs) - 5)
-            yield choice._replace(outputs=(layout,) + (shard(0, layout.sizes),) * 4 + reserved)
+            reserved = (REPLICATED,) * (len(op.outputs) - 5)
+            yield choice._replace(outputs=(placement,) + (shard(0, placement.sizes),) * 4 + reserved)
         elif not op.attrs.get("is_training", True):
-            yield choice._replace(outputs=(layout,) + (FULL,) * (len(op.outputs) - 1))
+            yield choice._replace(outputs=(placement,) + (REPLICATED,) * (len(op.outputs) - 1))

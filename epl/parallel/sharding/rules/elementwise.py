@@ -4,7 +4,7 @@ from typing import Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.rules.common import broadcast_labels, dimensions, known_ranks, labelled, linear, text_attr
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule
 
@@ -91,7 +91,7 @@ def _accumulate(op: OpInfo) -> Iterator[Choice]:
 def _ensure_shape(op: OpInfo) -> Iterator[Choice]:
     """Of a part, the dimension that is cut is not checked."""
 
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         sizes = list(op.outputs[0].shape or ())
         sizes[outputs[0].dim] = None
 

@@ -5,8 +5,8 @@ from typing import Any, Callable, List, Optional, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
-from epl.parallel.sharding.placements import Layout
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.rules.registry import Emission
 
 
@@ -16,7 +16,7 @@ class RankEmission(Emission):
     def __init__(
         self,
         op: tf.Operation,
-        exchange: Exchange,
+        resharder: Resharder,
         rows: Optional[Callable[[], tf.Tensor]] = None,
         over_rows: bool = False,
     ) -> None:
@@ -24,16 +24,16 @@ class RankEmission(Emission):
 
         Args:
           op: of the unsplit program.
-          exchange: of the rank.
+          resharder: of the rank.
           rows: gives how many rows of the batch each rank has, as an int64 vector; needed if the op has a batch.
           over_rows: whether what is summed is of rows that are cut along the batch.
         """
         self._op = op
-        self._exchange = exchange
+        self._resharder = resharder
         self._rows = rows
         self._over_rows = over_rows
-        self.rank = exchange.rank
-        self.ranks = exchange.ranks
+        self.rank = resharder.rank
+        self.ranks = resharder.ranks
 
     def same(self, inputs: Sequence[tf.Tensor], **attrs: Any) -> List[tf.Tensor]:
         """The op with other inputs, and with other attributes where given; its outputs."""
@@ -41,34 +41,34 @@ class RankEmission(Emission):
 
     def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
         """A constant that differs between ranks: `values` by rank. Nothing else may depend on the rank."""
-        return self._exchange.own(values, dtype)
+        return self._resharder.own(values, dtype)
 
     def local_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's; an integer."""
         if self._rows is None:
             raise ValueError(f"{self._op.name}: how many rows of a batch each rank has is not known.")
-        return self._exchange.own_share(rows, self._rows())
+        return self._resharder.own_share(rows, self._rows())
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """FULL, for use by an op that computes a part."""
-        return self._exchange.enter(tensor)
+        """REPLICATED, for use by an op that computes a part."""
+        return self._resharder.enter(tensor)
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
-        """PARTIAL -> FULL."""
-        return self._exchange.sum_partial(self._exchange.partial_sum(tensor) if self._over_rows else tensor)
+        """PARTIAL -> REPLICATED."""
+        return self._resharder.sum_partial(self._resharder.partial_sum(tensor) if self._over_rows else tensor)
 
-    def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A shard -> FULL."""
-        return self._exchange.gather(tensor, layout)
+    def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A shard -> REPLICATED."""
+        return self._resharder.gather(tensor, placement)
 
-    def cut(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """FULL -> this rank's part, by a layout with sizes."""
-        return self._exchange.cut(tensor, layout)
+    def cut(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """REPLICATED -> this rank's part, by a placement with sizes."""
+        return self._resharder.cut(tensor, placement)
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The largest of all ranks, element by element."""
-        return self._exchange.all_max(tensor)
+        return self._resharder.all_max(tensor)
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
         """The smallest of all ranks, element by element."""
-        return self._exchange.all_min(tensor)
+        return self._resharder.all_min(tensor)

@@ -10,7 +10,7 @@ from typing import Hashable, Iterator, List, Optional, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout, offsets
+from epl.parallel.sharding.placements import Placement, offsets
 from epl.parallel.sharding.rules.common import (
     Labels,
     constant_ints,
@@ -67,21 +67,21 @@ def _emit_of_value(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
     return look_up(op, inputs)
 
 
-def _emit_masked_gather(layout: Layout) -> Emit:
+def _emit_masked_gather(placement: Placement) -> Emit:
     """An index that is beyond the table is for the first or the last rank to look up, and to complain about."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         table, indices = inputs[:2]
         dtype = indices.dtype.base_dtype
         limits = np.iinfo(dtype.as_numpy_dtype)
-        begins = offsets(layout.sizes or ())
+        begins = offsets(placement.sizes or ())
         first = emission.own((limits.min,) + begins[1:], dtype)
         end = emission.own(begins[1:] + (limits.max,), dtype)
         flat = tf.reshape(indices, [-1])
         places = tf.where_v2((flat >= first) & (flat < end))
-        own = tf.gather_nd(flat, places) - own_offset(emission, layout, dtype)
-        front = tf.gather(table, own) if layout.dim == 0 else tf.gather(table, own, axis=layout.dim)
-        return [_spread(front, places, indices, layout.dim)]
+        own = tf.gather_nd(flat, places) - own_offset(emission, placement, dtype)
+        front = tf.gather(table, own) if placement.dim == 0 else tf.gather(table, own, axis=placement.dim)
+        return [_spread(front, places, indices, placement.dim)]
 
     return emit
 
@@ -126,16 +126,16 @@ def _one_hot(op: OpInfo) -> Iterator[Choice]:
     at = op.attrs.get("axis", -1) % rank
     data: Labels = [dim if dim < at else dim + 1 for dim in range(rank - 1)]
 
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
-        layout = outputs[0]
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
+        placement = outputs[0]
 
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
             indices, depth = inputs[:2]
-            if layout.dim != at:
+            if placement.dim != at:
                 return emission.same(inputs)
             # 8-bit indices could wrap around when they are moved.
-            own = tf.cast(indices, tf.int64) - own_offset(emission, layout, tf.int64)
-            return emission.same([own, emission.own(layout.sizes or (), depth.dtype)] + inputs[2:], TI=tf.int64)
+            own = tf.cast(indices, tf.int64) - own_offset(emission, placement, tf.int64)
+            return emission.same([own, emission.own(placement.sizes or (), depth.dtype)] + inputs[2:], TI=tf.int64)
 
         return emit
 
@@ -157,7 +157,7 @@ def _scatter_nd(op: OpInfo) -> Iterator[Choice]:
     rest: Labels = [f"t{dim}" for dim in range(len(updates.shape or ()) - len(rows))]
     result: Labels = [None] * indices.shape[-1] + list(rest)
 
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
             return emission.same(inputs[:2] + [own_shape(emission, op.outputs[0], inputs[2], outputs[0])])
 

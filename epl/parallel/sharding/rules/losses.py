@@ -8,7 +8,7 @@ from typing import Iterator, List, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, Layout
+from epl.parallel.sharding.placements import REPLICATED, Placement
 from epl.parallel.sharding.rules.common import (
     Labels,
     all_reduced,
@@ -77,19 +77,24 @@ def _sums(emission: Emission, scores: tf.Tensor) -> _Sums:
 def _sparse_cross_entropy(op: OpInfo) -> Iterator[Choice]:
     yield from labelled(op, [["n", None], ["n"]], [["n"], ["n", None]])
     for choice in labelled(op, [[None, "c"], []], [[], []], summed=["c"]):
-        layout = choice.inputs[0]
-        if layout.sizes is not None:
-            yield Choice((layout, FULL), (FULL, layout), _emit_sparse_cross_entropy(layout), _exchanged(op, 3))
+        placement = choice.inputs[0]
+        if placement.sizes is not None:
+            yield Choice(
+                (placement, REPLICATED),
+                (REPLICATED, placement),
+                _emit_sparse_cross_entropy(placement),
+                _exchanged(op, 3),
+            )
 
 
-def _emit_sparse_cross_entropy(layout: Layout) -> Emit:
+def _emit_sparse_cross_entropy(placement: Placement) -> Emit:
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         scores, labels = inputs
         shifted, exponentials, total = _sums(emission, scores)
-        own = _OwnClasses(emission, layout, labels)
+        own = _OwnClasses(emission, placement, labels)
         target = tf.expand_dims(own.pick(shifted), 1)
         total, target = tf.unstack(emission.sum_partial(tf.stack([total, target])))
-        valid = tf.expand_dims((labels >= 0) & (labels < sum(layout.sizes or ())), 1)
+        valid = tf.expand_dims((labels >= 0) & (labels < sum(placement.sizes or ())), 1)
         total = tf.where_v2(valid, total, tf.constant(float("nan"), total.dtype))
         gradient = exponentials / total - own.one_hot(total.dtype)
         return _cross_entropy(emission, scores, tf.stop_gradient(tf.log(total) - target), gradient)
@@ -107,9 +112,9 @@ def _cross_entropy(emission: Emission, scores: tf.Tensor, loss: tf.Tensor, gradi
 class _OwnClasses:
     """Where in this rank's part of the classes the labels are."""
 
-    def __init__(self, emission: Emission, layout: Layout, labels: tf.Tensor) -> None:
-        self._size = emission.own(layout.sizes or (), tf.int32)
-        self._position = tf.cast(labels - own_offset(emission, layout, labels.dtype), tf.int32)
+    def __init__(self, emission: Emission, placement: Placement, labels: tf.Tensor) -> None:
+        self._size = emission.own(placement.sizes or (), tf.int32)
+        self._position = tf.cast(labels - own_offset(emission, placement, labels.dtype), tf.int32)
         self._inside = (self._position >= 0) & (self._position < self._size)
 
     def pick(self, scores: tf.Tensor) -> tf.Tensor:
@@ -127,9 +132,9 @@ class _OwnClasses:
 def _cross_entropy_rule(op: OpInfo) -> Iterator[Choice]:
     yield from labelled(op, [["n", None], ["n", None]], [["n"], ["n", None]])
     for choice in labelled(op, [[None, "c"], [None, "c"]], [[], []], summed=["c"]):
-        layout = choice.inputs[0]
-        if layout.sizes is not None:
-            yield Choice((layout, layout), (FULL, layout), _emit_cross_entropy, _exchanged(op, 4))
+        placement = choice.inputs[0]
+        if placement.sizes is not None:
+            yield Choice((placement, placement), (REPLICATED, placement), _emit_cross_entropy, _exchanged(op, 4))
 
 
 def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -155,23 +160,23 @@ def _in_top_k(op: OpInfo) -> Iterator[Choice]:
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
     yield from labelled(op, [["n", None], ["n"], *more], [["n"]])
     for choice in labelled(op, [[None, "c"], [], *more], [[]], summed=["c"]):
-        layout = choice.inputs[0]
-        if layout.sizes is not None:
-            yield Choice(choice.inputs, (FULL,), _emit_in_top_k(layout), _exchanged(op, 3))
+        placement = choice.inputs[0]
+        if placement.sizes is not None:
+            yield Choice(choice.inputs, (REPLICATED,), _emit_in_top_k(placement), _exchanged(op, 3))
 
 
-def _emit_in_top_k(layout: Layout) -> Emit:
+def _emit_in_top_k(placement: Placement) -> Emit:
     """Fewer than k scores are larger than that of the target, and all are finite."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         scores, targets = inputs[:2]
-        own = _OwnClasses(emission, layout, targets)
+        own = _OwnClasses(emission, placement, targets)
         target = tf.expand_dims(emission.sum_partial(own.pick(scores)), 1)
         larger = tf.reduce_sum(tf.cast(scores > target, tf.int32), 1)
         infinite = tf.reduce_sum(tf.cast(tf.logical_not(tf.is_finite(scores)), tf.int32), 1)
         larger, infinite = tf.unstack(emission.sum_partial(tf.stack([larger, infinite])))
         k = tf.cast(inputs[2], tf.int32) if len(inputs) > 2 else op.attrs["k"]
-        valid = (targets >= 0) & (targets < sum(layout.sizes or ()))
+        valid = (targets >= 0) & (targets < sum(placement.sizes or ()))
         return [(larger < k) & tf.equal(infinite, 0) & valid]
 
     return emit

@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout
+from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.rules.common import Labels, dimensions, labelled, own_shape
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule
 
@@ -19,7 +19,7 @@ def _random(op: OpInfo) -> Iterator[Choice]:
     if op.outputs[0].shape is None:
         return
 
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
             shape = own_shape(emission, op.outputs[0], inputs[0], outputs[0])
             return [_draw(op, shape, _seed(emission, op), inputs[1:])]

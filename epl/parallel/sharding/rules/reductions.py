@@ -1,13 +1,13 @@
 """Rules of reductions along dimensions, of searches along one, and of running sums.
 
-Along the dimension that is cut: a sum leaves addends; the others exchange what each rank found in its part.
+Along the dimension that is cut: a sum leaves addends; the others resharder what each rank found in its part.
 """
 
 from typing import Iterator, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.rules.common import (
     all_reduced,
     constant_axes,
@@ -41,12 +41,12 @@ class _Reduction:
         return labelled(self.op, [without(self.data, self.axes), []], [self.output])
 
     def over(self, emit: Emit, collectives: float) -> Iterator[Choice]:
-        """Choices that cut a dimension that is reduced, with a FULL result."""
+        """Choices that cut a dimension that is reduced, with a REPLICATED result."""
         kept = without(self.data, [axis for axis in self.data if axis not in self.axes])
         result = self.op.outputs[0]
         moved = all_reduced(self.op, result.shape, result.dtype.size, collectives)
         for choice in labelled(self.op, [kept, []], [[]], summed=self.axes):
-            yield Choice(choice.inputs, (FULL,), emit, moved)
+            yield Choice(choice.inputs, (REPLICATED,), emit, moved)
 
 
 def _reduction(op: OpInfo) -> Optional[_Reduction]:
@@ -56,7 +56,7 @@ def _reduction(op: OpInfo) -> Optional[_Reduction]:
 
 
 def _exchanged(op: OpInfo, emit: Emit, collectives: float) -> Iterator[Choice]:
-    """The choices of a reduction for which the ranks exchange what each of them found in its part."""
+    """The choices of a reduction for which the ranks resharder what each of them found in its part."""
     found = _reduction(op)
     if found is not None:
         yield from found.rows()
@@ -87,11 +87,11 @@ def _mean(op: OpInfo) -> Iterator[Choice]:
     yield from linear(op, 0)
 
 
-def _open_batch(info: TensorInfo, layout: Layout) -> bool:
-    return layout.sizes is None and (info.shape is None or info.shape[layout.dim] is None)
+def _open_batch(info: TensorInfo, placement: Placement) -> bool:
+    return placement.sizes is None and (info.shape is None or info.shape[placement.dim] is None)
 
 
-def _emit_mean(found: _Reduction, layout: Layout) -> Emit:
+def _emit_mean(found: _Reduction, placement: Placement) -> Emit:
     """The sum of the part, divided by how many elements all parts have."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -103,7 +103,7 @@ def _emit_mean(found: _Reduction, layout: Layout) -> Emit:
             if size is not None:
                 count *= size
             else:
-                count *= emission.sum_partial(own) if axis == layout.dim else own
+                count *= emission.sum_partial(own) if axis == placement.dim else own
         total = tf.reduce_sum(part, axes, keepdims=bool(op.attrs.get("keep_dims")))
         return [total / tf.cast(count, total.dtype)]
 
@@ -178,20 +178,20 @@ def _arg(op: OpInfo) -> Iterator[Choice]:
     moved = all_reduced(op, rows, op.inputs[0].dtype.size, 1) + all_reduced(op, rows, op.outputs[0].dtype.size, 1)
     for choice in labelled(op, [data, []], [[]], summed=axes):
         if choice.inputs[0].sizes is not None:
-            yield Choice(choice.inputs, (FULL,), _emit_arg(choice.inputs[0]), moved)
+            yield Choice(choice.inputs, (REPLICATED,), _emit_arg(choice.inputs[0]), moved)
 
 
-def _emit_arg(layout: Layout) -> Emit:
+def _emit_arg(placement: Placement) -> Emit:
     """Of the ranks that have the largest (smallest) element, the first position counts."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, _ = inputs
         largest = op.type == "ArgMax"
-        own = (tf.reduce_max if largest else tf.reduce_min)(part, layout.dim)
+        own = (tf.reduce_max if largest else tf.reduce_min)(part, placement.dim)
         best = emission.all_max(own) if largest else emission.all_min(own)
         position = emission.same(inputs)[0]
-        position += own_offset(emission, layout, position.dtype)
-        last = tf.constant(sum(layout.sizes or ()) - 1, position.dtype)
+        position += own_offset(emission, placement, position.dtype)
+        last = tf.constant(sum(placement.sizes or ()) - 1, position.dtype)
         return [emission.all_min(tf.where_v2(tf.equal(own, best), position, last))]
 
     return emit
@@ -211,21 +211,21 @@ def _top_k(op: OpInfo) -> Iterator[Choice]:
     moved = all_reduced(op, shape_without(op.inputs[0], data[-1:]), elements, 1) * count[0] * op.ranks / 2
     for choice in labelled(op, [without(data, data[:-1]), []], [[], []], summed=data[-1:]):
         if choice.inputs[0].sizes is not None:
-            yield Choice(choice.inputs, (FULL, FULL), _emit_top_k(choice.inputs[0], count[0]), moved)
+            yield Choice(choice.inputs, (REPLICATED, REPLICATED), _emit_top_k(choice.inputs[0], count[0]), moved)
 
 
-def _emit_top_k(layout: Layout, count: int) -> Emit:
+def _emit_top_k(placement: Placement, count: int) -> Emit:
     """The best of the best of each rank. Equal ones stay in their order, by rank and position."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, number = inputs
-        found = tuple(min(count, size) for size in layout.sizes or ())
+        found = tuple(min(count, size) for size in placement.sizes or ())
         values, positions = emission.same([part, emission.own(found, number.dtype)], sorted=True)
-        candidates = shard(layout.dim, found)
+        candidates = shard(placement.dim, found)
         values = emission.gather(values, candidates)
-        positions = emission.gather(positions + own_offset(emission, layout, positions.dtype), candidates)
+        positions = emission.gather(positions + own_offset(emission, placement, positions.dtype), candidates)
         best, places = emission.same([values, number])
-        return [best, tf.gather(positions, places, axis=layout.dim, batch_dims=layout.dim)]
+        return [best, tf.gather(positions, places, axis=placement.dim, batch_dims=placement.dim)]
 
     return emit
 

@@ -1,7 +1,7 @@
 """What a rule is: given an op, all the ways in which it can be computed on parts of its tensors; and their registry.
 
 A rule knows nothing of the rest of the graph. It lists choices; `search.py` takes those which cost least together,
-`lowering.py` builds them. That every tensor is FULL is legal for every op, and no rule lists it.
+`lowering.py` builds them. That every tensor is REPLICATED is legal for every op, and no rule lists it.
 """
 
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Layout, balanced_sizes, proportional_sizes
+from epl.parallel.sharding.placements import Placement, balanced_sizes, proportional_sizes
 
 Shape = Tuple[Optional[int], ...]
 
@@ -77,19 +77,19 @@ class Emission:
         raise NotImplementedError
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """FULL, for use by an op that computes a part."""
+        """REPLICATED, for use by an op that computes a part."""
         raise NotImplementedError
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
-        """PARTIAL -> FULL."""
+        """PARTIAL -> REPLICATED."""
         raise NotImplementedError
 
-    def gather(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A shard -> FULL."""
+    def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A shard -> REPLICATED."""
         raise NotImplementedError
 
-    def cut(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """FULL -> this rank's part, by a layout with sizes."""
+    def cut(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """REPLICATED -> this rank's part, by a placement with sizes."""
         raise NotImplementedError
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -101,7 +101,7 @@ class Emission:
         raise NotImplementedError
 
 
-# Local tensors in the layouts of a choice's inputs -> local outputs. FULL inputs have entered already.
+# Local tensors in the placements of a choice's inputs -> local outputs. REPLICATED inputs have entered already.
 Emit = Callable[[Emission, OpInfo, List[tf.Tensor]], List[tf.Tensor]]
 
 
@@ -109,14 +109,14 @@ class Choice(NamedTuple):
     """One way to compute an op on parts.
 
     Attributes:
-      inputs: the layouts in which it takes its inputs.
+      inputs: the placements in which it takes its inputs.
       outputs: those of its outputs.
       emit: builds it; None: the same op on the local tensors.
       moved: bytes that a rank sends inside `emit`, forward and backward.
     """
 
-    inputs: Tuple[Layout, ...]
-    outputs: Tuple[Layout, ...]
+    inputs: Tuple[Placement, ...]
+    outputs: Tuple[Placement, ...]
     emit: Optional[Emit] = None
     moved: float = 0.0
 
@@ -148,6 +148,6 @@ def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
 
 
 def choices_of(op: OpInfo) -> List[Choice]:
-    """The choices of an op besides that all is FULL; none if its type has no rule."""
+    """The choices of an op besides that all is REPLICATED; none if its type has no rule."""
     found = RULES.get(op.type)
     return [] if found is None else list(found(op))

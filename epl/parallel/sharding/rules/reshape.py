@@ -11,7 +11,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, Layout, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.rules.common import linear, own_size, replaced
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
 
@@ -36,7 +36,7 @@ def _reshape(op: OpInfo) -> Iterator[Choice]:
         for pair in _pairs(op, before, after):
             for sizes in _cuts(op, pair, before, after):
                 into, out = (shard(dim, part) for dim, part in zip((pair.before, pair.after), sizes))
-                yield Choice((into, FULL), (out,), _emit_reshape(out))
+                yield Choice((into, REPLICATED), (out,), _emit_reshape(out))
     for choice in linear(op, 0):
         yield choice._replace(emit=_emit_reshape(choice.outputs[0]))
 
@@ -169,20 +169,20 @@ def _batch_pair(op: OpInfo, before: _Sizes, after: _Sizes) -> List[_Pair]:
     return [_Pair(first, second, 1, 1)] if outermost else []
 
 
-def _emit_reshape(layout: Layout) -> Emit:
+def _emit_reshape(placement: Placement) -> Emit:
     """Reshape to this rank's shape."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         tensor, given = inputs
         shape = list(op.outputs[0].shape or ())
-        if layout.is_shard:
-            shape[layout.dim] = -1
+        if placement.is_shard:
+            shape[placement.dim] = -1
         if op.outputs[0].shape is not None and None not in shape:
             return emission.same([tensor, tf.constant(shape, given.dtype.base_dtype)])
-        if layout.is_shard:
-            asked = given[layout.dim]
-            own = own_size(emission, layout, asked)
-            given = replaced(given, layout.dim, tf.where_v2(asked < 0, asked, tf.cast(own, asked.dtype)))
+        if placement.is_shard:
+            asked = given[placement.dim]
+            own = own_size(emission, placement, asked)
+            given = replaced(given, placement.dim, tf.where_v2(asked < 0, asked, tf.cast(own, asked.dtype)))
         return emission.same([tensor, given])
 
     return emit

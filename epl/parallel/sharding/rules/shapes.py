@@ -4,7 +4,7 @@ from typing import Iterator, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, PARTIAL, Layout
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement
 from epl.parallel.sharding.rules.common import (
     Labels,
     constant_axes,
@@ -125,7 +125,7 @@ def _slice(op: OpInfo) -> Iterator[Choice]:
     yield from linear(op, 0)
 
 
-def _emit_slice(outputs: Tuple[Layout, ...]) -> Emit:
+def _emit_slice(outputs: Tuple[Placement, ...]) -> Emit:
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         return emission.same(inputs[:2] + [replaced(inputs[2], outputs[0].dim, -1)])
 
@@ -205,14 +205,14 @@ def _tile(op: OpInfo) -> Iterator[Choice]:
     yield from linear(op, 0)
 
 
-def _emit_tile(outputs: Tuple[Layout, ...]) -> Emit:
-    layout = outputs[0]
+def _emit_tile(outputs: Tuple[Placement, ...]) -> Emit:
+    placement = outputs[0]
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        given = inputs[1][layout.dim]
-        size = (op.outputs[0].shape or ())[layout.dim]  # the given one may be that of one rank's batch
-        own = own_size(emission, layout, given if size is None else tf.constant(size, given.dtype.base_dtype))
-        return emission.same([inputs[0], replaced(inputs[1], layout.dim, own)])
+        given = inputs[1][placement.dim]
+        size = (op.outputs[0].shape or ())[placement.dim]  # the given one may be that of one rank's batch
+        own = own_size(emission, placement, given if size is None else tf.constant(size, given.dtype.base_dtype))
+        return emission.same([inputs[0], replaced(inputs[1], placement.dim, own)])
 
     return emit
 
@@ -231,7 +231,7 @@ def _broadcast_to(op: OpInfo) -> Iterator[Choice]:
     yield from linear(op, 0)
 
 
-def _emit_shape_last(outputs: Tuple[Layout, ...]) -> Emit:
+def _emit_shape_last(outputs: Tuple[Placement, ...]) -> Emit:
     """The op with this rank's shape for its last input."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -242,7 +242,7 @@ def _emit_shape_last(outputs: Tuple[Layout, ...]) -> Emit:
 
 @rule("Fill")
 def _fill(op: OpInfo) -> Iterator[Choice]:
-    def emitter(outputs: Tuple[Layout, ...]) -> Emit:
+    def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
             return emission.same([own_shape(emission, op.outputs[0], inputs[0], outputs[0]), inputs[1]])
 
@@ -288,24 +288,24 @@ def _reverse_sequence(op: OpInfo) -> Iterator[Choice]:
 def _shape(op: OpInfo) -> Iterator[Choice]:
     """The shape of the whole, from a part or an addend."""
     for choice in labelled(op, [dimensions(op.inputs[0])], [[]], summed=dimensions(op.inputs[0])):
-        layout = choice.inputs[0]
-        moved = 0.0 if layout.sizes is not None else 8.0
-        yield Choice((layout,), (FULL,), _emit_shape(layout), moved)
-    yield Choice((PARTIAL,), (FULL,))
+        placement = choice.inputs[0]
+        moved = 0.0 if placement.sizes is not None else 8.0
+        yield Choice((placement,), (REPLICATED,), _emit_shape(placement), moved)
+    yield Choice((PARTIAL,), (REPLICATED,))
 
 
-def _emit_shape(layout: Layout) -> Emit:
+def _emit_shape(placement: Placement) -> Emit:
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         dtype = op.outputs[0].dtype
         if op.type == "Rank":
             return emission.same(inputs)
         shape = tf.shape(inputs[0], out_type=dtype)
-        size = (op.inputs[0].shape or ())[layout.dim]
+        size = (op.inputs[0].shape or ())[placement.dim]
         if size is not None:
             full = tf.constant(size, dtype)
         else:
-            full = emission.sum_partial(shape[layout.dim])
-        shape = replaced(shape, layout.dim, full)
+            full = emission.sum_partial(shape[placement.dim])
+        shape = replaced(shape, placement.dim, full)
         return [tf.reduce_prod(shape) if op.type == "Size" else shape]
 
     return emit

@@ -18,31 +18,33 @@ from epl.parallel.sharded_variables.savers import complete_savers, slices_of
 from epl.parallel.sharded_variables.slots import adopt_slots
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import balanced_sizes, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.updates import trace_updates
 from epl.utils import tf_compat
 
 STEPS = 4
 
 
-def build(exchange, layout, delay=0.0):
-    """The variable "fc/kernel", sharded if there is an exchange, and its training op; it updates so much later."""
+def build(resharder, placement, delay=0.0):
+    """The variable "fc/kernel", sharded if there is an resharder, and its training op; it updates so much later."""
     tf.set_random_seed(3)
     with tf.variable_scope("fc"):
         variable = tf.get_variable("kernel", [6, 8])
     held = {}
-    if exchange is not None:
-        shard_variable(variable, layout, exchange)
+    if resharder is not None:
+        shard_variable(variable, placement, resharder)
     (gradient,) = tf.gradients(tf.reduce_sum(tf.square(variable)), [variable.op.outputs[0]])
-    if exchange is not None:
+    if resharder is not None:
         after = tf_compat.last_op_id(variable.graph)
-        together = exchange.all_reduce(tf.ones([]), "step")
+        together = resharder.all_reduce(tf.ones([]), "step")
         with tf.control_dependencies([together]):
             gradient = tf.py_func(lambda value: time.sleep(delay) or value, [gradient], gradient.dtype)
         gradient.set_shape(variable.shape)
         step = tf.train.MomentumOptimizer(0.1, 0.5).apply_gradients([(gradient, variable)])
-        updates = trace_updates(variable.graph, {gradient: layout}, {variable.op.name: layout}, exchange.ranks, after)
-        held = adopt_slots(updates.variables, exchange, "epl.split").variables
+        updates = trace_updates(
+            variable.graph, {gradient: placement}, {variable.op.name: placement}, resharder.ranks, after
+        )
+        held = adopt_slots(updates.variables, resharder, "epl.split").variables
     else:
         step = tf.train.MomentumOptimizer(0.1, 0.5).apply_gradients([(gradient, variable)])
     return step, held
@@ -52,9 +54,9 @@ def main():
     """Trains, as one of the processes."""
     hosts, process, what, path = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     job = Job.start(hosts, process, start_timeout=60, stall_warning=10, timeout=60)
-    layout = shard(1, balanced_sizes(8, len(hosts)))
-    exchange = Exchange(Communicator("parts", range(len(hosts))), process, "test")
-    step, held = build(exchange, layout, 0.5 if process and what == "late" else 0.0)
+    placement = shard(1, balanced_sizes(8, len(hosts)))
+    resharder = Resharder(Communicator("parts", range(len(hosts))), process, "test")
+    step, held = build(resharder, placement, 0.5 if process and what == "late" else 0.0)
     slices = slices_of(held, [("", process)], {})
     own = {name: found[0][1:] for name, found in slices.items()}
     parts = CheckpointParts(job.companion(), own, Limits(4, 8) if what.startswith("stopped") else Limits(0, 0))

@@ -1,7 +1,7 @@
 """Runs every choice that a rule lists for an op on parts, and compares values and gradients with the unsplit op.
 
 All cases of a call are in one graph and run at once: for each rank on a device of its own, with the collectives of a
-job of one process. Inputs are parts by the layouts of the choice, gradients by the convention of
+job of one process. Inputs are parts by the placements of the choice, gradients by the convention of
 epl/parallel/sharding/placements.py.
 """
 
@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 
 import epl.parallel.sharding.rules.all  # noqa: F401
 from epl.ops.communicator import Communicator
-from epl.parallel.sharding.placements import Layout, offsets
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.placements import Placement, offsets
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, choices_of
 from tests.native.ops_harness import local_job, session
@@ -37,7 +37,7 @@ class Case(NamedTuple):
       name: for messages.
       build: the op, or a tensor of it, from its inputs.
       inputs: what it takes.
-      expected: the choices, as "s0,F>s0": layouts of the inputs and outputs, s<dim>, b<dim> (batch), F or P.
+      expected: the choices, as "s0,F>s0": placements of the inputs and outputs, s<dim>, b<dim> (batch), F or P.
       undifferentiated: outputs of which values are compared, gradients are not.
       unspecified: outputs that TensorFlow leaves as they are in memory.
       granularities: of the OpInfo.
@@ -146,63 +146,63 @@ def _size(size: Any, rows: int) -> int:
 def short(choice: Choice) -> str:
     """A choice as in `Case.expected`."""
 
-    def letter(layout: Layout) -> str:
-        if not layout.is_shard:
-            return layout.kind[0].upper()
-        return ("b" if layout.sizes is None else "s") + str(layout.dim)
+    def letter(placement: Placement) -> str:
+        if not placement.is_shard:
+            return placement.kind[0].upper()
+        return ("b" if placement.sizes is None else "s") + str(placement.dim)
 
     return "{}>{}".format(",".join(map(letter, choice.inputs)), ",".join(map(letter, choice.outputs)))
 
 
-def sizes_of(layout: Layout, full: int, ranks: int) -> Tuple[int, ...]:
+def sizes_of(placement: Placement, full: int, ranks: int) -> Tuple[int, ...]:
     """The sizes of the parts of a dimension that has `full` elements."""
-    if layout.sizes is not None:
-        assert sum(layout.sizes) == full, (layout, full)
-        return layout.sizes
+    if placement.sizes is not None:
+        assert sum(placement.sizes) == full, (placement, full)
+        return placement.sizes
     rows = _ROWS[ranks]
     return tuple(count * full // sum(rows) for count in rows)
 
 
-def parts_of(array: np.ndarray, layout: Layout, ranks: int, random: np.random.RandomState) -> List[np.ndarray]:
+def parts_of(array: np.ndarray, placement: Placement, ranks: int, random: np.random.RandomState) -> List[np.ndarray]:
     """What each rank has of a value."""
-    if layout.is_shard:
-        sizes = sizes_of(layout, array.shape[layout.dim], ranks)
+    if placement.is_shard:
+        sizes = sizes_of(placement, array.shape[placement.dim], ranks)
         return [
-            np.take(array, range(begin, begin + size), axis=layout.dim) for begin, size in zip(offsets(sizes), sizes)
+            np.take(array, range(begin, begin + size), axis=placement.dim) for begin, size in zip(offsets(sizes), sizes)
         ]
-    if layout.kind == "full":
+    if placement.kind == "full":
         return [array] * ranks
     partial_sums = [random.randint(-3, 4, array.shape).astype(array.dtype) for _ in range(ranks - 1)]
     return partial_sums + [(array - sum(partial_sums)).astype(array.dtype)]
 
 
-def _gradient_parts(array: np.ndarray, layout: Layout, ranks: int) -> List[np.ndarray]:
-    return parts_of(array, layout, ranks, None) if layout.is_shard else [array] * ranks
+def _gradient_parts(array: np.ndarray, placement: Placement, ranks: int) -> List[np.ndarray]:
+    return parts_of(array, placement, ranks, None) if placement.is_shard else [array] * ranks
 
 
 class _Split:
     """A choice on the parts of each rank."""
 
     def __init__(
-        self, unsplit: _Unsplit, choice: Choice, exchanges: Sequence[Exchange], cotangents: Sequence[np.ndarray]
+        self, unsplit: _Unsplit, choice: Choice, resharders: Sequence[Resharder], cotangents: Sequence[np.ndarray]
     ) -> None:
         self.choice = choice
         ranks = unsplit.ranks
         random = np.random.RandomState(1)
-        parts = [parts_of(array, layout, ranks, random) for array, layout in zip(unsplit.arrays, choice.inputs)]
-        given = [_gradient_parts(value, layout, ranks) for value, layout in zip(cotangents, choice.outputs)]
+        parts = [parts_of(array, placement, ranks, random) for array, placement in zip(unsplit.arrays, choice.inputs)]
+        given = [_gradient_parts(value, placement, ranks) for value, placement in zip(cotangents, choice.outputs)]
         self.fetches = []
-        for rank, exchange in enumerate(exchanges):
+        for rank, resharder in enumerate(resharders):
             with tf.device(f"/device:CPU:{rank}"):
                 local = [
-                    _local(unsplit, index, layout, parts[index][rank], ranks)
-                    for index, layout in enumerate(choice.inputs)
+                    _local(unsplit, index, placement, parts[index][rank], ranks)
+                    for index, placement in enumerate(choice.inputs)
                 ]
                 entered = [
-                    exchange.enter(tensor) if layout.kind == "full" else tensor
-                    for tensor, layout in zip(local, choice.inputs)
+                    resharder.enter(tensor) if placement.kind == "full" else tensor
+                    for tensor, placement in zip(local, choice.inputs)
                 ]
-                emission = RankEmission(unsplit.op, exchange, lambda: tf.constant(_ROWS[ranks], tf.int64))
+                emission = RankEmission(unsplit.op, resharder, lambda: tf.constant(_ROWS[ranks], tf.int64))
                 if choice.emit is None:
                     outputs = emission.same(entered)
                 else:
@@ -214,14 +214,14 @@ class _Split:
                 self.fetches.append([list(outputs), grads])
 
 
-def _local(unsplit: _Unsplit, index: int, layout: Layout, part: np.ndarray, ranks: int) -> tf.Tensor:
+def _local(unsplit: _Unsplit, index: int, placement: Placement, part: np.ndarray, ranks: int) -> tf.Tensor:
     """A rank's part, with no more of its shape known than all ranks have in common."""
-    if not layout.is_shard and unsplit.case.inputs[index].constant:
+    if not placement.is_shard and unsplit.case.inputs[index].constant:
         return tf.constant(part)
     shape = unsplit.tensors[index].shape.as_list()
-    if layout.is_shard:
-        sizes = sizes_of(layout, unsplit.arrays[index].shape[layout.dim], ranks)
-        shape[layout.dim] = sizes[0] if len(set(sizes)) == 1 and layout.sizes is not None else None
+    if placement.is_shard:
+        sizes = sizes_of(placement, unsplit.arrays[index].shape[placement.dim], ranks)
+        shape[placement.dim] = sizes[0] if len(set(sizes)) == 1 and placement.sizes is not None else None
     return tf.placeholder_with_default(tf.constant(part), shape)
 
 
@@ -244,7 +244,7 @@ def check(cases: Sequence[Case], ranks: int) -> None:
                     values[index] = values[index] + 1j * random.uniform(-1, 1, values[index].shape)
                 if _has_gradients(output):
                     values[index] = values[index].astype(output.dtype.as_numpy_dtype)
-        exchanges = [Exchange(communicator, rank, "rules") for rank in range(ranks)]
+        resharders = [Resharder(communicator, rank, "rules") for rank in range(ranks)]
         split = []
         for one, values in zip(unsplit, cotangents):
             choices = choices_of(one.info)
@@ -252,7 +252,7 @@ def check(cases: Sequence[Case], ranks: int) -> None:
             if found != " ".join(sorted(one.case.expected.split())):
                 wrong.append(f"{one.case.name}: the choices are {found}")
             with tf.name_scope("split_" + one.case.name):
-                split.append([_Split(one, choice, exchanges, values) for choice in choices])
+                split.append([_Split(one, choice, resharders, values) for choice in choices])
         full = [one.with_gradients(values) for one, values in zip(unsplit, cotangents)]
         full, parts = _run(sess, [full, [[choice.fetches for choice in of_case] for of_case in split]])
     communicator.close()
@@ -276,10 +276,10 @@ def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List
     """What differs between an op and a choice of its rule."""
     wrong = []
     pairs = []
-    for index, layout in enumerate(choice.outputs):
+    for index, placement in enumerate(choice.outputs):
         if index not in unsplit.case.unspecified:
-            pairs.append((f"output {index}", full[0][index], [outputs[index] for outputs, _ in got], layout))
-    for index, layout in enumerate(choice.inputs):
+            pairs.append((f"output {index}", full[0][index], [outputs[index] for outputs, _ in got], placement))
+    for index, placement in enumerate(choice.inputs):
         parts = [grads[index] for _, grads in got]
         wanted = full[1][index]
         if isinstance(wanted, list):
@@ -288,25 +288,25 @@ def _differences(unsplit: _Unsplit, choice: Choice, full: Any, got: Any) -> List
             continue
         if any(isinstance(part, list) for part in parts):
             parts = [np.zeros(unsplit.arrays[index].shape) if isinstance(part, list) else part for part in parts]
-        pairs.append((f"gradient {index}", wanted, parts, layout if layout.is_shard else None))
-    for what, wanted, parts, layout in pairs:
+        pairs.append((f"gradient {index}", wanted, parts, placement if placement.is_shard else None))
+    for what, wanted, parts, placement in pairs:
         try:
-            _compare(wanted, parts, layout, unsplit.ranks, unsplit.case.tolerance)
+            _compare(wanted, parts, placement, unsplit.ranks, unsplit.case.tolerance)
         except AssertionError as error:
             wrong.append(f"{unsplit.case.name} {short(choice)} {what}: {error}")
     return wrong
 
 
 def _compare(
-    wanted: np.ndarray, parts: Sequence[np.ndarray], layout: Optional[Layout], ranks: int, tolerance: float
+    wanted: np.ndarray, parts: Sequence[np.ndarray], placement: Optional[Placement], ranks: int, tolerance: float
 ) -> None:
-    """Parts in a layout against the whole; None: the whole on every rank."""
-    if layout is not None and layout.is_shard:
-        sizes = sizes_of(layout, wanted.shape[layout.dim], ranks)
-        assert [part.shape[layout.dim] for part in parts] == list(sizes), "parts {} instead of {}".format(
+    """Parts in a placement against the whole; None: the whole on every rank."""
+    if placement is not None and placement.is_shard:
+        sizes = sizes_of(placement, wanted.shape[placement.dim], ranks)
+        assert [part.shape[placement.dim] for part in parts] == list(sizes), "parts {} instead of {}".format(
             [part.shape for part in parts], sizes)  # fmt: skip
-        wholes = [np.concatenate(parts, axis=layout.dim)]
-    elif layout is not None and layout.kind == "partial":
+        wholes = [np.concatenate(parts, axis=placement.dim)]
+    elif placement is not None and placement.kind == "partial":
         wholes = [sum(parts)]
     else:
         wholes = list(parts)
@@ -322,30 +322,30 @@ def _compare(
 def on_ranks(
     op: tf.Operation,
     info: OpInfo,
-    layouts: Sequence[Layout],
+    placements: Sequence[Placement],
     values: Sequence[Sequence[Any]],
     build: Callable[..., Any],
 ) -> List[Any]:
-    """Runs the choice with these input layouts in the default graph.
+    """Runs the choice with these input placements in the default graph.
 
     Args:
       op: the unsplit op.
       info: what the rule knows of it.
-      layouts: of its inputs.
+      placements: of its inputs.
       values: of each input, what each rank has.
       build: makes of outputs and local inputs what is run.
 
     Returns:
       What each rank got.
     """
-    choice = next(choice for choice in choices_of(info) if choice.inputs == tuple(layouts))
+    choice = next(choice for choice in choices_of(info) if choice.inputs == tuple(placements))
     communicator = Communicator(f"rules_{next(_NAMES)}", [0] * info.ranks, job=local_job())
     fetches = []
     for rank in range(info.ranks):
         with tf.device(f"/device:CPU:{rank}"):
-            exchange = Exchange(communicator, rank, "rules")
+            resharder = Resharder(communicator, rank, "rules")
             local = [tf.constant(value[rank]) for value in values]
-            fetches.append(build(choice.emit(RankEmission(op, exchange), info, local), local))
+            fetches.append(build(choice.emit(RankEmission(op, resharder), info, local), local))
     with session(info.ranks, tf.get_default_graph()) as sess:
         try:
             return sess.run(fetches)

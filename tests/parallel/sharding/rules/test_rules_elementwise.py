@@ -71,8 +71,8 @@ def table_cases():
     linear = rules_elementwise._LINEAR_IN_ALL.split()
     for op_type in rules_elementwise._NOT_LINEAR.split() + linear:
         count = 3 if op_type == "AddN" else len(registered[op_type].input_arg)
-        layouts = ",".join(["s0", "F", "F"] if op_type in SCALARS else ["s0"] * count)
-        expected = layouts + ">s0"
+        placements = ",".join(["s0", "F", "F"] if op_type in SCALARS else ["s0"] * count)
+        expected = placements + ">s0"
         if op_type in linear:
             expected += " {}>P".format(",".join(["P"] * count))
         blocked = (0,) if op_type == "PreventGradient" else ()

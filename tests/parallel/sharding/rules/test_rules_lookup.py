@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, shard
+from epl.parallel.sharding.placements import REPLICATED, shard
 from epl.parallel.sharding.rules.registry import OpInfo, TensorInfo
 from tests.parallel.sharding.rules.rule_harness import TWO, Case, check, on_ranks
 from tests.parallel.sharding.rules.rule_inputs import constant, floats, integers, positive, variable
@@ -83,7 +83,7 @@ def embedding(indices):
     shape = (len(indices),)
     inputs = (TensorInfo((8, 2), tf.float32), TensorInfo(shape, tf.int32))
     info = OpInfo(op.type, op.name, {"batch_dims": 0}, inputs, (TensorInfo(shape + (2,), tf.float32),), 2, {})
-    return op, info, (shard(0, (4, 4)), FULL), [(table[:4], table[4:]), (np.int32(indices),) * 2]
+    return op, info, (shard(0, (4, 4)), REPLICATED), [(table[:4], table[4:]), (np.int32(indices),) * 2]
 
 
 def test_a_rank_touches_the_rows_it_was_asked_for():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import FULL, balanced_sizes, shard
+from epl.parallel.sharding.placements import REPLICATED, balanced_sizes, shard
 from epl.parallel.sharding.rules.registry import OpInfo, TensorInfo, choices_of
 from tests.parallel.sharding.rules.rule_harness import TWO, Case, check, on_ranks
 from tests.parallel.sharding.rules.rule_inputs import constant, floats, integers, positive, tied
@@ -65,15 +65,15 @@ def test_scores_of_classes(ranks):
 
 
 def sparse_loss(labels, classes=8, ranks=2):
-    """The op on 8 classes, its rule's view of it, the layouts in which classes are cut, and what the ranks have."""
+    """The op on 8 classes, its rule's view of it, the placements in which classes are cut, and what the ranks have."""
     scores = np.zeros([len(labels), classes], np.float32)
     op = raw.SparseSoftmaxCrossEntropyWithLogits(features=scores, labels=np.int32(labels)).loss.op
     shape = (len(labels),)
     inputs = (TensorInfo(scores.shape, tf.float32), TensorInfo(shape, tf.int32))
     outputs = (TensorInfo(shape, tf.float32), TensorInfo(scores.shape, tf.float32))
     info = OpInfo(op.type, op.name, {}, inputs, outputs, ranks, {})
-    layouts = (shard(1, balanced_sizes(classes, ranks)), FULL)
-    return op, info, layouts, [np.split(scores, ranks, axis=1), [np.int32(labels)] * ranks]
+    placements = (shard(1, balanced_sizes(classes, ranks)), REPLICATED)
+    return op, info, placements, [np.split(scores, ranks, axis=1), [np.int32(labels)] * ranks]
 
 
 def test_the_loss_of_a_label_that_is_no_class_is_nan():
@@ -95,7 +95,7 @@ def test_a_second_derivative_is_refused():
 def test_what_is_exchanged_does_not_grow_with_the_classes():
     def moved(classes):
         with tf.Graph().as_default():
-            op, info, layouts, _ = sparse_loss([0] * 32, classes, 4)
-        return [choice.moved for choice in choices_of(info) if choice.inputs == layouts]
+            op, info, placements, _ = sparse_loss([0] * 32, classes, 4)
+        return [choice.moved for choice in choices_of(info) if choice.inputs == placements]
 
     assert moved(1000) == moved(100000) == [3 * 2 * 3 / 4 * 32 * 4]

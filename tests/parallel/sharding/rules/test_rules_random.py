@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 import epl.parallel.sharding.rules.all  # noqa: F401
 from epl.ops.communicator import Communicator
 from epl.parallel.sharding.placements import balanced_sizes, shard
-from epl.parallel.sharding.resharding import Exchange
+from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.rules.emission import RankEmission
 from epl.parallel.sharding.rules.registry import OpInfo, TensorInfo, choices_of
 
@@ -24,8 +24,8 @@ OPS = {
 every_op = pytest.mark.parametrize("op, mean, deviation", list(OPS.values()), ids=list(OPS))
 
 
-class Alone(Exchange):
-    """One rank of several that exchange nothing."""
+class Alone(Resharder):
+    """One rank of several that resharder nothing."""
 
     def __init__(self, rank, ranks):
         super().__init__(Communicator("alone", [0]), 0, "random")

@@ -28,7 +28,7 @@ def unknown(op_type):
 def test_what_is_not_known_is_not_cut():
     for op_type in sorted(RULES):
         for choice in choices_of(unknown(op_type)):
-            assert not any(layout.is_shard for layout in choice.inputs + choice.outputs), (op_type, choice)
+            assert not any(placement.is_shard for placement in choice.inputs + choice.outputs), (op_type, choice)
 
 
 def test_op_types_exist_once():
@@ -39,4 +39,4 @@ def test_op_types_exist_once():
 def test_the_batch_of_one_rank_beside_that_of_all_is_not_cut():
     inputs = (TensorInfo((16, 7), tf.float32, None, 0), TensorInfo((8, 7), tf.float32))
     op = OpInfo("Mul", "dropout", {}, inputs, (TensorInfo((16, 7), tf.float32, None, 0),), 2, {})
-    assert not any(layout.is_shard for choice in choices_of(op) for layout in choice.inputs)
+    assert not any(placement.is_shard for choice in choices_of(op) for placement in choice.inputs)

@@ -71,7 +71,7 @@ def skip_unneeded(
             _forget(rewrite, op, set(ops[:place]))
             tf_compat.add_control_inputs(rewrite.remember(op), passed)
             if op is not ops[-1]:
-                scope = f"exchange/lane{number}_{place}"
+                scope = f"needed/stream{number}_{place}"
                 with rewrite.building(scope, stage_of.get(op.name, 0)):
                     name, barrier = build_barrier([op])
                 tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))
@@ -85,7 +85,7 @@ def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:
     ranks = replica_groups(rewrite.graph)
     return [
         stream
-        for stream in (() if ranks is None else ranks.exchange.streams)
+        for stream in (() if ranks is None else ranks.resharder.streams)
         if not any(tf_compat.control_flow_context_of(op) for op in stream.collectives)
     ]
 
@@ -117,7 +117,7 @@ def _trained(rewrite: RewriteContext) -> Set[str]:
 
 
 PASS = Pass(
-    "order_exchange",
+    "needed_collectives",
     run,
     adds=names("orders"),
     after=names("recompute offload regather"),
