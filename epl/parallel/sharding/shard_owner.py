@@ -31,7 +31,7 @@ class ShardedTensor(NamedTuple):
       local: gives the shard of the rank whose ops have a prefix.
       placement: of the shards.
       op: name of an op in the stage where the shards are.
-      on_rank: makes of the full value what the user means on a rank, given an resharder and the prefix of its ops.
+      on_rank: makes of the full value what the user means on a rank, given a resharder and the prefix of its ops.
     """
 
     local: Callable[[str], tf.Tensor]

@@ -36,7 +36,7 @@ class SplitFeature(Feature):
         name = variable_name(x)
         if name is not None:
             return split.reduced(name, gradient)
-        return split.by_tensor(request.asked_for, x, gradient) if request.is_outermost else gradient
+        return split.differentiated.by_tensor(request.asked_for, x, gradient) if request.is_outermost else gradient
 
     def note_gradient(self, graph: Graph, variable: str, gradient: Gradient) -> None:
         """A gradient of a shard is a shard."""
@@ -66,7 +66,9 @@ def _refuse_stops(graph: Graph, tensors: Any) -> None:
     if split is None:
         return
     for tensor in as_list(tensors):
-        if isinstance(tensor, tf.Tensor) and (split.local(tensor) is not tensor or split.source(tensor) is not tensor):
+        if isinstance(tensor, tf.Tensor) and (
+            split.local(tensor) is not tensor or split.differentiated.source(tensor) is not tensor
+        ):
             raise PlanError(
                 "tf.gradients was given {!r} in stop_gradients, which is computed inside of epl.split, or is the value "
                 "of a variable of it, and lies on {} devices. Build tf.stop_gradient into the model, inside of "

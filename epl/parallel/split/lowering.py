@@ -21,7 +21,7 @@ from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
 from epl.parallel.split.resharding_paths import PLAIN, Conversion, Form, route, wanted_form
-from epl.parallel.split.search import Decision, exit_form, native_placement, placements_of
+from epl.parallel.split.search import Decision, native_placement, output_form, placements_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
@@ -92,8 +92,8 @@ class Lowering:
         if tensor not in self._program.number:
             return tensor
         number = self._program.number[tensor]
-        self._program.exits.add(number)
-        return self._later(tensor, exit_form(self._program, number) or PLAIN)
+        self._program.outputs.add(number)
+        return self._later(tensor, output_form(self._program, number) or PLAIN)
 
     def _later(self, tensor: tf.Tensor, wanted: Form) -> tf.Tensor:
         with tf.control_dependencies(None):
@@ -199,7 +199,7 @@ class Lowering:
             ) from error
         for number, output, placement in zip(step.outputs, outputs, out):
             self._there[number] = {Form(placement, False): output}
-            wanted = exit_form(self._program, number)
+            wanted = output_form(self._program, number)
             if wanted is not None:
                 self._converted(number, wanted)
 

@@ -33,15 +33,12 @@ from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
-from epl.parallel.sharded_variables.fetching import ShardFetches, late_ops
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
 from epl.parallel.sharding.group_communicators import GroupCommunicators
-from epl.parallel.sharding.placements import REPLICATED, Placement, shard
-from epl.parallel.sharding.replicated_rows import ReplicatedRows, primary_ranks_of
-from epl.parallel.sharding.resharding import Resharder
+from epl.parallel.sharding.placements import REPLICATED, Placement
 from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
 from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.shard_owner import SPLIT, NewVariable, ShardedTensor, ShardOwner
@@ -49,22 +46,22 @@ from epl.parallel.sharding.sharded_variables import ShardInfo, objects_of
 from epl.parallel.sharding.stage_streams import StagePass, StageResharder
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.split import report
-from epl.parallel.split.batch_dims import batch_placement
 from epl.parallel.split.bridges import (
     common_into_split,
     into_split,
     mean_into_split,
-    objective_of_split,
 )
+from epl.parallel.split.differentiated import Differentiated
+from epl.parallel.split.fetched_values import computed_value, result_value
 from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
+from epl.parallel.split.inference_rows import InferenceRows
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.outer_reads import give_whole
-from epl.parallel.split.program import ENTRY, Program
+from epl.parallel.split.program import Program
 from epl.parallel.split.readers import with_readers
-from epl.parallel.split.region import Dependence, batch_dimension, find_region
-from epl.parallel.split.region_outputs import Exits
-from epl.parallel.split.replicated_results import first_changed
+from epl.parallel.split.region import Dependence, find_region
+from epl.parallel.split.region_outputs import RegionOutputs
 from epl.parallel.split.resharding_paths import LINKS
 from epl.parallel.split.search import Decision
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
@@ -73,15 +70,6 @@ from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
 logger = logging.getLogger("epl")
-
-_NO_COMPUTATION = op_types.WRITES | frozenset(
-    ["SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"]
-)
-_FETCH_TOGETHER = "Fetch its gradients in a run of the train op."
-_OPEN = (
-    "Leave the batch dimension of what is fed open (None), or build the model again in a tf.Graph that does not train "
-    "it and restore a checkpoint there, as an Estimator does."
-)
 
 
 def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
@@ -112,7 +100,8 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
                 graph.keep(ReplicaGroups, split)
         refuse_gradients_of_parts(graph, ys, split.shards, split.ranks)
         split.redirect()
-        return tf.nest.map_structure(split.objective, ys), tf.nest.map_structure(split.source, xs)
+        tensors = split.differentiated
+        return tf.nest.map_structure(tensors.objective, ys), tf.nest.map_structure(tensors.source, xs)
 
 
 def split_of(graph: Graph) -> Optional["SplitModel"]:
@@ -125,9 +114,12 @@ def split_of(graph: Graph) -> Optional["SplitModel"]:
 class SplitModel(ShardOwner, ReplicaGroups):
     """The lowered split of one graph.
 
+    It is one class since it has two interfaces, ShardOwner and ReplicaGroups, to one program and one region.
+
     Attributes:
       ratios: of the parts, by rank of a group; () if they are as equal as they can be.
-      whole: names of variables that every rank holds, of whose gradient it computes all.
+      differentiated: what tf.gradients takes in place of the user's tensors.
+      full_variables: names of variables that every rank holds in full, with the full gradient.
       moved_bytes: that a rank sends in a step.
       complete: names of the ops of noted gradients that the ranks of a group need not make a mean of.
     """
@@ -163,37 +155,32 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
-        self._whole = _whole_inputs(graph, objective)
-        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios, self._whole)
+        full_inputs = _full_inputs(graph, objective)
+        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios, full_inputs)
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
-        self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.exits))
+        self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.outputs))
         decision = decide(self._program, LINKS[device_type])
         report.refuse_full_variables(self._program, decision)
         graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
-        self.whole: Set[str] = set()
+        self.full_variables: Set[str] = set()
         self.complete: Set[str] = set()
-        self._rows: Dict[tf.Tensor, tf.Tensor] = {}  # of what is differentiated
         self._of_groups: Set[tf.Tensor] = set()
         self._objective = list(objective)
-        self._primary_ranks = [primary_ranks_of([plan.owners[rank] for rank in ranks]) for ranks in plan.groups]
-        if self._has_copies() and all(self._open_batches()):
-            self.resharder.replicated_rows = ReplicatedRows(
-                self.ranks, all(set(ranks) == {0} for ranks in self._primary_ranks)
-            )
-        if any(self._open_batches()):
+        self._inference = InferenceRows(graph, self._program, group, plan)
+        if self._inference.any_open:
             self.resharder.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
-        self._lowering = self._build(decision)
+        self._lowering = self._build(decision, full_inputs)
         if len(plan.groups) > 1 and self.resharder.row_weights is not None:  # gradients of parts are weighed by them
             for stage in plan.stages:
                 taskgraph = min(self._indices.intersection(stage.taskgraphs), default=None)
                 if taskgraph is not None:
                     with in_taskgraph(graph.tf_graph, taskgraph):
                         self.resharder.row_weights.of_group()
-        self._exits = Exits(
+        self._region_outputs = RegionOutputs(
             self._region,
             self._program,
             self._lowering,
@@ -201,6 +188,15 @@ class SplitModel(ShardOwner, ReplicaGroups):
             self._indices,
             self.building,
             self._gradients.is_own,
+        )
+        self.differentiated = Differentiated(
+            self._program,
+            self._lowering,
+            self._region_outputs,
+            self.resharder,
+            self.values,
+            self.building,
+            full_inputs,
         )
         with self.resharder.once():
             for made in self._registry.shards_of(SPLIT):
@@ -243,9 +239,14 @@ class SplitModel(ShardOwner, ReplicaGroups):
         backward = phase is not None and phase.s.decode() == Phase.BACKWARD
         return StagePass(stage, backward, len(self._graph.gradient_calls))
 
-    def _build(self, decision: Decision) -> Lowering:
+    def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""
+        with self.building(), self.resharder.once():
+            return self.resharder.all_reduce(tensor, "rows_of_group")
+
+    def _build(self, decision: Decision, full_inputs: Set[tf.Tensor]) -> Lowering:
         entries: Dict[tf.Tensor, tf.Tensor] = {}
-        depends_on_data = Dependence(beside=self._whole)
+        depends_on_data = Dependence(beside=full_inputs)
 
         def entry(tensor: tf.Tensor) -> tf.Tensor:
             if tensor not in entries:
@@ -284,120 +285,24 @@ class SplitModel(ShardOwner, ReplicaGroups):
                 "it with tf.get_variable, or with the collection tf.GraphKeys.GLOBAL_VARIABLES.".format(op.name)
             )
         if placement == REPLICATED:
-            if not self._is_read_outside(op):
-                self.whole.add(op.name)
+            if not self._region.is_read_outside(op):
+                self.full_variables.add(op.name)
             return objects[0].value()
         made = shard_variable(objects[0], placement, self.resharder, next_seed(self._graph))
         self._registry.add_shard(made, self)
         return made.variable.value()
 
-    def _is_read_outside(self, variable: tf.Operation) -> bool:
-        """Whether ops that are not in the split compute with a variable."""
-        tensors = [tensor for tensor, of in self._region.variables.items() if of is variable]
-        reads = {tensor.op for tensor in tensors}
-        return any(
-            consumer not in self._inside and consumer not in reads and consumer.type not in _NO_COMPUTATION
-            for tensor in tensors
-            for consumer in tensor.consumers()
-        )
-
-    # ---- What the user's program sees.
-
-    def objective(self, y: Any) -> Any:
-        """What is differentiated in place of `y`."""
-        if y not in self._program.number:
-            return y
-        value = self._program.values[self._program.number[y]]
-        if value.info.batch is None:
-            if y not in self.values:
-                self.values[y] = self._exits.whole(y)
-            return self.values[y]
-        if y not in self._rows:
-            with self.building(), in_taskgraph(y.graph, taskgraph_index(y.op)):
-                self._rows[y] = objective_of_split(self._lowering.local_rows(y), self.resharder)
-        return self._rows[y]
-
-    def source(self, x: Any) -> Any:
-        """By what is differentiated in place of `x`.
-
-        Raises:
-          PlanError: `x` is computed inside of the split.
-        """
-        if not isinstance(x, tf.Tensor):
-            return x
-        if self._program.result(x) is not None:
-            raise PlanError(
-                "tf.gradients was asked for the gradient of {!r}, which is computed inside of epl.split and lies on {} "
-                "devices. Differentiate by variables, or by what goes into the split.".format(x.name, self.ranks)
-            )
-        return self.values.get(x, x)
-
-    def by_tensor(self, ys: Any, x: Any, gradient: Gradient) -> Gradient:
-        """What is given back as the gradient of `ys` by `x`, which is no variable.
-
-        Of the split, all ranks differentiate the same, and so what a rank has for the rows of its own loss is too much.
-
-        Raises:
-          PlanError: some of `ys` are of the split, and others are not.
-        """
-        inside = [self._program.result(y) is not None for y in tf.nest.flatten(ys)]
-        if not any(inside) or batch_dimension(x, Dependence(beside=self._whole)) is None:
-            return gradient
-        if not all(inside):
-            raise PlanError(
-                "tf.gradients was asked for the gradient by {!r} of tensors of which some are computed inside of "
-                "epl.split, from the rows of all {} devices, and others outside, from those of one device. Call it for "
-                "each of them by itself.".format(x.name, self.ranks)
-            )
-        return times(gradient, self.resharder.share(first_tensor(gradient).dtype))
-
-    # ---- Runs that train nothing, in which several ranks have the same rows.
-
-    def _has_copies(self) -> bool:
-        """Whether one process has several ranks of a group."""
-        return any(len(set(ranks)) < self.ranks for ranks in self._primary_ranks)
-
-    def _open_batches(self) -> List[bool]:
-        """Of each tensor with a batch that enters the split, whether its size is not written into the model."""
-        infos = [value.info for value in self._program.values if value.kind == ENTRY]
-        return [(info.shape or ())[info.batch] is None for info in infos if info.batch is not None]
-
-    def _sum_once(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the ranks of the group, made once a step in the stage whose ops are being built."""
-        with self.building(), self.resharder.once():
-            return self.resharder.all_reduce(tensor, "rows_of_group")
+    # ---- Fetches.
 
     def primary_ranks(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
-        """By rank of the job, the first rank of each process in its group: for runs that train nothing."""
-        copied = self.resharder.replicated_rows
-        by_rank = tuple(self._primary_ranks[self.group.place(rank).group] for rank in range(len(self.group.owners)))
-        return {} if copied is None else dict.fromkeys(copied.switches, by_rank)
+        """As that of ShardOwner."""
+        return self._inference.primary_ranks()
 
     def refuse_replicated_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
         """As that of ShardOwner."""
-        if not self._has_copies() or self.resharder.replicated_rows is not None and not differentiates:
-            return
-        number = self._program.number
-        numbers = {tensor: number[tensor] for tensor in number if self._program.result(tensor) is not None}
-        for standing in ({t: local for t, (local, _) in self._lowering.tensors.items()}, self._exits.standing):
-            numbers.update((self._graph.restored(one), number[tensor]) for tensor, one in standing.items())
-        found = self._graph.state_of(ShardFetches)
-        fetched = {} if found is None else found.values
-        results = [tensor for tensor in fetched if self._program.result(tensor) is not None]
-        numbers.update((fetched[tensor].tensor, number[tensor]) for tensor in results)
+        local = {tensor: own for tensor, (own, _) in self._lowering.tensors.items()}
         objective = self._objective if differentiates else []
-        inside = [y for y in objective if self._program.result(y) is not None]  # gradients are of the rows of all ranks
-        changed = inside[0] if inside else first_changed(self._program, [*fetches, *objective], numbers)
-        if changed is not None:
-            raise FeedError(
-                "{!r} is computed inside of epl.split from the rows of the batch, in a run that trains nothing: each "
-                "of the {} devices has all rows that are fed, and what is not of one row, or a mean over them, would "
-                "be of as many copies. {}".format(
-                    changed.name, self.ranks, _FETCH_TOGETHER if differentiates else _OPEN
-                )
-            )
-
-    # ---- Fetches.
+        self._inference.refuse(fetches, objective, [local, self._region_outputs.outputs])
 
     def value_of(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
         """As that of ShardOwner."""
@@ -405,49 +310,11 @@ class SplitModel(ShardOwner, ReplicaGroups):
             return self._graph.restored(self._outputs[tensor])
         value = self._program.result(tensor)
         if value is None or tensor.op in self._region.kept:
-            return None if self._registry.shard_read(tensor) else self._computed_value(tensor)
+            if self._registry.shard_read(tensor):
+                return None
+            return computed_value(self._graph, self._computed, self.group, tensor)
         local, placement = self._lowering.tensors[tensor]
-        local = self._graph.restored(local)
-        if placement == batch_placement(value.info):
-            return local
-        graph = self._graph.tf_graph
-
-        def local_rows(resharder: Resharder, prefix: str, whole: tf.Tensor) -> tf.Tensor:
-            """The rows of the batch of a rank."""
-            assert value is not None and value.info.batch is not None
-            entry = self._program.values[value.rows_of]
-            whole.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
-            rows = resharder.row_counts(graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
-            size = tf.shape(whole, out_type=tf.int64)[value.info.batch]
-            rows *= size // tf.maximum(resharder.whole_rows(rows), 1)
-            return resharder.cut(whole, shard(value.info.batch), rows)
-
-        return ShardedTensor(
-            lambda prefix: graph.get_tensor_by_name(prefix + local.name),
-            placement,
-            local.op.name,
-            None if value.info.batch is None else local_rows,
-        )
-
-    def _computed_value(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
-        """The value of what is computed with gradients of shards; None for another tensor."""
-        graph, rewrite, computed = self._graph.tf_graph, self._graph.rewritten, self._computed
-        placement = computed.placement(tensor)
-        if placement == REPLICATED:
-            with late_ops(self._graph):
-                full = computed.whole_shape(tensor)
-            return None if full is tensor else full
-        assert rewrite is not None  # a run asks
-        first_rows = {
-            rewrite.prefix(copy): computed.first_row(tensor, self.group.place(self.group.rank + copy).rank)
-            for copy in range(rewrite.local_replicas)
-        }
-
-        def local(prefix: str) -> tf.Tensor:
-            part = graph.get_tensor_by_name(prefix + tensor.name)
-            return part + first_rows[prefix] if first_rows[prefix] else part
-
-        return ShardedTensor(local, placement, tensor.op.name)
+        return result_value(self._graph, self._program, value, self._graph.restored(local), placement)
 
     def local(self, item: Any) -> Any:
         """What a rank computes in place of a tensor or op of the user; the same if it is none of the split."""
@@ -466,21 +333,22 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def redirect(self) -> None:
         """Gives the ops that were made since then what stands for the tensors of the split."""
-        self._exits.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
+        self._region_outputs.redirect(tf_compat.ops_since(self._graph.tf_graph, self._seen_through))
         self._seen_through = tf_compat.last_op_id(self._graph.tf_graph)
 
     def users_tensors(self) -> Dict[str, str]:
         """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
         made = {tensor: local for tensor, (local, _) in self._lowering.tensors.items()}
         found: Dict[str, str] = {}
-        for standing in (made, self._exits.standing, self._rows, self.values):
-            results = [tensor for tensor in standing if self._program.result(tensor) is not None]
-            found.update((self._graph.restored(standing[tensor]).name, tensor.name) for tensor in results)
+        for local in (made, self._region_outputs.outputs, self.differentiated.rows, self.values):
+            results = [tensor for tensor in local if self._program.result(tensor) is not None]
+            found.update((self._graph.restored(local[tensor]).name, tensor.name) for tensor in results)
         return found
 
     def results(self) -> Set[str]:
         """Names of the ops that compute what the user may ask for."""
-        tensors = [tensor for tensor, _ in self._lowering.tensors.values()] + list(self._exits.standing.values())
+        tensors = [tensor for tensor, _ in self._lowering.tensors.values()]
+        tensors += self._region_outputs.outputs.values()
         found = {self._graph.restored(tensor).op.name for tensor in tensors if tensor.op not in self._region.kept}
         return found | self._computed.ops()
 
@@ -501,7 +369,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def is_complete(self, variable: str, gradient: Gradient) -> bool:
         """As that of ReplicaGroups."""
-        return variable in self.shards or (variable in self.whole and isinstance(gradient, tf.IndexedSlices))
+        return variable in self.shards or (variable in self.full_variables and isinstance(gradient, tf.IndexedSlices))
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
         """A gradient that tf.gradients gave back is that of a part, if the variable is one."""
@@ -561,7 +429,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         for tensor in tensors:
             result, shard_info = self._program.result(tensor), shards.get(self._registry.shard_read(tensor) or "")
             if result is not None:
-                output = self._exits.exit(tensor)
+                output = self._region_outputs.output(tensor)
             elif shard_info is not None:
                 with self.building(), self.resharder.once(), in_taskgraph(tensor.graph, taskgraph_index(tensor.op)):
                     output = self.resharder.gather(self.values.get(tensor, tensor), shard_info.placement)
@@ -580,7 +448,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         return any(self._graph.restored(tensor).name == output for tensor in self._of_groups)
 
 
-def _whole_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
+def _full_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
     """What comes into the model and holds no rows of a batch. What the graph shows of that is said for feeds, too."""
     view = GraphView(graph.tf_graph)
     names = [y.name for y in objective if isinstance(y, tf.Tensor)]

@@ -138,8 +138,8 @@ class Program:
         while set(self._found_own) - set(self._own):
             self._own.update(self._found_own)
             self._read()
-        self.exits = {self.number[tensor] for tensor in region.exits if tensor in self.number}
-        for number in self.exits & self._unsure:
+        self.outputs = {self.number[tensor] for tensor in region.outputs if tensor in self.number}
+        for number in self.outputs & self._unsure:
             tensor = self.values[number].tensor
             if tensor.shape.ndims != 0:
                 raise PlanError(
@@ -174,7 +174,7 @@ class Program:
     def train(self, losses: Sequence[tf.Tensor]) -> None:
         """Says what will be differentiated: the losses are exits; what they do not depend on is not trained."""
         reached: Set[int] = {self.number[loss] for loss in losses if loss in self.number}
-        self.exits |= reached
+        self.outputs |= reached
         for step in reversed(self.steps):
             if reached.intersection(step.outputs):
                 reached.update(step.inputs)

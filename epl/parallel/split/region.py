@@ -2,7 +2,7 @@
 
     replicate code ──▶ entry ──┐
     placeholder, iterator ─────┤
-    variable ─▶ read ──────────┼──▶ ops that are lowered ──▶ exit ──▶ replicate code
+    variable ─▶ read ──────────┼──▶ ops that are lowered ──▶ output ──▶ replicate code
     constants ─────────────────┘        │
                                         └──▶ written value ──▶ write of a variable
 
@@ -25,13 +25,20 @@ class Region(NamedTuple):
       ops: in the order of creation; they do not change but for those in `kept`.
       kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take full tensors.
       variables: reference, handle or value that was read -> the op of the variable.
-      exits: outputs of `ops` that other ops take.
+      outputs: those of `ops` that other ops take.
     """
 
     ops: Tuple[tf.Operation, ...]
     kept: FrozenSet[tf.Operation]
     variables: Dict[tf.Tensor, tf.Operation]
-    exits: Tuple[tf.Tensor, ...]
+    outputs: Tuple[tf.Tensor, ...]
+
+    def is_read_outside(self, variable: tf.Operation) -> bool:
+        """Whether ops that are not in the region compute with a variable."""
+        tensors = [tensor for tensor, of in self.variables.items() if of is variable]
+        consumers = {consumer for tensor in tensors for consumer in tensor.consumers()}
+        consumers -= {tensor.op for tensor in tensors}
+        return any(op.type not in _NO_COMPUTATION for op in consumers.difference(self.ops))
 
 
 _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
@@ -43,6 +50,8 @@ _SHAPE_ARITHMETIC = frozenset(
 )
 _SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | op_types.PYTHON
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
+# They take a variable, and compute nothing with its value.
+_NO_COMPUTATION = op_types.WRITES | {"SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
     | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "Const"}
@@ -71,13 +80,13 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
         or tf_compat.control_flow_context_of(op) is not None
     )
     ops = tuple(op for op in inside if op in lowered)
-    exits = [
+    outputs = [
         output
         for op in ops
         for output in op.outputs
         if any(consumer not in lowered and consumer not in initial for consumer in output.consumers())
     ]
-    return Region(ops, kept, variables, tuple(exits))
+    return Region(ops, kept, variables, tuple(outputs))
 
 
 def draws_data(op: tf.Operation) -> bool:

@@ -103,9 +103,9 @@ def native_placement(program: Program, number: int, wanted: Placement) -> Placem
     return batch_placement(value.info) if value.kind == ENTRY else wanted
 
 
-def exit_form(program: Program, number: int) -> Optional[Form]:
+def output_form(program: Program, number: int) -> Optional[Form]:
     """The form in which ops outside take a value: the rows of the own batch, or all of it; None if they do not."""
-    return Form(batch_placement(program.values[number].info), False) if number in program.exits else None
+    return Form(batch_placement(program.values[number].info), False) if number in program.outputs else None
 
 
 def variable_placements(program: Program, decision: Decision) -> Dict[int, Placement]:
@@ -131,7 +131,7 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
                 wanted.append((number, wanted_form(program.values[number], placement, choice >= 0)))
         for number, placement in zip(step.outputs, out):
             there[number] = (Form(placement, False),)
-            form = exit_form(program, number)
+            form = output_form(program, number)
             wanted += [] if form is None else [(number, form)]
         made = []
         for number, form in wanted:
@@ -279,7 +279,7 @@ class _Search:
 
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
         """What it costs to give a tensor to those outside who take it, and the forms in which it then is there."""
-        wanted = exit_form(self._program, number)
+        wanted = output_form(self._program, number)
         found = None if wanted is None else self._convert(number, forms, wanted)
         return found or (0.0, forms)
 

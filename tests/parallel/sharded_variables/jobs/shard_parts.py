@@ -26,7 +26,7 @@ STEPS = 4
 
 
 def build(resharder, placement, delay=0.0):
-    """The variable "fc/kernel", sharded if there is an resharder, and its training op; it updates so much later."""
+    """The variable "fc/kernel", sharded if there is a resharder, and its training op; it updates so much later."""
     tf.set_random_seed(3)
     with tf.variable_scope("fc"):
         variable = tf.get_variable("kernel", [6, 8])
