@@ -1,1 +1,1 @@
-"""The partitioner of split TaskGraphs: placements, one rule per op type, the cheapest legal choice, lowering."""
+"""The partitioner of split TaskGraphs: region, unsplit program, search for the cheapest choices, lowering."""

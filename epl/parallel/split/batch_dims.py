@@ -1,7 +1,7 @@
-"""Which dimension of a tensor holds the batch, which grows when those of all ranks are concatenated.
+"""Finds the dimension of a tensor that holds the batch: it grows when the batches of all ranks are concatenated.
 
-The rules say where the rows of a cut batch go. Reshapes are followed by their sizes, so that a batch is found again
-that stood inside of another dimension for a while; and where no rule helps, the shapes have to tell.
+The sharding rules say where the rows of a sharded batch go. Reshapes are traced by sizes: the batch b of [t, b, d] is
+found again after [t, b, d] -> [t * b, d] -> [t, b, d]. Where no rule helps, the shapes decide (`guessed`).
 """
 
 from typing import List, NamedTuple, Optional, Sequence
@@ -11,11 +11,11 @@ from epl.parallel.sharding.rules.registry import OpInfo, Shape, TensorInfo, choi
 
 
 class Batch(NamedTuple):
-    """Where the rows of a batch are in a tensor.
+    """The position of the rows of a batch in a tensor.
 
     Attributes:
       dim: the dimension that holds them.
-      outer: how often they stand there one after the other; only with 1 they can be cut.
+      outer: how often it runs through the batch: t for dimension 0 of [t * b, d]. Only with 1 it can be sharded.
     """
 
     dim: int
@@ -23,12 +23,12 @@ class Batch(NamedTuple):
 
 
 def batch_placement(info: TensorInfo) -> Placement:
-    """How a tensor lies when each rank has the rows of its own batch."""
+    """The placement in which each rank holds the rows of its own batch; REPLICATED without a batch."""
     return REPLICATED if info.batch is None else shard(info.batch, None)
 
 
 def traced(op: OpInfo) -> Optional[List[Optional[int]]]:
-    """Which dimension of each output holds the batch, by the rule of the op; None if the rule does not say."""
+    """The batch dimension of each output by the rule of the op; None if the rule has no choice for such inputs."""
     placements = tuple(batch_placement(info) for info in op.inputs)
     for choice in choices_of(op):
         if choice.inputs == placements:
@@ -39,13 +39,13 @@ def traced(op: OpInfo) -> Optional[List[Optional[int]]]:
 def reshaped(
     batch: Optional[Batch], rows: Optional[int], before: Optional[Shape], after: Optional[Shape]
 ) -> Optional[Batch]:
-    """Where a reshape leads the batch of so many rows: there as here, as many elements are outside of a row.
+    """The position of the batch after a reshape, which keeps the number of runs through it: t in [t, b] -> [t * b].
 
     Args:
-      batch: where it is.
-      rows: of one rank, if they are known.
-      before: shape that is reshaped.
-      after: shape that it gets, with one rank's batch.
+      batch: its position before the reshape.
+      rows: of one rank's batch, if they are known.
+      before: shape of the input, with one rank's batch.
+      after: shape of the output, with one rank's batch.
     """
     if batch is None or before is None or after is None:
         return None
@@ -69,7 +69,7 @@ def _product(sizes: Sequence[Optional[int]], product: int) -> Optional[int]:
 
 
 def guessed(op: OpInfo) -> List[Optional[int]]:
-    """The same by the shapes: the first dimension that is as open, or as large, as a batch of the inputs."""
+    """The batch dimension of each output by shapes alone: the first as large as an input's batch, or open like it."""
     found = [_candidates(op, info) for info in op.outputs]
     return [dims[0] if dims else None for dims in found]
 

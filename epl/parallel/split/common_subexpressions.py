@@ -1,11 +1,10 @@
-"""Ops that compute what an op before them does: common subexpressions, which are computed once.
+"""Common subexpressions: finds ops that compute the same as an earlier op, so that they are computed once.
 
     x ──┬──▶ Reshape ──▶ MatMul q              x ──▶ Reshape ──┬──▶ MatMul q
         ├──▶ Reshape ──▶ MatMul k     becomes                  ├──▶ MatMul k
         └──▶ Reshape ──▶ MatMul v                              └──▶ MatMul v
 
-Where each is an op of its own, so are the conversions of what it takes and gives: three all-reduces in the backward
-pass instead of one.
+Three ops would each reshard their inputs and outputs: three all-reduces in the backward pass instead of one.
 """
 
 from typing import Dict, Hashable, Optional, Sequence, Tuple
@@ -17,19 +16,19 @@ from epl.utils import tf_compat
 
 
 class EqualOps:
-    """The ops that were seen, and which of them are equal."""
+    """The ops seen so far, and which of them compute the same."""
 
     def __init__(self) -> None:
         self._seen: Dict[Tuple[Hashable, ...], tf.Operation] = {}
         self._first: Dict[tf.Operation, tf.Operation] = {}
 
     def find(self, op: tf.Operation, inputs: Sequence[Hashable], shapes: Sequence[Hashable]) -> Optional[tf.Operation]:
-        """An op that was seen before and gives the same values, None if there is none; remembers the op.
+        """The earlier op that computes the same values, None if there is none; remembers the op.
 
         Args:
-          op: the op. One with state, as those that draw random numbers have, is equal to no other.
-          inputs: what it takes; equal only for tensors with the same values.
-          shapes: what is known of its outputs.
+          op: the op. A stateful op, such as one that draws random numbers, is equal to no other.
+          inputs: keys of its inputs; equal only for tensors with the same values.
+          shapes: static shapes of its outputs.
         """
         if not op.outputs or tf_compat.is_stateful(op.graph, op.type):
             return None
@@ -46,5 +45,5 @@ class EqualOps:
         return found
 
     def first(self, op: tf.Operation) -> tf.Operation:
-        """The op whose values an op has: that which was seen first, itself if it has no equal."""
+        """The first op that computes the same as `op`; `op` itself if no earlier one does."""
         return self._first.get(op, op)

@@ -1,4 +1,4 @@
-"""In multiples of what dimensions can be cut, where a reshape makes several of one."""
+"""The multiples in which a dimension can be cut that a reshape splits into several."""
 
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -11,9 +11,9 @@ from epl.parallel.sharding.rules.registry import Shape
 def granularities(
     ops: Sequence[tf.Operation], shape_of_tensor: Callable[[tf.Tensor], Optional[Shape]]
 ) -> Dict[int, Tuple[int, ...]]:
-    """Sizes of dimensions that reshapes split or make -> multiples in which they can be cut, 1 first.
+    """Maps sizes of dimensions that reshapes split or merge to the multiples in which they can be cut, 1 first.
 
-    [n, 10 * 64] -> [n, 10, 64] is possible on parts if the dimension of 640 is cut in multiples of 64.
+    [n, 10 * 64] -> [n, 10, 64] is possible on shards if the dimension of 640 is cut in multiples of 64.
     """
     found: Dict[int, Set[int]] = {}
     for op in ops:
@@ -26,7 +26,7 @@ def granularities(
 
 
 def _aligned(one: Shape, other: Shape) -> List[Tuple[List[int], List[int]]]:
-    """Groups of dimensions of two shapes with the same number of elements, from the last to the first that is known."""
+    """Pairs of dimension groups with equal numbers of elements, from the last dimensions up to the first open one."""
     left, right = ([size for size in shape if size != 1] for shape in (one, other))
     groups: List[Tuple[List[int], List[int]]] = []
     while left and right:

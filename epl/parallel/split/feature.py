@@ -1,4 +1,4 @@
-"""`epl.split` as a feature: what of it happens while the user differentiates the model."""
+"""`epl.split` as a feature: its work in tf.gradients, and its section of the plan."""
 
 from typing import Any, Optional
 
@@ -21,7 +21,7 @@ class SplitFeature(Feature):
     """Tensor parallelism."""
 
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
-        """Lowers the splits of the model, and differentiates what stands for them."""
+        """Lowers the splits of the model, and differentiates the lowered tensors in place of the user's."""
         arguments = request.arguments
         with graph.building_parts():
             ys, xs = lower(graph, arguments["ys"], arguments["xs"])
@@ -29,7 +29,7 @@ class SplitFeature(Feature):
         return request._replace(xs=as_list(xs), arguments=dict(arguments, ys=ys, xs=xs))
 
     def returned_gradient(self, graph: Graph, request: GradientsRequest, x: Any, gradient: Gradient) -> Gradient:
-        """The gradient of one model, given that of the objective of all ranks."""
+        """Rescales the gradient of the objective of all ranks to that of one rank's model."""
         split = split_of(graph)
         if split is None:
             return gradient
@@ -39,13 +39,13 @@ class SplitFeature(Feature):
         return split.differentiated.by_tensor(request.asked_for, x, gradient) if request.is_outermost else gradient
 
     def note_gradient(self, graph: Graph, variable: str, gradient: Gradient) -> None:
-        """A gradient of a shard is a shard."""
+        """Notes the gradient of a shard as a shard."""
         split = split_of(graph)
         if split is not None:
             split.note_gradient(variable, gradient)
 
     def refuse(self, graph: Graph, config: Config) -> None:
-        """Raises NotAvailableError for a split that nothing has lowered."""
+        """Raises NotAvailableError for a split over several devices that no tf.gradients has lowered."""
         cluster = Env.get().cluster
         assert cluster is not None
         total_devices = cluster.total_gpu_num
@@ -56,12 +56,12 @@ class SplitFeature(Feature):
                     raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
 
     def plan(self, rewrite: RewriteContext) -> Optional[SplitSection]:
-        """What was decided when the model was differentiated."""
+        """The decision that was made when the model was differentiated."""
         return rewrite.graph.state_of(SplitSection)
 
 
 def _refuse_stops(graph: Graph, tensors: Any) -> None:
-    """Tensors of a split are not what is differentiated: TensorFlow would not stop at them, without a word."""
+    """Raises PlanError for tensors of a split: other tensors replace them, so TensorFlow would silently not stop."""
     split = split_of(graph)
     if split is None:
         return

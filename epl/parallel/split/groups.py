@@ -1,10 +1,10 @@
-"""Which devices of a job are split over together, when a split is over fewer than all: each group is a replica.
+"""The device groups of a split: if a split is over fewer devices than the job has, each group is a replica.
 
-A group has a part of each variable on each of its devices, and a batch of its own:
+Each device of a group holds a shard of each variable. Each group has its own batch:
 
     rank     0   1   2   3      epl.split(2) on four devices
     group    0   0   1   1
-    part     0   1   0   1
+    shard    0   1   0   1
 """
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -21,13 +21,13 @@ Groups = Tuple[Tuple[int, ...], ...]
 
 
 class SplitPlan(NamedTuple):
-    """What the splits of a model are over, as the annotations and the cluster have it.
+    """The devices of the splits of a model, by the annotations and the cluster.
 
     Attributes:
       groups: the ranks of each group.
-      ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+      ratios: of the shards, by rank of a group; () if they are balanced.
       stages: of the model.
-      owners: by rank of the job, the process that builds its graph.
+      owners: the process that builds the graph of each rank, by rank of the job.
     """
 
     groups: Groups
@@ -42,10 +42,10 @@ def split_taskgraphs(graph: Graph) -> List[TaskGraph]:
 
 
 def plan_split(graph: Graph) -> Optional[SplitPlan]:
-    """Finds what the splits of a model are over; None if that is one device, or there is no split.
+    """Finds the devices of the splits of a model; None without a split, or if it is over one device.
 
     Raises:
-      PlanError: the scopes do not agree, the devices of the job are no groups of that size, or a worker has none.
+      PlanError: the scopes disagree, the job cannot be divided into such groups, or a worker has no device.
     """
     splits = split_taskgraphs(graph)
     if not splits:
@@ -68,7 +68,7 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
 
 
 def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
-    """How many devices each split is over, of so many."""
+    """The number of devices of each split; it divides `total`."""
     counts = sorted({taskgraph.strategy.device_count or total for taskgraph in splits})
     if len(counts) > 1:
         raise PlanError(
@@ -108,8 +108,8 @@ def split_groups(count: int, slices: Sequence[Sequence[str]], devices: Sequence[
     """The ranks of each group.
 
     Args:
-      count: devices of a group, of which the number of all devices is a multiple.
-      slices: devices of each model replica, if the placement of the cluster has them; used if they are of that size.
+      count: devices of a group; it divides the number of all devices.
+      slices: devices of each model replica, if the placement of the cluster has them; used if each has `count` devices.
       devices: of the job, by rank.
     """
     if not slices or any(len(replica) != count for replica in slices):

@@ -1,4 +1,4 @@
-"""Variables of an `epl.split` that is opened behind the first tf.gradients, which has cut those that were there."""
+"""Refuses variables of an `epl.split` that is opened after the first tf.gradients, which shards earlier variables."""
 
 from typing import Container
 
@@ -14,13 +14,13 @@ _KEYS = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES)
 
 
 def refuse_late_variables(graph: Graph, lowered_through: int, held: Container[str], ranks: int) -> None:
-    """Raises PlanError for a variable that the user wants to be split, and that was made when that was over.
+    """Raises PlanError for a variable in a scope of epl.split that was made after the splits were lowered.
 
     Args:
       graph: the annotated model.
-      lowered_through: creation number of the last op that was there when its splits had been lowered.
-      held: names of the ops of the variables that are parts.
-      ranks: of a group.
+      lowered_through: creation number of the last op that existed when its splits were lowered.
+      held: names of the ops of the variables that are shards.
+      ranks: devices in a group.
     """
     for variable in [one for key in _KEYS for one in graph.tf_graph.get_collection(key)]:
         op = variable.op

@@ -1,10 +1,10 @@
-"""Builds the program of one rank, as it was decided, into the default graph.
+"""Builds the program of one rank, as the search has decided, into the default graph.
 
     user's graph      x ──▶ MatMul ──▶ Relu ──▶ MatMul ──▶ ...        variables w1, w2
-    one rank          x ──▶ enter ──▶ MatMul ──▶ Relu ──▶ MatMul ──▶ all-reduce ──▶ ...     parts of w1, w2
+    one rank          x ──▶ enter ──▶ MatMul ──▶ Relu ──▶ MatMul ──▶ all-reduce ──▶ ...     shards of w1, w2
 
-The ops of the user's graph stay where they are and are not needed any more, but for loops and branches, which take the
-new tensors. Creating the parts of variables, and telling the user's program of the new tensors, is left to the caller.
+The ops of the user's graph stay but are not needed any more, except for loops and branches, which take the new tensors.
+The caller creates the shards of variables, and redirects ops outside of the split to the new tensors.
 """
 
 from typing import Callable, ContextManager, Dict, List, Optional, Tuple
@@ -26,15 +26,18 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
-# The op of a variable, the placement that it gets -> the value of this rank's part.
+# (op of a variable, its placement) -> the value of this rank's shard.
 MakeVariable = Callable[[tf.Operation, Placement], tf.Tensor]
 
 
 class Lowering:
     """The program of one rank.
 
+    It is one class because building an op, resharding its inputs and counting the rows of batches all read and extend
+    the same table of the tensors built so far.
+
     Attributes:
-      tensors: tensor of the user's graph -> what stands for it on this rank, and its placement.
+      tensors: tensor of the user's graph -> the tensor that replaces it on this rank, and its placement.
     """
 
     def __init__(
@@ -51,17 +54,17 @@ class Lowering:
         """Builds the program.
 
         Args:
-          program: of the region.
-          decision: what the search found for it.
+          program: the unsplit program of the region.
+          decision: the choice for each of its steps.
           resharder: of the rank.
-          variable: makes the value of the rank's part of a variable.
-          prefix: name scope, with a slash at its end, under which the scopes of the user's ops are repeated.
-          device: of the ops.
-          entry: makes of a tensor from outside what the program takes; it may be called again with the same one.
+          variable: makes the value of the rank's shard of a variable.
+          prefix: name scope that ends with a slash; the scopes of the user's ops are repeated under it.
+          device: of the new ops.
+          entry: maps a tensor from outside to the one that the program takes; may be called again for the same.
           stage_of: the stage of an op of the user.
 
         Raises:
-          PlanError: if an op cannot be built for the batches of all ranks.
+          PlanError: an op cannot be built for the batches of all ranks.
         """
         self._program = program
         self._resharder = resharder
@@ -84,11 +87,11 @@ class Lowering:
                 self.tensors[user_tensor] = (tensor, native.placement)
 
     def whole(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the user's graph, REPLICATED on this rank; what is not of the split comes as it is."""
+        """A tensor of the user's graph in the placement REPLICATED; a tensor outside of the split as it is."""
         return self._later(tensor, PLAIN) if tensor in self._program.number else tensor
 
     def local_rows(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the user's graph with the rows of this rank's batch; REPLICATED if it has none."""
+        """A tensor of the user's graph with the rows of this rank's batch; REPLICATED if it has no batch."""
         if tensor not in self._program.number:
             return tensor
         number = self._program.number[tensor]
@@ -99,7 +102,7 @@ class Lowering:
         with tf.control_dependencies(None):
             return self._converted(self._program.number[tensor], wanted)
 
-    # ---- Tensors in the forms in which they are wanted.
+    # ---- Resharding.
 
     def _take(self, number: int, placement: Placement, of_part: bool) -> tf.Tensor:
         value = self._program.values[number]
@@ -146,7 +149,7 @@ class Lowering:
     # ---- Rows of the batch.
 
     def _rows_of(self, entry: int) -> tf.Tensor:
-        """How many rows of an entry each rank has."""
+        """The number of rows of an entry on each rank, an int64 vector."""
         if entry not in self._rows:
             value = self._program.values[entry]
             batch = value.info.batch or 0
@@ -161,9 +164,9 @@ class Lowering:
     def _rows_along(
         self, number: int, tensor: tf.Tensor, placement: Placement, is_part: bool = False
     ) -> Optional[tf.Tensor]:
-        """How much of a dimension that holds the batch each rank has; None if the placement has sizes.
+        """The size of the sharded batch dimension on each rank; None if the placement has sizes.
 
-        The dimension may hold other things as well, as the batch times positions does.
+        The dimension may be a multiple of the batch, such as batch * positions after a reshape.
         """
         if placement.sizes is not None:
             return None
@@ -216,7 +219,7 @@ class Lowering:
         return outputs
 
     def _emit_full(self, step: Step, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        if step.op.type in ("ResourceGather", "ResourceGatherNd"):  # the variable comes as a value
+        if step.op.type in ("ResourceGather", "ResourceGatherNd"):  # its input is the value of the variable
             outputs = look_up(step.info, inputs)
         elif step.op.type == "Reshape" and None not in self._target(step):
             outputs = [tf.reshape(inputs[0], self._target(step))]
@@ -230,7 +233,7 @@ class Lowering:
         return outputs
 
     def _drawn(self, step: Step, output: tf.Tensor, info: TensorInfo) -> tf.Tensor:
-        """What rank 0 has drawn. A Python function may have a gradient: each rank takes that of its own call."""
+        """The numbers that rank 0 has drawn. A Python function keeps its gradient: that of the rank's own call."""
         drawn = self._resharder.broadcast(output)
         if not calls_python(step.op):
             return drawn
@@ -238,14 +241,14 @@ class Lowering:
         return drawn if info.shape is None else tf.ensure_shape(drawn, [None] * len(info.shape))
 
     def _target(self, step: Step) -> List[Optional[int]]:
-        """The shape that a reshape makes of the batches of all ranks; [None] if it does not matter or is not known."""
+        """The target shape of a reshape for the batches of all ranks; [None] without a batch or if it is not known."""
         info, batch = step.info.outputs[0], self._program.values[step.outputs[0]].batch
         if batch is None or info.shape is None:
             return [None]
         return [-1 if dim == batch.dim else size for dim, size in enumerate(info.shape)]
 
     def _keep(self, step: Step) -> None:
-        """An op in a loop or branch stays; it takes the new tensors, whole."""
+        """Keeps an op of a loop or branch, and lets it take the new tensors in full."""
         if step.draws and not step.info.attrs["seed"] and not step.info.attrs["seed2"]:
             raise PlanError(
                 'split: {} "{}" ({}) draws random numbers in a loop or a branch, which is computed on each of the {} '
@@ -256,9 +259,9 @@ class Lowering:
         for position, number in enumerate(step.inputs):
             value = self._program.values[number] if number >= 0 else None
             if value is None or value.kind == VARIABLE or step.op.inputs[position] not in self._program.number:
-                continue  # or it was given the new tensor already
+                continue  # or it takes the new tensor already
             if value.kind == RESULT and value.tensor is self._there[number].get(PLAIN):
-                continue  # of the same loop
+                continue  # the output of an op that is kept as well
             tensor = self._take(number, REPLICATED, False)
             if tensor is step.op.inputs[position]:
                 continue
@@ -275,7 +278,7 @@ class Lowering:
             self._there[number] = {PLAIN: self._program.values[number].tensor}
 
     def _set_predicates(self) -> None:
-        """Lets gradients of branches, which take the predicate from the control-flow context, take the new one."""
+        """Replaces the predicates in control-flow contexts, from which gradients of branches take them."""
         for step in self._program.steps:
             for context, predicate in tf_compat.predicates_of(step.op) if step.kept else ():
                 if predicate in self._program.number:
@@ -286,13 +289,13 @@ class Lowering:
         return _Scopes(scope, self._device, op)
 
     def _at(self, number: int) -> ContextManager[None]:
-        """Ops created inside belong to the TaskGraph of a value: that of what takes it first, if it is an entry."""
+        """Ops created inside belong to the TaskGraph of a value; for an entry, of the first op that takes it."""
         op = self._homes.get(number, self._program.values[number].tensor.op)
         return in_taskgraph(op.graph, taskgraph_index(op))
 
 
 def _homes(program: Program, stage_of: Callable[[tf.Operation], int]) -> Dict[int, tf.Operation]:
-    """Entry -> the op that takes it first, in the order of the stages."""
+    """Maps each entry to the first op that takes it, in the order of the stages."""
     homes: Dict[int, tf.Operation] = {}
     for step in sorted(program.steps, key=lambda step: stage_of(step.op)):
         for number in step.inputs:
@@ -302,7 +305,7 @@ def _homes(program: Program, stage_of: Callable[[tf.Operation], int]) -> Dict[in
 
 
 class _Scopes:
-    """The name scope, the device and the TaskGraph of what is built."""
+    """The name scope, the device and the TaskGraph of the ops that are built."""
 
     def __init__(self, scope: str, device: Optional[str], op: tf.Operation) -> None:
         self._scopes = [
@@ -324,7 +327,7 @@ class _Scopes:
 def _local_shape(
     shape: Optional[Tuple[Optional[int], ...]], batch: Optional[int], placement: Placement
 ) -> tf.TensorShape:
-    """What is known of the shape of a part, the same on every rank."""
+    """The static shape of a shard, as far as it is the same on every rank."""
     if shape is None:
         return tf.TensorShape(None)
     sizes = list(shape)

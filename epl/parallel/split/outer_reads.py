@@ -1,7 +1,7 @@
-"""Who reads a variable outside of its split: a moving average, a layer with tied weights, a summary.
+"""Reads of a variable outside of its split: by a moving average, a layer with tied weights, a summary.
 
-They get the whole value, gathered from all ranks. What they are differentiated by goes back: each rank has gradients by
-its own batch, whose mean is the gradient of the variable, as everywhere outside of a split.
+The readers take the full value, gathered from all ranks. Gradients pass back through a bridge: each rank has the
+gradient of its own batch, and their mean is the gradient of the variable, as everywhere outside of a split.
 """
 
 from typing import Collection, Dict
@@ -16,15 +16,15 @@ from epl.utils import tf_compat
 
 
 def give_whole(made: Shard, resharder: Resharder, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
-    """Gives the readers outside of the split the whole variable in place of the one that is no more.
+    """Gives the readers outside of the split the gathered variable in place of the one that the shard has replaced.
 
     Args:
-      made: a variable that has become a shard.
-      resharder: of this rank; its collectives so far come first.
+      made: the shard that has replaced the variable.
+      resharder: of this rank; its earlier collectives run first.
       inside: the ops of the split, which read the shard.
 
     Returns:
-      Value that was read -> what its readers take now.
+      Value that was read -> the gathered value that its readers take now.
     """
     given = {}
     for old, new in made.reads:

@@ -1,7 +1,7 @@
-"""What is known of the tensors of a region: shapes in the unsplit program, batches, constants; and each op's choices.
+"""The unsplit program of a region: shapes, batches and constants of its tensors, and the choices of its ops.
 
-The unsplit program computes the concatenated batches of all ranks. The user's graph has the shapes of one rank's batch:
-the dimension that grows is traced with the rules themselves, which say where the rows of a cut batch go.
+The unsplit program computes on the concatenated batches of all ranks. The user's graph has the shapes of one rank's
+batch. The sharding rules trace the dimension that grows: they say where the rows of a sharded batch go.
 """
 
 from typing import Any, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -45,14 +45,14 @@ class Value(NamedTuple):
     """A tensor of the unsplit program.
 
     Attributes:
-      tensor: that of the user's graph; of a variable its reference or handle.
+      tensor: that of the user's graph; for a variable, its reference or handle.
       kind: ENTRY, VARIABLE or RESULT.
-      info: shape and dtype, and the batch if it can be cut.
-      batch: where it is in any case.
-      rows_of: number of the entry whose rows it has as its batch; -1 without one.
-      closed: its shape for costs, with a batch assumed.
+      info: shape and dtype, and the batch dimension if it can be sharded.
+      batch: its position, even if it cannot be sharded.
+      rows_of: number of the entry whose rows are its batch; -1 without a batch.
+      closed: its shape for costs, with an assumed size for an open batch.
       differentiable: whether a gradient may be taken through it.
-      trained: whether the gradients of variables need its gradient; for costs.
+      trained: whether gradients of variables depend on its gradient; for costs.
       in_half: whether all-to-alls send it as float16; for costs.
     """
 
@@ -72,12 +72,12 @@ class Step(NamedTuple):
 
     Attributes:
       op: that of the user's graph.
-      inputs, outputs: numbers of the values; -1 for an input that comes from inside a loop.
-      info: for its rule.
-      choices: how it can be computed on parts.
+      inputs, outputs: numbers of the values; -1 for an input from inside a loop.
+      info: what its sharding rule is given.
+      choices: how it can be computed on shards.
       kept: whether it stays as it is and takes REPLICATED tensors.
       draws: whether it draws random numbers, or is a Python function that may.
-      seconds: how long it takes in full, forward and backward, less what starting it takes, on parts as well.
+      seconds: time to compute it in full, forward and backward, without launch overhead, which shards have as well.
     """
 
     op: tf.Operation
@@ -93,15 +93,18 @@ class Step(NamedTuple):
 class Program:
     """The unsplit program of a region, as values and steps in order.
 
+    It is one class because one walk over the ops fills all tables together: the batch and the choices of an op need the
+    values, numbers and common subexpressions of the ops before it.
+
     Attributes:
       values: by number.
       steps: in the order of creation.
-      number: of a value, by the tensor of the user's graph; a variable is there by its reads, too.
-      exits: numbers of the values that are given back to the ops outside.
-      equal: of the ops that compute what one before them does; they are no steps, and have its values.
+      number: tensor of the user's graph -> number of its value; reads of a variable have the number of the variable.
+      exits: numbers of the region outputs: values that ops outside take.
+      equal: common subexpressions: ops that compute the same as an earlier op are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
-      ratios: of the parts, by rank; () if they are as equal as they can be.
+      ratios: of the shards, by rank; () if they are balanced.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Program:
           ranks: devices in the group.
           device_type: a key of epl.parallel.costs.costs.MACHINES.
           half: whether all-to-alls send floats as float16.
-          ratios: of the parts, by rank; () if they are as equal as they can be.
+          ratios: of the shards, by rank; () if they are balanced.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
         """
         self.ranks = ranks
@@ -133,7 +136,7 @@ class Program:
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region)
         self._granularities = granularities(region.ops, self._shape)
-        self._own: Dict[tf.Tensor, int] = {}  # written with the size of one rank's batch -> which dimension that is
+        self._own: Dict[tf.Tensor, int] = {}  # fixed tensor -> its dimension of one rank's batch size
         self._read()
         while set(self._found_own) - set(self._own):
             self._own.update(self._found_own)
@@ -153,14 +156,14 @@ class Program:
         self.steps: List[Step] = []
         self.number: Dict[tf.Tensor, int] = {}
         self._found_own: Dict[tf.Tensor, int] = {}
-        self._unsure: Set[int] = set()  # numbers of what has a batch somewhere
+        self._unsure: Set[int] = set()  # numbers of values whose batch dimension is not known
         self.fixed: Set[int] = set()
         self.equal = EqualOps()
         for op in self._needed(_in_order(self._region)):
             self._add_step(op)
 
     def _needed(self, ops: List[tf.Operation]) -> List[tf.Operation]:
-        """The ops without those that make only what each rank has its own of."""
+        """The ops without those that compute tensors of `_own` alone: these are entries, and each rank has its own."""
         dropped: Set[tf.Operation] = set()
         for op in reversed(ops):
             consumers = [
@@ -172,7 +175,7 @@ class Program:
         return [op for op in ops if op not in dropped]
 
     def train(self, losses: Sequence[tf.Tensor]) -> None:
-        """Says what will be differentiated: the losses are exits; what they do not depend on is not trained."""
+        """Notes the losses as region outputs, and the values that no loss depends on as not trained."""
         reached: Set[int] = {self.number[loss] for loss in losses if loss in self.number}
         self.outputs |= reached
         for step in reversed(self.steps):
@@ -185,7 +188,7 @@ class Program:
     # ---- Values.
 
     def result(self, tensor: tf.Tensor) -> Optional[Value]:
-        """The value that the split computes for a tensor of the user, None for tensors of others."""
+        """The value of a tensor of the user that the split computes; None for other tensors."""
         number = self.number.get(tensor)
         value = None if number is None else self.values[number]
         return value if value is not None and value.kind == RESULT else None
@@ -199,7 +202,7 @@ class Program:
         return self._half and compressible(info.dtype)
 
     def _input(self, tensor: tf.Tensor) -> int:
-        """The number of what an op takes; -1 if it comes from inside a loop."""
+        """The number of an input of an op; -1 if it comes from inside a loop."""
         if tensor in self.number:
             return self.number[tensor]
         if tensor in self._own:
@@ -237,7 +240,7 @@ class Program:
         )
 
     def _shape(self, tensor: tf.Tensor) -> Optional[Shape]:
-        """All that is known of a shape in the user's graph."""
+        """The static shape in the user's graph, completed by shape inference."""
         shape = shape_of(tensor.shape)
         if tensor not in self._shapes:
             return shape
@@ -247,7 +250,7 @@ class Program:
         return tuple(new if size is None else size for size, new in zip(shape, found))
 
     def _concatenated(self, shape: Optional[Shape], batch: Optional[int]) -> Optional[Shape]:
-        """A shape of the user's graph, with the batches of all ranks."""
+        """A shape of the user's graph, with the batch dimension of all ranks together."""
         if shape is None or batch is None or shape[batch] is None:
             return shape
         return shape[:batch] + ((shape[batch] or 0) * self.ranks,) + shape[batch + 1 :]
@@ -293,7 +296,7 @@ class Program:
             leads = differentiable and floating, trained and floating
             added.append(self._add(Value(output, RESULT, info, batch, rows, closed, *leads, self._in_half(info))))
         full = bare._replace(outputs=infos)
-        # A gradient of the user's own is told of whole tensors: it may be a norm.
+        # A gradient function of the user's own takes full tensors: it may compute a norm.
         whole = kept or _OWN_GRADIENT in op.node_def.attr
         choices = () if whole else tuple(choices_of(full))
         draws = draws_numbers(op) or (calls_python(op) and not kept)
@@ -301,7 +304,7 @@ class Program:
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
 
     def _identity(self, number: int) -> Hashable:
-        """What is the same for two values that are always equal."""
+        """A key that two values share if they are always equal."""
         if number < 0 or self.values[number].kind != ENTRY:
             return number
         info = self.values[number].info
@@ -310,13 +313,13 @@ class Program:
         return (info.dtype, info.constant.shape, info.constant.tobytes(), info.batch)
 
     def _batches(self, op: OpInfo, inputs: Sequence[Value], kept: bool) -> List[Optional[Batch]]:
-        """Where the batch is in each output."""
+        """The position of the batch in each output."""
         places = [value.batch for value in inputs]
         if all(place is None for place in places):
             return [None] * len(op.outputs)
         if op.type == "Reshape":
             return [reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
-        # What is done to a dimension does not depend on how the batch stands in it.
+        # An op treats a dimension in the same way however often it runs through the batch.
         infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
         asked = op._replace(inputs=tuple(infos))
         dims = None if kept else traced(asked) or self._traced_with_own(asked, inputs)
@@ -329,7 +332,7 @@ class Program:
         return [None if dim is None else Batch(dim, outer) for dim in dims]
 
     def _traced_with_own(self, op: OpInfo, inputs: Sequence[Value]) -> Optional[List[Optional[int]]]:
-        """`_traced`, where a fixed tensor is as large as one rank's batch: each rank has its own rows of it."""
+        """`traced`, with a fixed tensor of one rank's batch size, such as tf.zeros([32, 8]), as the rank's rows."""
         places = [(value.info.shape, value.batch) for value in inputs if value.info.shape is not None]
         rows = {(shape[batch.dim] or 0) // self.ranks for shape, batch in places if batch is not None} - {0, 1}
         for position, value in enumerate(inputs):
@@ -345,7 +348,7 @@ class Program:
         return None
 
     def _rows_of(self, value: Value) -> Optional[int]:
-        """The rows of one rank's batch, if the user's graph says it."""
+        """The number of rows of one rank's batch, if the user's graph has it as a static size."""
         if value.batch is None:
             return None
         entry = self.values[value.rows_of]
@@ -362,7 +365,7 @@ class Program:
 
 
 def _in_order(region: Region) -> List[tf.Operation]:
-    """The ops in the order of creation, but for those of branches that take what was created behind them."""
+    """The ops in the order of creation, but each after its inputs: an op of a branch may be older than its input."""
     ordered: List[tf.Operation] = []
     done: Set[tf.Operation] = set()
     inside = frozenset(region.ops)
@@ -383,12 +386,12 @@ def _in_order(region: Region) -> List[tf.Operation]:
 
 
 def num_bytes(value: Value) -> int:
-    """Bytes of the whole tensor."""
+    """Bytes of the full tensor."""
     dtype = value.info.dtype
     return 0 if dtype in (tf.resource, tf.variant) else int(np.prod(value.closed or (1,))) * max(dtype.size, 1)
 
 
-# ---- What TensorFlow knows.
+# ---- Dtypes, constants and attributes.
 
 
 def _has_gradient(dtype: tf.DType) -> bool:

@@ -4,7 +4,7 @@
     decay = tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
                       `-- belongs to the split as well   `-- takes other variables, too
 
-Taken into the split they are computed on parts; outside they would need the whole variable on every device.
+Inside of the split they are computed on shards; outside they would need the full variable on every device.
 """
 
 from typing import Iterable, List, Set
@@ -18,7 +18,7 @@ from epl.utils import tf_compat
 
 
 def with_readers(marked: Iterable[tf.Operation]) -> List[tf.Operation]:
-    """The ops of a split, and those elsewhere that take nothing but its variables, constants, and each other.
+    """The ops of a split, and the ops elsewhere that take only its variables, constants, and each other.
 
     Args:
       marked: the ops of the split TaskGraph, of the forward phase.
@@ -48,5 +48,5 @@ def _computes_with(op: tf.Operation, values: Set[tf.Tensor]) -> bool:
 
 
 def _is_kept(consumer: tf.Operation) -> bool:
-    """Whether an op writes a variable or a file: what it takes stays where it is."""
+    """Whether an op writes a variable or a file: its inputs stay where they are."""
     return consumer.type in op_types.WRITES or consumer.type in op_types.OF_SCRIPT

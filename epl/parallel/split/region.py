@@ -1,13 +1,13 @@
-"""Which ops of a split TaskGraph are lowered, and where tensors come into them.
+"""The region of a split TaskGraph: the ops that are lowered, and the tensors that enter and leave them.
 
     replicate code ──▶ entry ──┐
     placeholder, iterator ─────┤
-    variable ─▶ read ──────────┼──▶ ops that are lowered ──▶ output ──▶ replicate code
+    variable ─▶ read ──────────┼──▶ ops that are lowered ──▶ region output ──▶ replicate code
     constants ─────────────────┘        │
                                         └──▶ written value ──▶ write of a variable
 
-What depends on nothing of these (constants, initial values), reads and writes of variables and sources of data stay as
-they are. Loops and branches stay, too, and take whole tensors. What is known of the tensors is `program.py`'s.
+Ops that depend on none of these (constants, initial values), reads and writes of variables, and data sources stay as
+they are. Loops and branches also stay, and take full tensors. `program.py` finds the shapes and batches of tensors.
 """
 
 from typing import Callable, Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
@@ -22,9 +22,9 @@ class Region(NamedTuple):
     """The part of a graph that a split computes.
 
     Attributes:
-      ops: in the order of creation; they do not change but for those in `kept`.
-      kept: those of `ops` that are in a loop or a branch, or need a variable itself: they stay, and take full tensors.
-      variables: reference, handle or value that was read -> the op of the variable.
+      ops: in the order of creation; only those in `kept` are changed.
+      kept: those of `ops` in a loop or a branch, or that take a variable's handle: they stay, and take full tensors.
+      variables: reference, handle or read value -> the op of the variable.
       outputs: those of `ops` that other ops take.
     """
 
@@ -42,14 +42,14 @@ class Region(NamedTuple):
 
 
 _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
-# What makes of shapes other shapes.
+# Ops that compute shapes from shapes.
 _SHAPE_ARITHMETIC = frozenset(
     """
     StridedSlice Slice Pack Unpack ConcatV2 Concat Mul Add AddV2 Sub FloorDiv FloorMod TruncateDiv Maximum Minimum
     Prod Cast GatherV2 Gather Reshape ExpandDims Squeeze Identity""".split()
 )
 _SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | op_types.PYTHON
-_LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of parts of a variable
+_LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of rows of a variable
 # They take a variable, and compute nothing with its value.
 _NO_COMPUTATION = op_types.WRITES | {"SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
 _STAYS = (
@@ -90,12 +90,12 @@ def find_region(marked: Iterable[tf.Operation]) -> Region:
 
 
 def draws_data(op: tf.Operation) -> bool:
-    """Whether an op is where data comes into the graph: what is read, and what is drawn at random."""
+    """Whether an op brings data into the graph: it reads data or draws random numbers."""
     return op.type in _SOURCES or draws_numbers(op)
 
 
 def calls_python(op: tf.Operation) -> bool:
-    """Whether an op is a Python function of the script, which may give something else each time."""
+    """Whether an op calls a Python function of the script, whose results may differ between calls."""
     return op.type in op_types.PYTHON
 
 
@@ -110,18 +110,18 @@ def holds_variable(op: tf.Operation) -> bool:
 
 
 class Dependence:
-    """Tells which tensors depend on ops of some kind, data that each rank reads for itself by default."""
+    """Tells which tensors depend on source ops; by default these are the data that each rank reads for itself."""
 
     def __init__(
         self, is_source: Callable[[tf.Operation], bool] = draws_data, beside: Container[tf.Tensor] = ()
     ) -> None:
-        """Takes which ops are of that kind, and the tensors that count as depending on none."""
+        """Takes a test for source ops, and tensors that count as independent of all."""
         self._is_source = is_source
         self._beside = beside
         self._known: Dict[tf.Operation, bool] = {}
 
     def __call__(self, tensor: tf.Tensor) -> bool:
-        """Whether the tensor is computed from such an op; it is not looked behind variables and sources of data."""
+        """Whether the tensor is computed from a source op; the search ends at variables and data sources."""
         if tensor in self._beside:
             return False
         known = self._known
@@ -132,7 +132,7 @@ class Dependence:
                 if draws_data(op) or op.type in op_types.VARIABLES:
                     known[op] = self._is_source(op)
                 else:
-                    known[op] = False  # what a loop leads back to is being looked at
+                    known[op] = False  # a loop may lead back to an op while its inputs are visited
                     stack += [one.op for one in op.inputs if one.op not in known and one not in self._beside]
                     continue
             elif not known[op]:
@@ -142,16 +142,16 @@ class Dependence:
 
 
 def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[int]:
-    """The dimension of a tensor from outside a split that holds the rows of a rank's own batch, None if none does."""
+    """The dimension of a tensor from outside a split that holds the rows of a rank's own batch; None without one."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:
         return None
-    if tf_compat.is_reference(tensor.dtype):  # a variable, or what an update of one gives
+    if tf_compat.is_reference(tensor.dtype):  # a variable, or the output of its update
         return None
     return 0 if depends_on_data(tensor) else None
 
 
 def _stays(op: tf.Operation) -> bool:
-    """Whether an op stays as it is: a Python function, if it reads data and is not given what the model computes."""
+    """Whether an op stays as it is: a Python function does with strings or handles, or without data or weights."""
     if op.type not in op_types.PYTHON:
         return op.type in _STAYS
     tensors = list(op.inputs) + list(op.outputs)
@@ -166,13 +166,13 @@ def _is_floating(variable: tf.Operation) -> bool:
 
 
 def _takes_handle(op: tf.Operation, variables: Dict[tf.Tensor, tf.Operation]) -> bool:
-    """Whether an op needs a variable itself, as a function does that reads it."""
+    """Whether an op takes the handle of a variable, as a function does that reads it."""
     handles = [source for source in op.inputs if source.dtype == tf.resource and source in variables]
     return bool(handles) and op.type not in _LOOKUPS
 
 
 def _with_shapes(members: Set[tf.Operation]) -> Set[tf.Operation]:
-    """The ops, and those outside that compute with shapes for them: of the batches of all ranks, not of one."""
+    """The ops, and the ops outside that compute their shapes: the batches of all ranks need other shapes than one's."""
     found = set(members)
     known: Dict[tf.Operation, bool] = {}
     stack = [source.op for op in members for source in op.inputs if source.op not in members]
@@ -185,7 +185,7 @@ def _with_shapes(members: Set[tf.Operation]) -> Set[tf.Operation]:
 
 
 def _computes_with_shapes(op: tf.Operation, known: Dict[tf.Operation, bool]) -> bool:
-    """Whether an op's outputs depend on shapes alone, and on one at least."""
+    """Whether an op is computed from shapes and constants alone, and from at least one shape."""
     if op not in known:
         known[op] = op.type in _SHAPES
         if op.type in _SHAPE_ARITHMETIC and all(output.dtype.is_integer for output in op.outputs):
@@ -195,7 +195,7 @@ def _computes_with_shapes(op: tf.Operation, known: Dict[tf.Operation, bool]) -> 
 
 
 def _variable_tensors(variables: Iterable[tf.Operation]) -> Dict[tf.Tensor, tf.Operation]:
-    """References, handles, and what reads give."""
+    """Maps references, handles and read values to the ops of their variables."""
     found = {}
     for variable in variables:
         tensor = variable.outputs[0]
@@ -207,7 +207,7 @@ def _variable_tensors(variables: Iterable[tf.Operation]) -> Dict[tf.Tensor, tf.O
 
 
 def _initialization(ordered: List[tf.Operation]) -> Set[tf.Operation]:
-    """Initializers of variables, and what is computed for them alone."""
+    """The ops that compute initial values, and the ops that only initializers need."""
     if not ordered:
         return set()
     graph, members = ordered[0].graph, set(ordered)
@@ -217,7 +217,7 @@ def _initialization(ordered: List[tf.Operation]) -> Set[tf.Operation]:
         for variable in graph.get_collection(name):
             found.add(variable.initializer)
             stack.append(variable.initial_value.op)
-    while stack:  # an initial value, whoever else takes it, as a moving average does
+    while stack:  # an initial value, even if other ops take it, such as a moving average
         op = stack.pop()
         if op in members and op not in found and op.type not in op_types.VARIABLES:
             found.add(op)
@@ -232,7 +232,7 @@ def _initialization(ordered: List[tf.Operation]) -> Set[tf.Operation]:
 def _depending(
     inside: List[tf.Operation], variables: Dict[tf.Tensor, tf.Operation], members: Set[tf.Operation]
 ) -> Set[tf.Operation]:
-    """The ops that depend on a variable, on data or on what comes from outside."""
+    """The ops that depend on a variable, on data or on a tensor from outside."""
     found: Set[tf.Operation] = set()
     for op in inside:
         if any(source in variables or draws_data(source.op) or source.op not in members for source in op.inputs):
@@ -249,7 +249,7 @@ def _depending(
 
 
 def _drawn_for(inside: List[tf.Operation], lowered: Set[tf.Operation]) -> Set[tf.Operation]:
-    """The ops that `lowered` need and whose values differ from run to run: random numbers, and what is made of them."""
+    """The ops that `lowered` need and whose values differ from run to run: random ops, and ops that depend on them."""
     varying: Set[tf.Operation] = set()
     for op in inside:
         if op not in lowered and (

@@ -1,8 +1,8 @@
-"""Which values of a split are as of one device when every rank computes with the same rows.
+"""Finds the values of a split that are the same as on one device if every rank computes with the same rows.
 
-    rows a b on each of n ranks     values of a row, mean, largest: as of one device     sum, count: n times that
+    rows a b on each of n ranks     value of a row, mean, maximum: same as on one device     sum, count: n times that
 
-For runs in which the copies cannot be dropped: see epl/parallel/sharding/replicated_rows.py.
+This is for runs in which the copies cannot be dropped: see epl/parallel/sharding/replicated_rows.py.
 """
 
 from typing import Any, Mapping, Optional, Sequence, Set
@@ -18,12 +18,12 @@ _SAME = frozenset(["Mean", "Max", "Min", "All", "Any"])
 
 
 def first_changed(program: Program, roots: Sequence[Any], numbers: Mapping[tf.Tensor, int]) -> Optional[tf.Tensor]:
-    """A tensor of the user that is not known to be as of one device, and on which one of the roots depends.
+    """A tensor of the user that one of the roots depends on and that may differ from its value on one device, or None.
 
     Args:
       program: of the split.
-      roots: tensors; not looked into if they are gradients.
-      numbers: of the values of the program, by the tensors that have them.
+      roots: tensors; gradients are not traced.
+      numbers: tensor -> number of its value in the program.
     """
     changed = changed_values(program)
     stack = [root for root in roots if isinstance(root, tf.Tensor)]
@@ -41,7 +41,7 @@ def first_changed(program: Program, roots: Sequence[Any], numbers: Mapping[tf.Te
 
 
 def changed_values(program: Program) -> Set[int]:
-    """The numbers of values that are not known to be as of one device."""
+    """The numbers of the values that may differ from those on one device."""
     changed: Set[int] = set()
     for step in program.steps:
         if not _is_same(program, step, changed):

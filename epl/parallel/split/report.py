@@ -1,4 +1,4 @@
-"""What people are told of a decision: what moves, what is computed in full and why; and what is refused."""
+"""Reports of a decision: the bytes that move, and the ops computed in full with the reason; refusals of variables."""
 
 from typing import List, Tuple
 
@@ -10,16 +10,16 @@ from epl.parallel.split.search import Decision, conversions, placements_of, vari
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
-# A variable of so many bytes that has to stay REPLICATED would defeat the split.
+# A split makes no sense if a variable of this many bytes has to stay REPLICATED.
 REFUSED_BYTES = 16 * 1024 * 1024
 
 _NO_WORK = frozenset(["Const", "Identity", "NoOp", "Assert"])
 
 
 def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
-    """Bytes that a rank sends in a step, (conversions, inside of composites), forward and backward.
+    """Bytes that a rank sends in a step, forward and backward: (for resharding, inside of composite ops).
 
-    Where the batch is open it counts as what the program assumes.
+    An open batch counts with the size that the program assumes.
     """
     made = [conversion for step in conversions(program, decision) for _, conversion in step]
     inside = sum(step.choices[choice].moved for step, choice in zip(program.steps, decision.choices) if choice >= 0)
@@ -27,7 +27,7 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
 
 
 def table(program: Program, decision: Decision) -> str:
-    """The ops that are computed on parts or take what is converted, and those that are computed in full needlessly."""
+    """Lists the ops that are computed on shards or need resharding, and those computed in full for lack of a rule."""
     lines = [f"split over {program.ranks} devices: op, placements, bytes that a device sends in a step"]
     for step, choice, made in zip(program.steps, decision.choices, conversions(program, decision)):
         into, out = placements_of(step, choice)
@@ -61,7 +61,7 @@ def table(program: Program, decision: Decision) -> str:
 
 
 def _told(collective: str, value: Value) -> str:
-    """The name of a collective, or of none, and how floats travel in it."""
+    """The name of a collective, and the dtype in which it sends floats; "nothing" for none."""
     return collective + " as float16" if is_half(collective, value) else collective or "nothing"
 
 

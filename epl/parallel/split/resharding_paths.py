@@ -1,6 +1,6 @@
-"""From the forms in which a tensor is there to the form in which an op takes it: which conversions, and their cost.
+"""The cheapest resharding of a tensor from its existing forms to the form in which an op takes it, and the cost.
 
-Search and lowering both ask here, so that what was decided is what is built.
+The search and the lowering both call `route`, so the lowering builds what the search has counted.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -12,11 +12,11 @@ from epl.parallel.split.program import Value, num_bytes
 
 
 class Form(NamedTuple):
-    """How a rank has a tensor.
+    """How a rank holds a tensor.
 
     Attributes:
-      placement: how it lies on the ranks.
-      entered: REPLICATED, in the hands of an op that computes a part.
+      placement: of the tensor on the ranks.
+      entered: whether it is REPLICATED, for an op that computes on shards: its gradient is a partial sum on each rank.
     """
 
     placement: Placement
@@ -24,12 +24,12 @@ class Form(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """A conversion of a tensor.
+    """One resharding of a tensor.
 
     Attributes:
       kind: a key of _COLLECTIVES.
-      source, target: from which form to which.
-      forward, backward: bytes that a rank sends; where parts differ, the rank that sends most.
+      source, target: the form before and after.
+      forward, backward: bytes that a rank sends; with uneven shards, the rank that sends most.
     """
 
     kind: str
@@ -40,10 +40,10 @@ class Conversion(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What connects the devices of a group.
+    """The connection between the devices of a group.
 
     Attributes:
-      latency: seconds of a collective of nothing.
+      latency: seconds of an empty collective.
       bandwidth: bytes per second that a rank sends.
     """
 
@@ -71,27 +71,27 @@ PLAIN = Form(REPLICATED, False)
 
 
 def collectives(kind: str, trained: bool) -> Tuple[str, str]:
-    """Names of the collectives of a conversion, forward and backward; "" for none."""
+    """Names of the collectives of a resharding, forward and backward; "" for none."""
     forward, backward = _COLLECTIVES[kind]
     return forward, backward if trained else ""
 
 
 def wanted_form(value: Value, placement: Placement, of_part: bool) -> Form:
-    """The form in which an op takes an input; `of_part`: it computes a part of what the unsplit op does."""
+    """The form in which an op takes an input; `of_part`: the op computes on shards."""
     return Form(placement, of_part and placement == REPLICATED and value.differentiable)
 
 
 def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Conversion]]:
-    """The cheapest conversions that make `wanted`, each from one of `forms` or from the one before.
+    """The cheapest reshardings to `wanted`: the first from one of `forms`, each other from the one before it.
 
     Args:
       value: the tensor.
       ranks: devices in the group.
-      forms: those in which it is there, the oldest first.
+      forms: its existing forms, the oldest first.
       wanted: the form to make.
 
     Returns:
-      The conversions, none if it is there; None if it cannot be made.
+      The reshardings, [] if the form exists; None if it cannot be made.
     """
     if wanted in forms:
         return []
@@ -104,12 +104,12 @@ def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Opti
 
 
 def total_bytes(path: Sequence[Conversion]) -> float:
-    """Bytes that a rank sends in these conversions, forward and backward."""
+    """Bytes that a rank sends in these reshardings, forward and backward."""
     return sum(step.forward + step.backward for step in path)
 
 
 def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
-    """How many collectives the conversions are, forward and backward."""
+    """The number of collectives of these reshardings, forward and backward."""
     return sum(len([name for name in collectives(step.kind, trained) if name]) for step in path)
 
 
@@ -119,7 +119,7 @@ def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Co
         sent = [_size(name, value) * _sent(name, cut, ranks) for name in collectives(kind, value.trained)]
         return Conversion(kind, before, after, sent[0], sent[1])
 
-    # From what has entered comes nothing else: its gradient is one rank's addend.
+    # An entered tensor is no source: its gradient is a partial sum.
     if source.entered or wanted.placement == PARTIAL:
         return []
     if wanted.placement == REPLICATED:
@@ -151,21 +151,21 @@ def is_half(collective: str, value: Value) -> bool:
 
 
 def _size(collective: str, value: Value) -> float:
-    """Bytes of the whole tensor as a collective sends it."""
+    """Bytes of the full tensor as a collective sends it."""
     return num_bytes(value) * (tf.float16.size / value.info.dtype.size if is_half(collective, value) else 1.0)
 
 
 def _sent(collective: str, cut: Sequence[Placement], ranks: int) -> float:
-    """What a rank sends in a collective, as a part of the whole tensor, by the algorithms with the least.
+    """The fraction of the full tensor that a rank sends in a collective, by the algorithm that sends least.
 
     Args:
       collective: its name.
-      cut: the placements of parts before and behind it.
+      cut: the placements before and after it that are shards.
       ranks: devices in the group.
     """
     if collective == "all-to-all":
         both = zip(*[shares(placement, ranks) for placement in cut])
         return max(before * (1 - after) for one in both for before, after in (one, one[::-1]))
-    # In a ring a rank passes on all parts but one.
+    # In a ring a rank passes on all shards but one.
     share = 1 - min(shares(cut[0], ranks)) if cut else (ranks - 1) / ranks
     return {"": 0.0, "all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}[collective]

@@ -1,10 +1,10 @@
-"""Which choice of each op: those that cost least together, found by a beam search over the ops in their order.
+"""Finds the choices of all ops that together cost least, by a beam search over the ops in their order.
 
-A state is the forms in which the tensors that are still needed are there. Two states with the same forms have the same
-future, and only the cheaper one goes on; of the others the cheapest `beam` do. The cost is time: of what an op computes
-in its shard, of the bytes that resharding and composites move, forward and backward; and for a variable that stays
-REPLICATED its bytes, as each rank keeps, updates and saves all of it. All is counted from the graph alone, so that
-processes with the same graph decide alike.
+A state is the existing forms of the tensors that are still needed. Two states with the same forms have the same future,
+so the search keeps the cheaper one, and of all others the cheapest `beam`. The cost is time: for what an op computes on
+its shard, and for the bytes that resharding and composite ops move, forward and backward. A variable that stays
+REPLICATED also costs its bytes, as each rank keeps, updates and saves all of it. All costs depend on the graph alone,
+so processes with the same graph decide alike.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -25,12 +25,12 @@ from epl.parallel.split.resharding_paths import (
 )
 
 BEAM = 24
-# A byte of a variable that stays REPLICATED counts as this many bytes that are moved: it is kept with its gradient and
-# the slots of an optimizer on every rank, which is what a split is to avoid.
+# A byte of a variable that stays REPLICATED counts as this many bytes that are moved: every rank keeps it with its
+# gradient and the slots of an optimizer, which a split is to avoid.
 FULL_VARIABLE = 16.0
-# A variable of fewer bytes counts less by as much: it is not worth a collective.
+# A smaller variable counts less in proportion to its bytes: it is not worth a collective.
 _LARGE_VARIABLE = 64 * 1024
-# A part that is gathered for use, and kept for the backward pass, is one of these four copies.
+# A full copy gathered for use and kept for the backward pass is one of four: weight, gradient and two slots.
 _GATHERED_VARIABLE = 0.25
 
 
@@ -38,8 +38,8 @@ class Decision(NamedTuple):
     """How a program is computed.
 
     Attributes:
-      choices: for each step the number of its choice; -1: all is REPLICATED.
-      seconds: the cost that was found.
+      choices: for each step the number of its choice; -1: computed in full, with all tensors REPLICATED.
+      seconds: the cost that the search has found; 0 for a decision of a loaded plan.
     """
 
     choices: Tuple[int, ...]
@@ -50,14 +50,14 @@ _Forms = Tuple[Form, ...]
 
 
 class _State:
-    """A prefix of the program, decided."""
+    """A decided prefix of the program."""
 
     __slots__ = ("cost", "forms", "key", "last")
 
     def __init__(self, cost: float, forms: Dict[int, _Forms], key: int, last: Optional[Tuple[Any, int]]) -> None:
         self.cost = cost
-        self.forms = forms  # of the values that are there and still needed
-        self.key = key  # of the forms
+        self.forms = forms  # of the values that exist and are still needed
+        self.key = key  # a hash of the forms
         self.last = last  # (last of the state before, choice)
 
 
@@ -82,34 +82,34 @@ def search(
     """The choices that cost least.
 
     Args:
-      program: of the region.
-      link: what connects the devices.
-      full_variable: bytes that a byte of a variable counts as that stays REPLICATED.
-      beam: states that are followed at a time.
+      program: the unsplit program of the region.
+      link: the connection between the devices.
+      full_variable: how many moved bytes a byte of a REPLICATED variable counts as.
+      beam: states that the search keeps after each step.
     """
     return _Search(program, link, full_variable).run(beam)
 
 
 def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple[Placement, ...]]:
-    """The placements in which a choice takes and gives tensors; choice -1: all is REPLICATED."""
+    """The placements of the inputs and outputs of a choice; choice -1: all REPLICATED."""
     if choice >= 0:
         return step.choices[choice].inputs, step.choices[choice].outputs
     return (REPLICATED,) * len(step.inputs), (REPLICATED,) * len(step.outputs)
 
 
 def native_placement(program: Program, number: int, wanted: Placement) -> Placement:
-    """The placement that an entry has, or a variable gets that is first wanted in the given one."""
+    """The first placement of a value: an entry has its own; a variable gets `wanted`, that of its first op."""
     value = program.values[number]
     return batch_placement(value.info) if value.kind == ENTRY else wanted
 
 
 def output_form(program: Program, number: int) -> Optional[Form]:
-    """The form in which ops outside take a value: the rows of the own batch, or all of it; None if they do not."""
+    """The form in which ops outside take a region output: own rows, or the full tensor; None for other values."""
     return Form(batch_placement(program.values[number].info), False) if number in program.outputs else None
 
 
 def variable_placements(program: Program, decision: Decision) -> Dict[int, Placement]:
-    """The placement of each variable by its number: as the first op that takes it wants it."""
+    """Maps the number of each variable to its placement: the one in which the first op takes it."""
     found: Dict[int, Placement] = {}
     for step, choice in zip(program.steps, decision.choices):
         for number, placement in zip(step.inputs, placements_of(step, choice)[0]):
@@ -119,7 +119,7 @@ def variable_placements(program: Program, decision: Decision) -> Dict[int, Place
 
 
 def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Conversion]]]:
-    """What each step converts, for its inputs and for those outside who take its outputs: (value, conversion)."""
+    """The reshardings of each step, of its inputs and of the region outputs that it gives: (value, resharding)."""
     there: Dict[int, _Forms] = {}
     found = []
     for step, choice in zip(program.steps, decision.choices):
@@ -143,7 +143,7 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
 
 
 class _Search:
-    """One search; remembers what conversions cost."""
+    """One search; it remembers the costs of reshardings."""
 
     def __init__(self, program: Program, link: Link, full_variable: float) -> None:
         self._program = program
@@ -178,7 +178,7 @@ class _Search:
         return Decision(tuple(reversed(choices)), states[0].cost)
 
     def _moves(self, index: int, step: Step, before: Dict[int, Optional[_Forms]]) -> List[_Move]:
-        """All that can be done in a step whose inputs are there in these forms; None: not yet."""
+        """All moves in a step, given the existing forms of its inputs; None for inputs before their first use."""
         found = []
         for choice in range(-1, len(step.choices)):
             done = self._done(step, choice, before)
@@ -199,7 +199,7 @@ class _Search:
     def _done(
         self, step: Step, choice: int, before: Dict[int, Optional[_Forms]]
     ) -> Optional[Tuple[float, Dict[int, _Forms]]]:
-        """What a choice costs, and the forms of inputs and outputs after it; None if its inputs cannot be had so."""
+        """The cost of a choice, and the forms of inputs and outputs after it; None if its inputs cannot be made."""
         into, out = placements_of(step, choice)
         cost = self._compute(step, choice)
         after: Dict[int, _Forms] = {}
@@ -244,7 +244,7 @@ class _Search:
         return step.seconds * largest + moved
 
     def _convert(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
-        """What it costs to have a tensor in another form, and the forms in which it then is there."""
+        """The cost of resharding a tensor to another form, and the forms that exist then; None if it cannot be made."""
         known = (number, forms, wanted)
         if known not in self._routes:
             value = self._program.values[number]
@@ -266,19 +266,19 @@ class _Search:
         return self._whole_variable(number)
 
     def _whole_variable(self, number: int) -> float:
-        """The cost of having a variable, or what is made of it alone, whole on every rank."""
+        """The cost of a variable, or of a value computed from variables alone, in full on every rank."""
         size = num_bytes(self._program.values[number])
         beyond = (1 - 1 / self._program.ranks) * size * min(1.0, size / _LARGE_VARIABLE)
         return beyond * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, placement: Placement) -> bool:
-        """Whether a variable would be what no variable can be, or not whole for a loop that takes it as it is."""
+        """Whether a variable would be PARTIAL, rows of a batch, or a shard though a kept op takes it in full."""
         if self._program.values[number].kind != VARIABLE or placement == REPLICATED:
             return False
         return not placement.is_shard or placement.sizes is None or number in self._kept
 
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
-        """What it costs to give a tensor to those outside who take it, and the forms in which it then is there."""
+        """The cost of resharding a value for ops outside, if it is a region output, and the forms that exist then."""
         wanted = output_form(self._program, number)
         found = None if wanted is None else self._convert(number, forms, wanted)
         return found or (0.0, forms)
@@ -291,7 +291,7 @@ class _Search:
 
 
 def _of_variables(program: Program) -> Set[int]:
-    """The numbers of variables and of what is computed from them and constants alone."""
+    """The numbers of variables, and of values computed from them and fixed values alone."""
     found = {number for number, value in enumerate(program.values) if value.kind == VARIABLE}
     for step in program.steps:
         taken = [number for number in step.inputs if number not in program.fixed]
@@ -301,7 +301,7 @@ def _of_variables(program: Program) -> Set[int]:
 
 
 def _last_uses(program: Program) -> List[int]:
-    """The last step that takes each value; that which makes it, or -1, if none does."""
+    """The last step that takes each value; the step that computes it if none takes it; -1 without either."""
     last = [-1] * len(program.values)
     for index, step in enumerate(program.steps):
         for number in step.outputs + step.inputs:

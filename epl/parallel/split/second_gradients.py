@@ -1,7 +1,7 @@
-"""Gradients that are differentiated again: all can be, but for those of parts of variables.
+"""Refuses to differentiate gradients of shards of variables; all other gradients can be differentiated again.
 
-What the user computes with such a part, as its norm, is completed when the whole graph is there: behind the backward
-pass that would need it.
+A value that the user computes with the gradient of a shard, such as its norm, is completed over the ranks only when the
+whole graph is built: after the backward pass that would need it.
 """
 
 from typing import Any, Container, Dict
@@ -15,13 +15,13 @@ _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient"])
 
 
 def refuse_gradients_of_parts(graph: Graph, ys: Any, held: Container[str], ranks: int) -> None:
-    """Raises PlanError if what is to be differentiated is computed with the gradient of a part of a variable.
+    """Raises PlanError if a tensor to differentiate is computed with the gradient of a shard of a variable.
 
     Args:
       graph: the annotated model.
       ys: as given to tf.gradients.
-      held: names of the ops of the variables that are parts.
-      ranks: of a group.
+      held: names of the ops of the variables that are shards.
+      ranks: devices in a group.
     """
     parts: Dict[tf.Tensor, str] = {}
     for call in graph.gradient_calls:

@@ -1,4 +1,4 @@
-"""What the plan says of a split: which choice the search has made for each op, and how variables lie on the ranks."""
+"""The section of the plan for a split: the choice of each op, and the placements of variables."""
 
 from typing import Optional
 
@@ -15,9 +15,9 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
     """A decision as names and placements.
 
     Args:
-      plan: what the split is over.
-      program: of its region.
-      decision: how that is computed.
+      plan: the devices of the split.
+      program: the unsplit program of its region.
+      decision: how the program is computed.
     """
     ops = tuple(_of_step(step, choice) for step, choice in zip(program.steps, decision.choices) if choice >= 0)
     variables = [
@@ -28,24 +28,24 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
 
 
 def decide(program: Program, link: Link) -> Decision:
-    """How a program is computed: as the plan in use says, else what the search finds.
+    """How a program is computed: by the plan in use, else by a search.
 
     Args:
-      program: of the region.
-      link: what connects the devices.
+      program: the unsplit program of the region.
+      link: the connection between the devices.
 
     Raises:
-      PlanError: the plan in use is that of another model.
+      PlanError: the plan in use belongs to another model.
     """
     section = given(SplitSection)
     return search(program, link) if section is None else decision_of(section, program)
 
 
 def decision_of(section: SplitSection, program: Program) -> Decision:
-    """The decision of which `section_of` made a section.
+    """The decision in a section: the inverse of `section_of`.
 
     Raises:
-      PlanError: it was that of another program.
+      PlanError: the section belongs to another program.
     """
     planned = {choice.op: choice for choice in section.ops}
     choices = tuple(_number(step, planned.pop(step.op.name, None)) for step in program.steps)
@@ -55,7 +55,7 @@ def decision_of(section: SplitSection, program: Program) -> Decision:
 
 
 def _number(step: Step, planned: Optional[OpChoice]) -> int:
-    """The choice of a step that has the placements of the plan; of several the one that the search prefers."""
+    """The choice of a step that has the placements of the plan, -1 without one; of several, that which moves least."""
     if planned is None:
         return -1
     alike = [number for number in range(len(step.choices)) if _of_step(step, number) == planned]

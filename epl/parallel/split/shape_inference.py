@@ -1,8 +1,8 @@
-"""Shapes of a region whose batch is open: what TensorFlow's shape inference finds when it is not.
+"""Shapes of a region with open dimensions, by TensorFlow's shape inference with sizes in their place.
 
-Behind an open dimension, reshapes with computed targets (those of tf.tensordot, for example) leave all dimensions
-unknown. So the ops are imported into graphs that are thrown away, in which what is open has a size. A dimension that is
-the same for a small, a middling and a large size does not depend on it.
+After an open dimension, reshapes with computed targets (those of tf.tensordot, for example) leave all dimensions
+unknown. So the ops are imported into scratch graphs in which open dimensions have a size. An output dimension that is
+the same for a small, a medium and a large size does not depend on it.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -15,7 +15,7 @@ from epl.parallel.sharding.rules.registry import Shape
 from epl.parallel.split.region import Region
 from epl.utils import tf_compat
 
-# Small and large enough that what pads or limits a dimension makes a difference.
+# Small and large enough that an op that pads or clips a dimension gives different sizes.
 _SIZES = (UNKNOWN_DIMENSION, 3, 1031)
 
 _CONSTANT_ELEMENTS = 1024
@@ -25,8 +25,8 @@ class OpenShape(NamedTuple):
     """The shape of a tensor.
 
     Attributes:
-      shape: None where a size depends on what is open.
-      closed: with UNKNOWN_DIMENSION for what is open.
+      shape: with None for a size that depends on open dimensions.
+      closed: the shape if open dimensions have the size UNKNOWN_DIMENSION.
     """
 
     shape: Optional[Shape]
@@ -34,7 +34,7 @@ class OpenShape(NamedTuple):
 
 
 def open_shapes(region: Region) -> Dict[tf.Tensor, OpenShape]:
-    """The shapes of the outputs of a region's ops, with one rank's batch; empty if TensorFlow refuses the sizes."""
+    """The shapes of the outputs of a region's ops, with one rank's batch; {} if the ops refuse the trial sizes."""
     ops = [op for op in region.ops if op not in region.kept and not _calls_function(op)]
     if not ops:
         return {}
@@ -48,7 +48,7 @@ def open_shapes(region: Region) -> Dict[tf.Tensor, OpenShape]:
 
 
 def shape_of(shape: tf.TensorShape) -> Optional[Shape]:
-    """As a tuple; None if the rank is not known."""
+    """The shape as a tuple; None if its number of dimensions is not known."""
     return None if shape.ndims is None else tuple(shape.as_list())
 
 
@@ -60,7 +60,7 @@ def _agreed(shapes: Sequence[Optional[Shape]]) -> Optional[Shape]:
 
 
 def _inferred(ops: Sequence[tf.Operation], size: int) -> Optional[Dict[tf.Tensor, Optional[Shape]]]:
-    """The shapes of the outputs of `ops` when each open dimension of what comes into them has this size."""
+    """The shapes of the outputs of `ops` with this size for open dimensions of outer inputs; None if it is refused."""
     graph_def = tf.GraphDef(versions=ops[0].graph.graph_def_versions)
     names: Dict[tf.Tensor, str] = {}
     inside = set(ops)
@@ -73,7 +73,7 @@ def _inferred(ops: Sequence[tf.Operation], size: int) -> Optional[Dict[tf.Tensor
     scratch = tf.Graph()
     try:
         tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [node.name for node in graph_def.node], [], [])
-    except ValueError:  # the model counts on another size, in a reshape for example
+    except ValueError:  # the model needs another size, in a reshape for example
         return None
     return {
         output: shape_of(copy.shape)
@@ -85,7 +85,7 @@ def _inferred(ops: Sequence[tf.Operation], size: int) -> Optional[Dict[tf.Tensor
 def _add_source(
     graph_def: tf.GraphDef, names: Dict[tf.Tensor, str], copied: Set[tf.Operation], tensor: tf.Tensor, size: int
 ) -> None:
-    """A variable and its reads as they are; a constant; or a placeholder."""
+    """Adds an input from outside: a variable and its reads as they are, a constant, or a placeholder."""
     if tensor in names or tensor.op in copied:
         return
     op = tensor.op
@@ -128,7 +128,7 @@ def _calls_function(op: tf.Operation) -> bool:
 
 
 def closed_shape(shape: Optional[Shape], batch: Optional[int], ranks: int) -> Tuple[int, ...]:
-    """A shape for costs: with UNKNOWN_DIMENSION for what is not known, and the batches of all ranks."""
+    """A shape for costs: with UNKNOWN_DIMENSION for unknown sizes, and the batches of all ranks."""
     sizes = [UNKNOWN_DIMENSION if size is None else size for size in shape or ()]
     if batch is not None and shape is not None:
         sizes[batch] *= ranks
