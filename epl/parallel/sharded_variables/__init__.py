@@ -1,1 +1,1 @@
-"""Variables of which each device holds a shard: how they are made, initialized, read, saved and restored."""
+"""Sharded variables: how the shard on each device is made, initialized, read, saved and restored."""

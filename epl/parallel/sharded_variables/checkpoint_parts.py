@@ -1,17 +1,17 @@
-"""One checkpoint of what several processes hold: worker 0 writes it, and asks the others for their parts.
+"""One checkpoint of the variables of several processes: worker 0 writes it, and asks the other workers for their parts.
 
     worker 0, in its Saver's save op                          worker 1, a thread that waits
-    write FULL variables and own slices   part 0
+    write full variables and own slices   part 0
     ask for the slices that are saved     ------------->      read them, write part 1
     merge the parts, which gives the file <-------------      written
 
-Worker 0 saves when it likes: in a hook, in the user's loop, behind the last step. The others need not know. While it
-saves it takes part in no step, so another worker has at most begun the next one, whose collectives wait for worker 0,
-and writes nothing before them: what the thread reads belongs to the step that worker 0 has finished. The variables live
-as long as the session, so a session of another worker closes when worker 0 has closed its own.
+Worker 0 saves at any time: in a hook, in the user's loop, after the last step. The other workers need not know. While
+it saves it takes part in no step, so another worker has at most begun the next step, whose collectives wait for worker
+0, and writes no variable before them: the thread reads the values after the step that worker 0 has finished. The
+variables live as long as the session, so a session of another worker closes after worker 0 has closed its own.
 
-Of several sessions of a graph, that of another worker is meant which began as the same, first, second and so on: the
-save op is fed the number.
+If a graph has several sessions, those of all workers that began as the first, second and so on belong together: the
+save op is fed that number.
 
 All processes see one file system, as with every TensorFlow checkpoint of several processes.
 """
@@ -31,32 +31,31 @@ from epl.ops.waits import Limits, Wait, is_too_late
 from epl.utils.errors import EplError
 from epl.utils.script_end import ScriptEnd
 
-# Values of variables, given by the names of their ops, as the session has them.
+# Reads a session's values of variables, given the names of their ops.
 Read = Callable[[Sequence[str]], List[Any]]
 
 PART = "{}_epl_parts/part-{:05d}-of-{:05d}"
 
 _ASK, _WRITTEN = "parts of a checkpoint", "parts of a checkpoint are written"
 _POLL_S = 0.2
-_LIMIT_S = 300.0  # for a worker to get as far as worker 0
-# How TensorFlow begins what it says of a variable without value, for either kind.
+_LIMIT_S = 300.0  # for a worker to reach the step of worker 0
+# The errors of TensorFlow for a variable without a value, for either kind of variable.
 _NOT_YET = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
 
 
 class CheckpointPartsError(EplError, RuntimeError):
-    """A checkpoint could not be written, as another process could not give its part, or not in time."""
+    """A checkpoint could not be written, as another process could not write its part, or not in time."""
 
 
 class CheckpointParts:
-    """What one process does for checkpoints of all; `ask` is for worker 0, the rest for every worker."""
+    """The work of one process for checkpoints of all processes: worker 0 asks, the other workers answer in a thread."""
 
     def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]], limits: Limits) -> None:
-        """Begins to answer, or to ask.
+        """Starts the thread that answers, except on worker 0.
 
         Args:
-          companion: of the processes, for this alone.
-          slices: what this process holds besides what worker 0 holds: name of a variable op -> name of the full
-            variable, slice.
+          companion: of the processes, for this purpose alone.
+          slices: those that this process writes: name of a variable op -> name of the full variable, slice.
           limits: of the waits for other processes.
         """
         self._process, self._processes = companion.process, companion.num_processes
@@ -76,10 +75,10 @@ class CheckpointParts:
             self._thread = threading.Thread(target=self._serve, name="epl_checkpoint_parts", daemon=True)
             self._thread.start()
 
-    # ---- What sessions tell.
+    # ---- Events of sessions.
 
     def attach(self, read: Read) -> int:
-        """A session has begun; `read` gives values of its variables, in any thread, without a step of the plan.
+        """Notes that a session has begun; `read` reads its variables, in any thread, without a step of the plan.
 
         Returns:
           The number of the session.
@@ -91,17 +90,17 @@ class CheckpointParts:
             return number
 
     def feeds(self, session: int) -> Dict[tf.Tensor, np.ndarray]:
-        """What a run of a session is to be fed besides."""
+        """Further feeds for a run of a session."""
         return {} if self._session is None or not session else {self._session: np.asarray(session, np.int32)}
 
     def step_done(self) -> None:
-        """A step that all processes take part in has ended here."""
+        """Notes that a step of all processes has ended in this one."""
         with self._changed:
             self._steps += 1
             self._changed.notify_all()
 
     def close(self, session: int = 0) -> None:
-        """A session that was attached is about to close: worker 0 says so, the others wait until it has.
+        """To be called before a session closes: worker 0 tells the other workers, which wait for that.
 
         Raises:
           JobError, CheckpointPartsError: a process is silent for too long.
@@ -120,14 +119,14 @@ class CheckpointParts:
             self._tell({"do": "close", "session": session})
 
     def leave(self) -> None:
-        """The script ends: worker 0 leaves, the others when it has left, unless this one has failed."""
+        """To be called when the script ends: other workers wait for worker 0 to leave, unless their script failed."""
         if self._thread is not None and ScriptEnd.failure() is None:
             wait = self._waiting("has ended its script and waits for worker 0", without_end=True)
             try:
                 while self._thread.is_alive():
                     wait.look()
                     self._thread.join(_POLL_S)
-            except JobError as error:  # the exit code stays: what this process was to do is done
+            except JobError as error:  # the exit code stays: the work of this process is done
                 sys.stderr.write(f"EPL: {error}\n")
         with self._changed:
             self._over = True
@@ -137,12 +136,12 @@ class CheckpointParts:
     # ---- Worker 0.
 
     def ask(self, filename: str, session: int, entries: Sequence[Tuple[str, str]]) -> List[str]:
-        """Lets the others write their slices.
+        """Lets the other workers write their slices.
 
         Args:
           filename: of the checkpoint.
           session: number of the session that saves.
-          entries: (key in the checkpoint, name of the full variable) of all that are wanted.
+          entries: (key in the checkpoint, name of the full variable) of all sharded variables that are saved.
 
         Returns:
           Prefixes of the files that they have written.
@@ -164,7 +163,7 @@ class CheckpointParts:
         return [answer["file"] for answer in answers if answer["file"]]
 
     def own_prefix(self, filename: tf.Tensor) -> tf.Tensor:
-        """Where worker 0 writes its own part of a checkpoint; a sharded Saver's own folder may not exist yet."""
+        """Prefix of worker 0's own part of a checkpoint; makes its folder, as a sharded Saver's may not exist yet."""
 
         def prepared(name: bytes) -> bytes:
             prefix = PART.format(name.decode(), 0, self._processes)
@@ -177,12 +176,12 @@ class CheckpointParts:
     def merged(
         self, filename: tf.Tensor, own: tf.Tensor, write: tf.Operation, entries: Sequence[Tuple[str, str]]
     ) -> tf.Operation:
-        """An op that makes the checkpoint of all parts.
+        """An op that merges all parts into the checkpoint.
 
         Args:
           filename: of the checkpoint.
-          own: as `own_prefix` gives it.
-          write: writes worker 0's own part to it.
+          own: from `own_prefix`.
+          write: writes worker 0's own part there.
           entries: as in `ask`.
         """
         with tf.device("/cpu:0"), tf.control_dependencies([write]):
@@ -204,7 +203,7 @@ class CheckpointParts:
         try:
             self._exchange(_ASK, request, self._waiting(what, _ASK))
         except CheckpointPartsError as error:
-            if request["do"] != "close" or is_too_late(error.__cause__):  # who has left needs no word
+            if request["do"] != "close" or is_too_late(error.__cause__):  # a worker that has left need not be told
                 raise
 
     def _exchange(self, key: str, message: Dict[str, Any], wait: Optional[Wait] = None) -> List[bytes]:
@@ -223,10 +222,10 @@ class CheckpointParts:
 
         return Wait(self._companion, self._limits, lambda: what, missing, without_end)
 
-    # ---- The others.
+    # ---- Other workers.
 
     def _serve(self) -> None:
-        """Waits for what worker 0 asks for, until it leaves."""
+        """Answers the requests of worker 0 until it leaves."""
         while True:
             try:
                 request = json.loads(self._exchange(_ASK, {})[0].decode())
@@ -245,11 +244,11 @@ class CheckpointParts:
     def _answer(self, request: Dict[str, Any]) -> Dict[str, str]:
         try:
             return {"file": self._write(request)}
-        except Exception as error:  # worker 0 tells the user
+        except Exception as error:  # worker 0 reports it to the user
             return {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
 
     def _write(self, request: Dict[str, Any]) -> str:
-        """Writes the slices that are asked for; the prefix, "" if there are none."""
+        """Writes the requested slices; gives the prefix of the file, "" if there are no slices."""
         keys: Dict[str, List[str]] = {}
         for key, full_name in request["entries"]:
             keys.setdefault(full_name, []).append(key)
@@ -266,7 +265,7 @@ class CheckpointParts:
         return prefix
 
     def _values(self, variables: Sequence[str], session: int, steps: int) -> List[Any]:
-        """The values that a session has after so many steps; waits until this process is as far."""
+        """The values in a session after so many steps; waits until this process has done them."""
         end = time.monotonic() + _LIMIT_S
         while True:
             with self._changed:

@@ -1,6 +1,6 @@
 """Checkpoints of a graph with sharded variables: its Savers write and read the shards of all ranks.
 
-Which ops of a Saver are changed is `savers.py`'s, what other processes write is `checkpoint_parts.py`'s.
+`savers.py` changes the ops of Savers, `checkpoint_parts.py` lets other processes write their shards.
 """
 
 import atexit
@@ -20,15 +20,15 @@ from epl.utils import tf_compat
 
 
 class Checkpoints:
-    """What Savers need to know of the sharded variables of a graph."""
+    """Completes the Savers of a graph with sharded variables, also while sessions run in several processes."""
 
     def __init__(self, graph: Graph, variables: ShardedVariables) -> None:
-        """Takes the registry, which has nothing yet."""
-        self._completed_through = 0  # number of the last op that was looked at
+        """Takes the registry, which is empty yet."""
+        self._completed_through = 0  # number of the last op that was completed
         self._graph = graph
         self._variables = variables
         self._parts: Optional[CheckpointParts] = None  # where there are several processes
-        self._values: Dict[str, tf.Tensor] = {}  # of the parts in this process
+        self._values: Dict[str, tf.Tensor] = {}  # of the slices that this process writes
 
     def complete(self, prefixes: Sequence[str]) -> None:
         """Lets Savers read the shards of all ranks of this process, and write each shard once.
@@ -53,7 +53,7 @@ class Checkpoints:
         self._completed_through = tf_compat.last_op_id(self._graph.tf_graph)
 
     def _slices(self, prefixes: Sequence[str]) -> Dict[str, List[Slice]]:
-        """What the ranks of this process hold, see `slices_of`."""
+        """The slices that the ranks of this process hold, see `slices_of`."""
         slices: Dict[str, List[Slice]] = {}
         for setting, owner in self._variables.owners.items():
             group = owner.group
@@ -62,7 +62,7 @@ class Checkpoints:
         return slices
 
     def _written(self, slices: Mapping[str, Sequence[Slice]]) -> List[Slice]:
-        """Those of the slices that this process writes into checkpoints: each shard is written by one rank."""
+        """The slices that this process writes into checkpoints: one rank writes each shard."""
         found = []
         for name in self._variables.variables:
             group = self._variables.owner_of(name).group
@@ -71,7 +71,7 @@ class Checkpoints:
         return found
 
     def extend(self) -> None:
-        """Sees to what was built after the first run, before a session gets it."""
+        """Completes ops that were built after the first run, before a session gets them."""
         tf_graph, rewrite = self._graph.tf_graph, self._graph.rewritten
         assert rewrite is not None  # a session has it
         with self._graph.late_lock:
@@ -82,22 +82,22 @@ class Checkpoints:
                     self.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
     def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> int:
-        """A session has the variables; `read` gives values without a step of the plan. Returns the session's number."""
+        """Notes a session; `read` gives values without a step of the plan. Returns the session's number."""
         if self._parts is None:
             return 0
         return self._parts.attach(lambda names: read([self._values[name] for name in names]))
 
     def feeds(self, session: int) -> Dict[tf.Tensor, Any]:
-        """What a run of a session is to be fed besides, in case it saves."""
+        """Further feeds for a run of a session, in case it saves."""
         return {} if self._parts is None else self._parts.feeds(session)
 
     def step_done(self) -> None:
-        """A step of all processes has ended here."""
+        """Notes that a step of all processes has ended in this one."""
         if self._parts is not None:
             self._parts.step_done()
 
     def session_closes(self, session: int) -> None:
-        """A session is about to close; the variables of its parts go with it."""
+        """To be called before a session closes: its shards end with it."""
         if self._parts is not None:
             self._parts.close(session)
 

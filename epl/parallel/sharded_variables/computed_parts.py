@@ -1,9 +1,9 @@
-"""What is computed with the gradients of parts, as the user fetches it: that of one device.
+"""Tensors computed with the gradients of shards: a fetch gives the value of one device.
 
-    part of a gradient     on each rank                          all-gather
-    rows of a gradient     on each rank those of its own part    all-gather, indices counted from the part's first row
+    shard of a gradient          all-gather
+    local rows of a gradient     all-gather, after the first row of the rank's shard was added to the indices
 
-Which tensors are parts is known from the tracing of updates (epl/parallel/sharding/updates.py).
+The tracing of updates (epl/parallel/sharding/updates.py) says which tensors are shards.
 """
 
 from typing import Dict, List, Mapping, Set
@@ -16,10 +16,10 @@ from epl.parallel.sharding.sparse_rows import LOCAL_ROWS
 
 
 class ComputedParts:
-    """How the tensors are cut that are computed with gradients of parts.
+    """The placements of the tensors that are computed with gradients of shards.
 
     Attributes:
-      placements: tensor -> how it is cut; without sizes: rows of a sparse gradient.
+      placements: tensor -> its placement, which has no sizes for local rows of a sparse gradient.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class ComputedParts:
         rows: Mapping[tf.Tensor, Placement],
         shapes: Mapping[tf.Tensor, Placement],
     ) -> None:
-        """Notes what is known.
+        """Takes the result of a tracing.
 
         Args:
           placements: as `Updates.placements` of epl/parallel/sharding/updates.py.
-          rows: values and indices of the sparse gradients of which each rank has rows -> how their variable is cut.
+          rows: values and indices of sparse gradients with local rows -> placement of their variable.
           shapes: the `dense_shape` of all sparse gradients, likewise.
         """
         self.placements = placements
@@ -40,21 +40,21 @@ class ComputedParts:
         self._shapes = shapes
 
     def ops(self) -> Set[str]:
-        """Names of the ops that compute them and write nothing."""
+        """Names of the ops that compute these tensors and write nothing."""
         return {tensor.op.name for tensor in self.placements if tensor.op.type not in op_types.WRITES}
 
     def placement(self, tensor: tf.Tensor) -> Placement:
-        """How the ranks hold a tensor; REPLICATED if all have the same."""
+        """The placement of a tensor; REPLICATED if all ranks have the same."""
         return self.placements.get(tensor, REPLICATED)
 
     def first_row(self, tensor: tf.Tensor, rank: int) -> int:
-        """What a rank's indices count from."""
+        """The row of the variable from which a rank's indices count; 0 for another tensor."""
         if tensor.dtype.is_floating or self.placements.get(tensor) != LOCAL_ROWS:
             return 0
         return offsets(self._variable(tensor).sizes or ())[rank]
 
     def whole_shape(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The `dense_shape` of a sparse gradient, of the whole variable; another tensor as it is."""
+        """The `dense_shape` of a sparse gradient for the full variable; another tensor unchanged."""
         if tensor not in self._shapes:
             return tensor
         variable = self._shapes[tensor]
@@ -62,7 +62,7 @@ class ComputedParts:
         return tf.concat([tensor[: variable.dim], size, tensor[variable.dim + 1 :]], 0)
 
     def _variable(self, tensor: tf.Tensor) -> Placement:
-        """How the variable is cut of whose gradient a tensor has rows."""
+        """The placement of the variable whose gradient has the local rows of a tensor."""
         seen: Set[tf.Tensor] = set()
         waiting: List[tf.Tensor] = [tensor]
         while waiting:

@@ -1,4 +1,4 @@
-"""Variables in shards as a feature: what of them happens while gradients are applied, and in each run."""
+"""Sharded variables as a feature: their hooks while gradients are applied, and in each run."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from epl.parallel.sharding.sharded_variables import ShardedVariables
 
 
 class ShardedSlotsFeature(Feature):
-    """Variables that an optimizer makes for shards are shards, too; whoever fetches one gets the full value."""
+    """Makes slots of shards known as shards, and gives the full value to a run that fetches a sharded variable."""
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
-        """Makes the new slots known."""
+        """Adds the new slots to the registry."""
         sharded = graph.state_of(ShardedVariables)
         if sharded is None:
             return apply(request)
@@ -24,7 +24,7 @@ class ShardedSlotsFeature(Feature):
         return applied
 
     def rewrite_run(self, graph: Graph, request: RunRequest) -> RunRequest:
-        """Fetches full values."""
+        """Replaces fetched shards by full values."""
         found = graph.state_of(ShardFetches)
         if found is None:
             return request

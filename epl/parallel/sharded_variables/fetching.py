@@ -1,4 +1,4 @@
-"""What a run gives for a sharded variable, and for what an owner of shards computes: the value of one device.
+"""The values that a run gives for sharded variables and tensors computed from shards: those of one device.
 
 the user fetches v        fetched instead                               also run
 v: "fc/kernel" [10, 8]    all-gather of "EPL_SPLIT/fc/kernel" [10, 4]   the same on the other ranks of this process
@@ -24,10 +24,10 @@ from epl.utils.errors import FeedError
 
 
 class FetchValue(NamedTuple):
-    """What a run gives for a tensor of the user.
+    """The value that a run gives for a tensor of the user.
 
     Attributes:
-      tensor: that has the value.
+      tensor: has the value.
       others: collectives of the other ranks of this process that it needs.
     """
 
@@ -36,28 +36,28 @@ class FetchValue(NamedTuple):
 
 
 class ShardFetches:
-    """The values that runs of one graph give for tensors that lie in shards, each made when it is asked for first.
+    """The values that runs of one graph give for sharded tensors; each is built when it is first fetched.
 
     Attributes:
-      values: by tensor, those that were asked for so far.
-      reads: what a run gives for a variable -> collectives of the other ranks of this process that it needs.
-      gathered: what runs give that needs collectives besides those of the plan.
+      values: by tensor, those that were fetched so far.
+      reads: full value of a variable -> collectives of the other ranks of this process that it needs.
+      gathered: values that need collectives which the plan does not have.
     """
 
     def __init__(self, graph: Graph, variables: ShardedVariables) -> None:
         self._graph = graph
         self._variables = variables
-        self._lock = threading.Lock()  # of sessions in several threads, one opens communicators for a value
+        self._lock = threading.Lock()  # only one of several threads opens the communicators of a value
         self.values: Dict[tf.Tensor, FetchValue] = {}
         self.reads: Dict[tf.Tensor, Tuple[tf.Operation, ...]] = {}
         self.gathered: Set[tf.Tensor] = set()
 
     def fetch_value(self, tensor: tf.Tensor) -> FetchValue:
-        """What has the value that the user means by a tensor: that of one device."""
+        """The value that a fetch of a tensor gives: that of one device."""
         owners = self._variables.owners.values()
         of_shard = next((owner.values[tensor] for owner in owners if tensor in owner.values), tensor)
         if of_shard not in self.values:
-            with self._lock:  # made by the thread that asks for it first
+            with self._lock:  # built by the first thread that fetches it
                 if of_shard not in self.values:
                     self.values[of_shard] = self._make(of_shard)
         return self.values[of_shard]
@@ -65,10 +65,10 @@ class ShardFetches:
     def request(
         self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
     ) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
-        """What a run gives and does for what the user asks for.
+        """The fetches and targets that replace those of the user in a run.
 
         Raises:
-          FeedError: what is fed is computed from shards.
+          FeedError: a tensor that is fed is computed from shards.
         """
         for tensor in feeds:
             self.refuse_feed(tensor)
@@ -102,11 +102,11 @@ class ShardFetches:
         return self._gather(tensor, ShardedTensor(local, placement, name), self._variables.owner_of(name))
 
     def _gather(self, tensor: tf.Tensor, value: ShardedTensor, owner: ShardOwner) -> FetchValue:
-        """The full value of a tensor whose shards lie on the ranks; `tensor`, which is fetched, gives it its name.
+        """The full value of a tensor with shards on the ranks; the fetched `tensor` gives the communicator its name.
 
-        It has a communicator of its own, and waits for no other collective. What the communicator waits for may be
-        another process that writes a checkpoint, and needs this one's shard of it first: the thread that answers must
-        be able to read variables meanwhile.
+        The gather has a communicator of its own, and waits for no other collective. Opening the communicator may wait
+        for a process that writes a checkpoint and needs this process's shard first: the thread that answers must be
+        able to read variables meanwhile.
         """
         rewrite, group = self._graph.rewritten, owner.group
         assert rewrite is not None  # a run asks
@@ -132,14 +132,14 @@ class ShardFetches:
         return FetchValue(made[0], tuple(others))
 
     def _note_replicated_rows(self, of_steps: Resharder, resharder: Resharder, prefix: str) -> None:
-        """Tells a new resharder who has which rows of the batch, of the rank whose ops have a prefix."""
+        """Tells a new resharder which ranks have copies of rows, for the rank whose ops have a prefix."""
         copied = of_steps.replicated_rows
         if copied is not None and copied.switches:
             primaries = self._graph.tf_graph.get_tensor_by_name(prefix + copied.switches[0].name)
             resharder.replicated_rows = GivenCopies(resharder.ranks, copied.in_one_process, primaries)
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
-        """Raises FeedError for a tensor that nothing takes as it is."""
+        """Raises FeedError for a tensor that no op takes in full any more."""
         name, owner = self._variables.shard_read(tensor), None
         for one in self._variables.owners.values():
             one.refuse_feed(tensor)

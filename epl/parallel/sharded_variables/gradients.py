@@ -1,4 +1,4 @@
-"""The gradients of shards, followed from where they are computed into the variables that they update: of one owner.
+"""The gradients of one owner's shards, followed from tf.gradients into the variables that they update.
 
 gradient of a shard --> clipping, a norm --> update of the shard, of its slots
 (given)                 (the user's ops)     (added to the registry)
@@ -23,9 +23,9 @@ class ShardedGradients:
     """The gradients of one owner's shards.
 
     Attributes:
-      own_ops: ops that are not the user's: they compute with shards, or in place of his.
-      traced_after: number of the last op that no update can come after.
-      rows: values and indices of the sparse gradients of which each rank has rows -> how their variable is cut.
+      own_ops: EPL's ops: they compute with shards, or replace ops of the user.
+      traced_after: number of the last op that is too old to belong to an update.
+      rows: values and indices of sparse gradients with local rows -> placement of their variable.
       row_shapes: the `dense_shape` of all sparse gradients, likewise.
     """
 
@@ -43,13 +43,13 @@ class ShardedGradients:
         self._slots_of_rows: Dict[str, Placement] = {}
 
     def building(self) -> ContextManager[None]:
-        """Ops that are made inside are not the user's."""
+        """Ops that are made inside are noted as EPL's."""
         return tf_compat.noting_ops(self._graph.tf_graph, self.own_ops.update)
 
     def note(self, gradient: Gradient, placement: Placement) -> None:
-        """Notes a gradient of a shard that `placement` cuts.
+        """Notes a gradient of a shard, which has the placement `placement`.
 
-        Of a sparse one each rank has rows of its own, or its columns of all rows.
+        A sparse gradient has local rows, or the rank's columns of all rows.
         """
         if not isinstance(gradient, tf.IndexedSlices):
             self._placements[gradient] = placement
@@ -64,7 +64,7 @@ class ShardedGradients:
         self.rows.update(dict.fromkeys(rows, placement))
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
-        """Adds what updates write to the registry; `made` are the variables that an apply_gradients has made."""
+        """Adds variables that updates write to the registry; `made` are the new ones of an apply_gradients."""
         likely = slot_placements(made, self._variables.shards_of(self._owner.setting))
         self._slots.update(likely.parts)
         self._slots_of_rows.update(likely.of_rows)
@@ -73,11 +73,11 @@ class ShardedGradients:
         follow_initial_values()
 
     def is_own(self, op: tf.Operation) -> bool:
-        """Whether an op is EPL's: one that computes with shards, or in place of an op of the user."""
+        """Whether an op is EPL's: one that computes with shards, or replaces an op of the user."""
         return op in self.own_ops or op in self._graph.own_ops
 
     def trace(self) -> Updates:
-        """How the gradients flow on through the ops that are there now."""
+        """How the gradients flow through the ops that exist now."""
         placements = {name: info.placement for name, info in self._variables.of(self._owner.setting).items()}
         return trace_updates(
             self._graph.tf_graph,

@@ -1,10 +1,10 @@
-"""The initial value of a shard: the part of the unsplit value, or one of its own that follows the same distribution.
+"""The initial value of a shard: a slice of the full value, or a draw of its own from the same distribution.
 
     full = mean + stddev * TruncatedNormal([F, C])
-        small      part = full[:, offset : offset + size]                  the numbers of the single-device program
-        large      part = mean + stddev * TruncatedNormal([F, size])       seeds by rank; mean and stddev as above
+        small      shard = full[:, offset : offset + size]                 the numbers of the single-device program
+        large      shard = mean + stddev * TruncatedNormal([F, size])      seeds by rank; mean and stddev as above
 
-The second form is read off the graph: fan-in and fan-out of the whole shape are in the scalars already.
+The second form copies the ops of the graph: the scalars contain fan-in and fan-out of the full shape already.
 """
 
 import itertools
@@ -26,8 +26,8 @@ from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
-# Bytes of a whole initial value. Up to here every rank computes all of it and keeps its part, so that a model starts
-# with the numbers of one device; a larger one is not worth the time and the memory of n times the work.
+# Bytes of a full initial value. Up to this size every rank computes all of it and keeps its shard, so that a model
+# starts with the numbers of one device; a larger one is not worth n times the work, in time and memory.
 LARGEST_CUT = 256 << 20
 
 _DRAWS = frozenset(["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"])
@@ -37,14 +37,14 @@ _MOST_SEED = 0x7FFFFFFF
 
 
 def local_shapes(full_shape: Sequence[int], placement: Placement) -> Tuple[Tuple[int, ...], ...]:
-    """The shapes of the parts, by rank."""
+    """The shapes of the shards, by rank."""
     assert placement.sizes is not None
     before, behind = tuple(full_shape[: placement.dim]), tuple(full_shape[placement.dim + 1 :])
     return tuple(before + (size,) + behind for size in placement.sizes)
 
 
 def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """Where a rank's part begins, in every dimension, and its shape."""
+    """Where a rank's shard begins, in every dimension, and its shape."""
     assert placement.sizes is not None
     begin = [0] * len(full_shape)
     begin[placement.dim] = sum(placement.sizes[:rank])
@@ -52,17 +52,17 @@ def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> T
 
 
 def slice_spec(full_shape: Sequence[int], placement: Placement, rank: int) -> str:
-    """How TensorFlow's checkpoint ops write down a rank's part: "10 8 0,10:4,4" are the columns 4 to 7 of [10, 8]."""
+    """A rank's shard in the notation of TensorFlow's checkpoint ops: "10 8 0,10:4,4" is columns 4 to 7 of [10, 8]."""
     return spec_of(full_shape, *local_slice(full_shape, placement, rank))
 
 
 def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
-    """How they write down any part of a tensor."""
+    """Any slice of a tensor in the same notation."""
     return "{} {}".format(" ".join(map(str, full_shape)), ":".join("{},{}".format(*part) for part in zip(begin, size)))
 
 
 def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
-    """This rank's part of a value that is the same on every rank. No gradient, and the shape is static."""
+    """This rank's shard of a REPLICATED value. No gradient, and the shape is static."""
     begin = resharder.own([local_slice(full_shape, placement, rank)[0] for rank in range(resharder.ranks)], tf.int32)
     size = resharder.own(local_shapes(full_shape, placement), tf.int32)
     part = tf.slice(full, begin, size)
@@ -71,7 +71,7 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, reshar
 
 
 def part_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
-    """This rank's part of a value that is the same on every rank; of a checkpoint's no more than that is read."""
+    """This rank's shard of a REPLICATED value; if the value is read from a checkpoint, only the shard is read."""
     part = restored_part(full, full_shape, placement, resharder)
     return cut(full, full_shape, placement, resharder) if part is None else part
 
@@ -79,7 +79,7 @@ def part_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, re
 def restored_part(
     full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder
 ) -> Optional[tf.Tensor]:
-    """This rank's part of a tensor of a checkpoint, if `full` is read from one: no more than that is read."""
+    """This rank's shard of a tensor, read from the checkpoint from which `full` is read; None if it is not."""
     full = source_of(full)
     op = full.op
     if op.type != "RestoreV2":
@@ -98,7 +98,7 @@ def restored_part(
 
 
 def source_of(value: tf.Tensor) -> tf.Tensor:
-    """What is handed on as a value."""
+    """The tensor that Identity and Reshape ops hand on as a value."""
     while value.op.type in ("Identity", "Reshape"):
         value = value.op.inputs[0]
     return value
@@ -107,17 +107,17 @@ def source_of(value: tf.Tensor) -> tf.Tensor:
 def initial_part(
     full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder, variable: str
 ) -> Tuple[tf.Tensor, Dict[str, Tuple[int, ...]]]:
-    """This rank's part of an initial value.
+    """This rank's shard of an initial value.
 
     Args:
-      full: the initial value of the whole variable.
+      full: the initial value of the full variable.
       full_shape: its shape.
-      placement: the shard.
+      placement: of the shard.
       resharder: of this rank.
       variable: its name, for messages.
 
     Returns:
-      The part, of static shape, and the random ops that were made for it: name -> second seed by rank.
+      The shard, of static shape, and the random ops that were made for it: name -> second seed by rank.
     """
     restored = restored_part(full, full_shape, placement, resharder)
     if restored is not None:
@@ -139,11 +139,11 @@ def initial_part(
 
 
 class Redraw:
-    """Builds an initial value once more in another shape.
+    """Builds an initial value again in another shape.
 
     Attributes:
       seeds: of the random ops that were built: name -> second seed by rank.
-      unknown: what could not be built, for a message.
+      unknown: the op that could not be built, for a message.
     """
 
     def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], resharder: Resharder) -> None:
@@ -151,7 +151,7 @@ class Redraw:
 
         Args:
           shape: of the initial values that `build` takes.
-          shapes: what to make of it, by rank.
+          shapes: the shapes to build, by rank.
           resharder: of this rank.
         """
         self._shape = tuple(shape)
@@ -161,7 +161,7 @@ class Redraw:
         self.unknown = ""
 
     def build(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
-        """What replaces `tensor`, of static shape; None if some op is not known. Builds nothing then."""
+        """The tensor that replaces `tensor`, of static shape; None, and nothing built, if some op is not known."""
         self.unknown = self._find_unknown(tensor)
         if self.unknown:
             return None
@@ -170,7 +170,7 @@ class Redraw:
         return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:
-        """The op that hinders; "" if none does."""
+        """The op that cannot be built in another shape; "" if there is none."""
         op = tensor.op
         if tensor.shape.ndims == 0:
             return ""
@@ -218,7 +218,7 @@ def _constant_element(op: tf.Operation) -> Optional[tf.Tensor]:
 
 
 def share_seed(full: tf.Tensor, seed: int) -> None:
-    """Gives the random ops behind an initial value seeds where they have none, so that all processes draw the same.
+    """Gives seeds to the random ops of an initial value that have none, so that all processes draw the same numbers.
 
     Args:
       full: the initial value.
@@ -239,22 +239,22 @@ def share_seed(full: tf.Tensor, seed: int) -> None:
 
 
 class _AgreedSeeds:
-    """Numbers that all processes have that build a graph, another one at each call of next()."""
+    """Seeds on which all processes that build a graph agree; each call of next() gives another one."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count(_agreed_seed())
 
 
 def next_seed(graph: Graph) -> int:
-    """For an initial value: a number that all processes have that build a graph, another one at each call."""
+    """A seed for an initial value, on which all processes that build a graph agree; another one at each call."""
     return next((graph.state_of(_AgreedSeeds) or graph.keep(_AgreedSeeds, _AgreedSeeds())).numbers)
 
 
 def _agreed_seed() -> int:
-    """A number that all processes have that build graphs, small enough to count on from it."""
+    """A number on which all processes that build graphs agree, small enough to count up from it."""
     job, server = Job.current(), process_server()
     key, own = "seed of initial values", str(int.from_bytes(os.urandom(4), "little") % 2**30 + 1)
-    if server is not None:  # processes that serve take part in its rounds alone
+    if server is not None:  # processes that build no graph take part in the server's rounds alone
         return int(server.service.exchange(key, own)[0])
     assert job is not None
     return int(job.exchange(key, own.encode())[0])

@@ -1,14 +1,13 @@
-"""Checkpoints of a split model are those of the unsplit one: what Savers write and read of variables that are shards.
+"""Savers of sharded variables: the checkpoints of a split model are those of the unsplit one.
 
-A tf.train.Saver knows the variables of rank 0 of this process. Its ops are completed here, whenever it was made:
+A tf.train.Saver knows the variables of rank 0 of this process. Its ops are completed here, whenever the Saver was made:
 
     SaveV2      "fc/kernel": v                            "fc/kernel" 10 8 0,10:0,4 : v
                                                     =>    "fc/kernel" 10 8 0,10:4,4 : EPL_REPLICA_1/v
     RestoreV2   "fc/kernel" -> assign v                   the same slices -> assign v, assign EPL_REPLICA_1/v
 
-So a checkpoint holds full tensors in several pieces, as TensorFlow itself writes those of a partitioned variable, and
-any program reads from it what it needs: all of a tensor, or other slices. Ranks in other processes:
-`checkpoint_parts.py`.
+So a checkpoint holds a full tensor in several slices, as TensorFlow itself writes partitioned variables, and any
+program can read full tensors or other slices from it. `checkpoint_parts.py` is for ranks in other processes.
 """
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -27,12 +26,12 @@ _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
 
 
 class Slice(NamedTuple):
-    """A variable op of this graph that holds a part of a full variable.
+    """A variable op of this graph that holds a slice of a full variable.
 
     Attributes:
       variable: name of the op.
       full_name: name of the full variable in checkpoints.
-      spec: which part, in TensorFlow's words.
+      spec: the slice, in TensorFlow's notation.
     """
 
     variable: str
@@ -46,9 +45,9 @@ def slices_of(
     """The slices that this process holds.
 
     Args:
-      variables: name of a variable op of the first rank in this process -> what it holds a shard of.
+      variables: name of a variable op of the first rank in this process -> the shard that it holds.
       ranks: (prefix of the copy, rank) of the ranks in this process; the prefix of the first is "".
-      before: op of a full variable, which Savers of before the split know -> op of its shard.
+      before: op of a full variable, which Savers made before the split know -> op of its shard.
 
     Returns:
       Name of a variable op -> its slices, those of the first rank first.
@@ -69,16 +68,16 @@ def complete_savers(
 ) -> Dict[tf.Operation, tf.Operation]:
     """Makes the ops of Savers write and restore all slices of a variable.
 
-    To be called before a session has seen the ops of the Saver: it would not see what is changed.
+    To be called before a session has seen the ops of the Saver: a session does not see later changes.
 
     Args:
       tf_graph: the graph; new ops go to the default name scope.
       slices: as `slices_of` gives them.
-      after: ops up to this number are done already (`tf_compat.last_op_id` of then).
-      parts: where further slices lie in other processes, which worker 0 asks for them.
+      after: ops up to this number are completed already (`tf_compat.last_op_id` at that time).
+      parts: given on worker 0 if other processes hold further slices; asks them.
 
     Returns:
-      Ops that write checkpoints -> what has replaced them.
+      Ops that write checkpoints -> the ops that have replaced them.
     """
     new = tf_compat.ops_since(tf_graph, after)
     replaced = {}
@@ -95,7 +94,7 @@ def complete_savers(
 def _completed_save(
     op: tf.Operation, slices: Mapping[str, Sequence[Slice]], others: Optional[CheckpointParts]
 ) -> Optional[tf.Operation]:
-    """The op with an entry for each slice; None if it saves no part of anything."""
+    """The save op with an entry for each slice; None if it saves no sharded variable."""
     names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
     if names is None or specs is None:
         return None
@@ -109,7 +108,7 @@ def _completed_save(
             continue
         key = _key(name)
         wanted.append((key.decode(), parts[0].full_name))
-        once: Dict[str, Slice] = {}  # of ranks that hold the same part, the first
+        once: Dict[str, Slice] = {}  # by slice, the first of the ranks that hold it
         for part in parts:
             once.setdefault(part.spec, part)
         entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
@@ -144,14 +143,14 @@ def _complete_restores(assigns: Iterable[tf.Operation], slices: Mapping[str, Seq
 
 
 def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Operation, Sequence[Slice]]]) -> None:
-    """The entries read their own slice; a further op reads the slices of the other ranks."""
+    """Lets a restore op read the slices of the first rank; a new op reads the slices of the other ranks."""
     names, specs = (tf.get_static_value(tensor) for tensor in restore.inputs[1:3])
     own_names = list(names)
     own_specs = None if specs is None else list(specs)
     further: List[Tuple[bytes, Slice, tf.Operation]] = []
     for index, assign, parts in entries:
         own_names[index] = _key(names[index])
-        if own_specs is not None:  # what is not known is the slice of this rank already
+        if own_specs is not None:  # specs that are not known are the slice of this rank already
             own_specs[index] = parts[0].spec.encode()
         further += [(own_names[index], part, assign) for part in parts[1:]]
     with tf.device(restore.device):
@@ -175,21 +174,21 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
 
 
 def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:
-    """The op of one of `types` whose output reaches `tensor` as it is."""
+    """The op of one of `types` whose output reaches `tensor` unchanged."""
     while tensor.op.type in _HAND_ON:
         tensor = tensor.op.inputs[0]
     return tensor.op if tensor.op.type in types else None
 
 
 def _output_index(tensor: tf.Tensor) -> int:
-    """Which output of its source it is."""
+    """The index of a tensor in the outputs of its source."""
     while tensor.op.type in _HAND_ON:
         tensor = tensor.op.inputs[0]
     return tensor.value_index
 
 
 def _key(name: bytes) -> bytes:
-    """The key in the single-device program's checkpoint: TensorFlow makes keys of the names of ops."""
+    """The key in the single-device program's checkpoint: TensorFlow derives keys from the names of ops."""
     return name.replace(SCOPE.encode() + b"/", b"", 1)
 
 

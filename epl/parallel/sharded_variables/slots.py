@@ -1,8 +1,8 @@
-"""Slots of shards: what an optimizer keeps per element of a variable is a shard of the same kind.
+"""Slots of shards: a variable that an optimizer keeps per element of a variable is cut in the same way.
 
-What an optimizer makes while it applies gradients is watched: a variable for a part gets the name that it would have
-for the whole, and is a part itself if it has the shape of one. What else is a part shows in what is written into it.
-Where the sizes of parts differ, the shape of a slot is another on each rank, and so is its initial value.
+The variables that an optimizer makes while it applies gradients are watched: a variable for a shard gets the name that
+it would have for the full variable, and is a shard itself if it has the shape of one. Other slots are shards if updates
+write shards into them. Where the sizes of shards differ, shape and initial value of a slot differ between ranks.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ _ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
 
 
 class SlotLayouts(NamedTuple):
-    """How variables are cut that were made for parts, by the names of their ops.
+    """The placements of variables that were made for shards, by the names of their ops.
 
     Attributes:
-      parts: of those that have the shape of the part.
+      parts: of those that have the shape of the shard.
       of_rows: of others, if rows of a sparse gradient are written into them.
     """
 
@@ -44,7 +44,7 @@ class SlotLayouts(NamedTuple):
 
 @contextlib.contextmanager
 def watched_slots() -> Iterator[List[NewVariable]]:
-    """Gives variables that are made inside the names that they have on one device; gives a list of them."""
+    """Gives variables that are made inside the names that they have on one device; yields a list of them."""
     made: List[NewVariable] = []
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -60,9 +60,9 @@ def watched_slots() -> Iterator[List[NewVariable]]:
 
 @contextlib.contextmanager
 def _stored_as_asked() -> Iterator[None]:
-    """Lets `tf.get_variable` know slots of parts by the names that it is asked for inside, and outside by their own.
+    """Inside, `tf.get_variable` finds slots of shards by the names it is asked for; outside by those of one device.
 
-    tf.train.init_from_checkpoint looks for names there; an optimizer in a scope that is entered again shares its slots.
+    tf.train.init_from_checkpoint needs the latter; an optimizer in a scope that is entered again shares its slots.
     """
     stored = tf_compat.stored_variables()
     for name, variable in list(stored.items()):
@@ -76,11 +76,11 @@ def _stored_as_asked() -> Iterator[None]:
             variable = stored[outer + name] = stored.pop(asked)
             setattr(variable, _ASKED, asked)
             if is_shard(variable):
-                note_slice(variable)  # found again, it has got another from TensorFlow
+                note_slice(variable)  # TensorFlow replaces the slice info of a slot that it finds again
 
 
 def slot_placements(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLayouts:
-    """Tells slots of parts; those of another shape lose what TensorFlow's slot creator took over from the part."""
+    """Finds slots of shards; those of another shape lose the slice info that TensorFlow's slot creator gave them."""
     found = SlotLayouts({}, {})
     for variable, name in made:
         primary = _primary(name, shards)
@@ -97,27 +97,27 @@ def slot_placements(made: Sequence[NewVariable], shards: Sequence[Shard]) -> Slo
 
 
 def _primary(name: str, shards: Sequence[Shard]) -> Optional[Shard]:
-    """The part that a variable of this name was made for."""
+    """The shard that a variable of this name was made for."""
     of_name = [one for one in shards if name.startswith(one.name + "/")]
     return max(of_name, key=lambda one: len(one.name)) if of_name else None
 
 
 def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: str) -> Slots:
-    """Makes the variables that updates of shards write known as parts.
+    """Makes the variables that updates of shards write known as shards.
 
-    Their objects get the names of the single-device program and SaveSliceInfo, so that a Saver that is made from now on
-    knows them. To be called once behind each `apply_gradients`.
+    Their objects get the names of the single-device program and SaveSliceInfo, so that Savers which are made later know
+    them. To be called once after each `apply_gradients`.
 
     Args:
       written: op name of a variable -> placement (`Updates.variables` of epl/parallel/sharding/updates.py).
       resharder: of this rank.
-      owner: as that of ShardInfo.
+      owner: as in ShardInfo.
 
     Returns:
-      What they are parts of, and what differs between ranks.
+      The shards that they hold, and the differences between ranks.
 
     Raises:
-      PlanError: the initial value of a slot has the size of this rank's part, and EPL cannot make it in others.
+      PlanError: the initial value of a slot has the size of this rank's shard, and EPL cannot build it in other sizes.
     """
     slots = Slots({}, {}, {})
     graph = tf.get_default_graph()
@@ -145,7 +145,7 @@ def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: s
 def _resize(
     op: tf.Operation, info: ShardInfo, resharder: Resharder, written: Mapping[str, Placement], slots: Slots
 ) -> None:
-    """Lets the initial value follow the size of the part."""
+    """Builds the initial value of a slot in the size of each rank's shard."""
     shapes = local_shapes(info.full_shape, info.placement)
     slots.shapes[op.name] = shapes
     for assign in _initializers(op):
@@ -167,7 +167,7 @@ def _resize(
 
 
 def follow_initial_values() -> None:
-    """Lets what a part was given as its initial value (tf.train.init_from_checkpoint) be read from there in part."""
+    """Lets shards with initial values from a checkpoint (tf.train.init_from_checkpoint) read their slices only."""
     graph = tf.get_default_graph()
     members = [member for key in graph.get_all_collection_keys() for member in graph.get_collection_ref(key)]
     for variable in filter(is_shard, members):
@@ -185,7 +185,7 @@ def _initializers(op: tf.Operation) -> List[tf.Operation]:
 
 
 def _depends_on_parts(value: tf.Tensor, written: Mapping[str, Placement]) -> bool:
-    """Whether a value is computed from a variable that is a part, so that it has the right size on every rank."""
+    """Whether a value is computed from a variable that is a shard, so that it has the right size on every rank."""
     stack, seen = [value.op], set()
     while stack:
         op = stack.pop()

@@ -1,4 +1,4 @@
-"""What a graph keeps of its sharded variables, from the moment when a feature has begun to cut them."""
+"""The state that a graph keeps for its sharded variables, after the first feature has begun to cut them."""
 
 from epl.ir.graph import Graph
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
@@ -13,7 +13,7 @@ def sharded_variables(graph: Graph) -> ShardedVariables:
 
 
 def add_owner(graph: Graph, variables: ShardedVariables, owner: ShardOwner) -> None:
-    """Adds an owner to the registry; with the first one the graph gets the registry, and what runs and Savers need."""
+    """Adds an owner to the registry; with the first one the graph gets the registry, its fetches and checkpoints."""
     variables.owners[owner.setting] = owner
     if graph.state_of(ShardedVariables) is None:
         graph.keep(ShardedVariables, variables)

@@ -3,13 +3,13 @@
     before   v: "fc/kernel" [10, 8]                  every op and list of the user holds v
     after    v: "EPL_SPLIT/fc/kernel" [10, 4]        the same object, `v.name` is still "fc/kernel:0"
 
-A graph cannot forget an op nor rename one, so the shard is an op of another name, and what TensorFlow reads off the
-op's name (a slot's scope, a key of a checkpoint) is put right by `SaveSliceInfo`: whatever is saved is saved as a slice
-of the full variable, under its own name.
+TensorFlow can neither delete an op of a graph nor rename it, so the shard is an op of another name. `SaveSliceInfo`
+corrects what TensorFlow derives from that name (the scope of a slot, a key of a checkpoint): the shard is saved as a
+slice of the full variable, under the name of the full variable.
 
-Here: the new variable, the object, and the ops that used the old one. Where the initial value comes from is in
-`initial_values.py`, slots are in `slots.py`, checkpoints in `savers.py`. The lowering reads the shard, and
-gives a meaning to what is listed in `Shard.reads` and `Shard.users`.
+This file has the new variable, the object, and the ops that used the full variable; `initial_values.py` has initial
+values, `slots.py` slots, `savers.py` checkpoints. The lowering reads the shard, and replaces the ops in `Shard.reads`
+and `Shard.users`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from epl.parallel.sharding.sharded_variables import Shard, ShardedVariables, obj
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
-SCOPE = "EPL_SPLIT"  # where shards stand in the graph; for people
+SCOPE = "EPL_SPLIT"  # the name scope of shards, for people who read the graph
 
 _INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
 _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
@@ -35,7 +35,7 @@ _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
 
 
 class _ShardObject:
-    """What a variable object of the user can do besides when it has become a shard."""
+    """The methods of a user's variable object that differ after it has become a shard."""
 
     _epl_full: Tuple[str, Tuple[int, ...], Placement, Resharder]
 
@@ -45,15 +45,15 @@ class _ShardObject:
         return self._epl_full[0] + ":0"
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """As before; of a value of the full shape this rank's part."""
+        """As before; a value of the full shape is cut to this rank's shard."""
         return super().assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """As before; of a value of the full shape this rank's part."""
+        """As before; a value of the full shape is cut to this rank's shard."""
         return super().assign_add(self._part(delta), *args, **kwargs)  # type: ignore[misc]
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """As before; of a value of the full shape this rank's part."""
+        """As before; a value of the full shape is cut to this rank's shard."""
         return super().assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
 
     def load(self, value: Any, session: Any = None) -> None:
@@ -74,15 +74,15 @@ def shard_variable(variable: Any, placement: Placement, resharder: Resharder, se
     Args:
       variable: a tf.Variable of the default graph, of either kind; the object keeps its identity.
       placement: a shard with sizes.
-      resharder: of this rank; it keeps what differs between ranks.
-      seed: where the ranks of the group lie in several processes, a number that all of them have: an initial value
-        that is drawn without a seed would differ between them.
+      resharder: of this rank; it keeps the constants that differ between ranks.
+      seed: a number that all processes have, where the group has several: an initial value that is drawn without a seed
+        would differ between them.
 
     Returns:
-      What has changed, and what is left to the caller.
+      The shard, with the ops that it replaced and those that are left to the caller.
 
     Raises:
-      PlanError: the variable, or something that was built from it, cannot do with a part.
+      PlanError: the variable, or an op that was built from it, cannot work with a shard.
     """
     made = make_part(variable, placement, resharder, seed)
     old, new = made.old, made.variable
@@ -107,12 +107,12 @@ def initializer_of(variable: Any) -> tf.Operation:
 
 
 def make_part(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
-    """A new variable that is this rank's part; `variable`, and who uses it, stay as they are.
+    """A new variable that is this rank's shard; `variable` and the ops that use it stay as they are.
 
     Args, Raises: see `shard_variable`.
 
     Returns:
-      The part, of which nothing is read or replaced yet.
+      The shard, without reads, users and replaced ops yet.
     """
     full_shape = _checked_shape(variable, placement)
     old, name = variable.op.outputs[0], variable.op.name
@@ -126,7 +126,7 @@ def make_part(variable: Any, placement: Placement, resharder: Resharder, seed: O
 
 
 def _checked_shape(variable: Any, placement: Placement) -> Tuple[int, ...]:
-    """The shape of the full variable; refuses what cannot be split."""
+    """The shape of the full variable; refuses a variable that cannot be split."""
     if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
         raise PlanError(
             "{!r} is a {}, which EPL cannot split. Make it with tf.get_variable or tf.Variable.".format(
@@ -156,7 +156,7 @@ def _checked_shape(variable: Any, placement: Placement) -> Tuple[int, ...]:
 
 @contextlib.contextmanager
 def beside(op: tf.Operation) -> Iterator[None]:
-    """Ops created inside stand under SCOPE, in the TaskGraph of `op`, and wait for nothing."""
+    """Ops created inside have names under SCOPE, are in the TaskGraph of `op`, and wait for nothing."""
     with in_taskgraph(op.graph, taskgraph_index(op)), tf.control_dependencies(None):
         with tf.name_scope(f"{SCOPE}/{op.name}/"):
             yield
@@ -165,14 +165,14 @@ def beside(op: tf.Operation) -> Iterator[None]:
 def _shard(
     variable: Any, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
 ) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
-    """A variable of the shape of the part; and the seeds of what draws its initial value."""
+    """A variable of the shape of the shard; and the seeds of the ops that draw its initial value."""
     name = variable.op.name
     with tf.name_scope("Initializer"):
         part, seeds = initial_values.initial_part(variable.initial_value, full_shape, placement, resharder, name)
     with tf.name_scope(None):
         new = type(variable)(
             initial_value=part,
-            trainable=False,  # or it would be put into a collection; the user's object stands where it was put
+            trainable=False,  # else it would join a collection, where the user's object is already
             collections=[],
             caching_device=getattr(variable, "_caching_device", None),
             name=SCOPE + "/" + name,
@@ -187,10 +187,10 @@ def _shard(
 def mark_shard(
     variable: Any, name: str, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
 ) -> None:
-    """Lets a variable object know what it is a part of: its name, its place in checkpoints, what it does with values.
+    """Makes a variable object act as a shard of the full variable: its name, its slice in checkpoints, its assigns.
 
     Args:
-      variable: of the shape of this rank's part.
+      variable: of the shape of this rank's shard.
       name: of the full variable, without ":0".
       full_shape: its shape.
       placement: how it is cut.
@@ -204,14 +204,14 @@ def mark_shard(
 
 
 def note_slice(variable: Any) -> None:
-    """Tells TensorFlow which part of which variable a shard is, for checkpoints."""
+    """Tells TensorFlow which slice of which variable a shard is, for checkpoints."""
     name, full_shape, placement, resharder = variable._epl_full
     offset, shape = initial_values.local_slice(full_shape, placement, resharder.rank)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
 def refuse_load(name: str, ranks: int, full_shape: Tuple[int, ...]) -> NoReturn:
-    """Raises PlanError for `load` of a variable whose parts lie on several ranks."""
+    """Raises PlanError for `load` of a variable whose shards lie on several ranks."""
     raise PlanError(
         "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
         "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
@@ -241,18 +241,18 @@ def is_shard(variable: Any) -> bool:
 
 
 def _rebind(same: Any, new: Any) -> None:
-    """The object `same` becomes the variable `new`; what others have noted on it stays."""
+    """The object `same` becomes the variable `new`; it keeps attributes that others have set on it."""
     same.__class__ = new.__class__
     same.__dict__.update(new.__dict__)
 
 
 class Users:
-    """Gives the ops that take the old variable the new one.
+    """Redirects the ops that take the full variable to the shard.
 
     Attributes:
-      reads: (value of the old variable, value of the new one) for each op that read it.
+      reads: (value of the full variable, value of the shard) for each op that read the variable.
       others: ops that are left to the caller.
-      replaced: ops that were replaced for all who wait for them or use them.
+      replaced: op -> its replacement, which all ops that use it or wait for it take.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Users:
         self.replaced: Dict[tf.Operation, tf.Operation] = {}
 
     def redirect(self, done: Any) -> None:
-        """Goes through the users but for those that are done already; writes first, as reads may wait for them."""
+        """Redirects all users except those in `done`; writes first, as reads may wait for them."""
         users = [op for op in self._old.consumers() if op not in done]
         reads = [op for op in users if op.type in op_types.READS]
         in_branches = any(op.type in op_types.SWITCHES for op in users)
@@ -289,12 +289,12 @@ class Users:
         self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
 
     def replace(self, before: tf.Operation, after: tf.Operation) -> None:
-        """Whoever waits for `before` waits for `after`."""
+        """Ops that wait for `before` wait for `after` now."""
         self.replaced[before] = after
         wait_instead(before, after)
 
     def use(self, before: tf.Operation, after: tf.Operation) -> None:
-        """Replaces an op whose output has the same shape."""
+        """Replaces an op by one whose output has the same shape."""
         for consumer in before.outputs[0].consumers():
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is before.outputs[0]:
@@ -320,7 +320,7 @@ class Users:
         )
 
     def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
-        """The op on the new variable, and on other inputs; it waits for what the old one waited for."""
+        """A copy of the op on the shard and on other inputs; it waits for the same ops, or their replacements."""
         attrs = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
         with beside(op), tf.device(op.device):
             with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
@@ -328,7 +328,7 @@ class Users:
 
 
 def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
-    """Whoever waits for `before` waits for `after`."""
+    """Ops that wait for `before` wait for `after` now."""
     for waiting in tf_compat.control_outputs(before):
         controls = waiting.control_inputs
         tf_compat.remove_control_inputs(waiting)
@@ -336,10 +336,10 @@ def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
 
 
 def _chooses(flag: tf.Tensor) -> bool:
-    """Whether a flag chooses between a variable and its initial value: `initialized_value` of before the split.
+    """Whether a flag chooses between a variable and its initial value, in `initialized_value` built before the split.
 
-    It goes on asking for the full variable, which never has a value, so that the initial value is taken, unless the
-    session says otherwise: see `initialized_values`.
+    The flag still asks for the full variable, which never has a value. So it chooses the initial value, unless the
+    session feeds it: see `initialized_values`.
     """
     return any(
         op.type in op_types.SWITCHES or (op.type == "Identity" and _chooses(op.outputs[0])) for op in flag.consumers()
@@ -350,9 +350,9 @@ class InitializedValue(NamedTuple):
     """`initialized_value` of a sharded variable: its value, or the initial value if it has none yet.
 
     Attributes:
-      flags: what chooses; left to itself, it chooses the initial value.
-      reads: the value that is to be chosen.
-      variable: has this value; for `fetch_value`.
+      flags: choose the value if they are fed True; without a feed, the initial value.
+      reads: the value, which the session feeds together with the flags.
+      variable: the full variable, which has this value; for `fetch_value`.
       shard: name of the op of the shard.
       initializer: name of the op that gives the shard its initial value.
     """
@@ -365,7 +365,7 @@ class InitializedValue(NamedTuple):
 
 
 def initialized_values(variables: ShardedVariables) -> List[InitializedValue]:
-    """Those that were built for variables before they were cut."""
+    """The `initialized_value`s that were built for variables before they were cut."""
     found = []
     for shard in variables.shards:
         flags = [op.outputs[0] for op in shard.old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
@@ -379,7 +379,7 @@ def initialized_values(variables: ShardedVariables) -> List[InitializedValue]:
 
 
 def is_choice(op: tf.Operation) -> bool:
-    """Whether an op is a part of `initialized_value`: it leads a variable to where its value is read, if it has one."""
+    """Whether an op is the switch of an `initialized_value`, which leads a variable with a value to its read."""
     if op.type != ("Switch" if op.inputs[0].dtype == tf.resource else "RefSwitch"):
         return False
     question = _question(op.inputs[1])
@@ -394,7 +394,7 @@ def asks_whether_initialized(flag: tf.Tensor) -> bool:
 
 
 def _question(flag: tf.Tensor) -> tf.Operation:
-    """The op whose answer a flag is."""
+    """The op that computes a flag."""
     op = flag.op
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -402,11 +402,11 @@ def _question(flag: tf.Tensor) -> tf.Operation:
 
 
 def _is_saved(value: tf.Tensor) -> bool:
-    """Whether a value goes into checkpoints and nowhere else; `savers.py` sees to these."""
+    """Whether a value goes into checkpoints and nowhere else; `savers.py` handles these."""
     consumers = value.consumers()
     return bool(consumers) and all(map(only_saves, consumers))
 
 
 def only_saves(op: tf.Operation) -> bool:
-    """Whether an op writes checkpoints, or hands a value to such and nowhere else."""
+    """Whether an op writes checkpoints, or hands a value to such ops alone."""
     return op.type == "SaveV2" or (op.type == "Identity" and _is_saved(op.outputs[0]))

@@ -1,1 +1,1 @@
-"""Tensors in shards: placements, resharding between them, and how each op computes on shards."""
+"""Sharded tensors: placements, resharding between them, and how each op computes on shards."""

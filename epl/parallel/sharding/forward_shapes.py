@@ -1,4 +1,4 @@
-"""The shapes of all that an objective is computed from, inferred by TensorFlow from trial sizes of what comes in."""
+"""The shapes of all tensors that an objective is computed from, which TensorFlow infers from trial sizes of inputs."""
 
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -13,28 +13,28 @@ from epl.utils import tf_compat
 ASKS_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 _ITERATORS = ("IteratorGetNext", "IteratorGetNextSync")
 _DEFAULTED = "PlaceholderWithDefault"
-# Ops that give values of an input as they are.
+# Ops whose output has values of an input unchanged.
 _MOVES = frozenset(
     ["Cast", "ExpandDims", "Identity", "Reshape", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack"]
 )
 
-Dim = Tuple[str, int]  # name of a tensor that comes into the model, dimension
+Dim = Tuple[str, int]  # name of a tensor that is an input of the model, dimension
 Numbers = Dict[Dim, int]
 Shape = Optional[Tuple[Optional[int], ...]]  # None: not even the rank is known
 Shapes = Dict[str, Shape]  # by the name of a tensor
 
 
 class ForwardShapes:
-    """A copy of what an objective is computed from, as a GraphDef whose sources get the sizes of a trial.
+    """A GraphDef of the nodes that an objective is computed from, whose sources get trial sizes.
 
     Attributes:
       inputs: name of a node -> names of the tensors that it takes.
       types: name of a node -> op type.
       taken: names of the tensors that a node takes, and of the objective.
-      shapes: of the tensors that come into the model, as the graph says.
-      fed: the names of those of them that a user may feed.
-      in_batches: names of the gathers that pick in each row: their shapes do not say that these are the same rows.
-      indexed: names of the tensors of which a node takes a row by a constant index, `keep[0]`.
+      shapes: of the inputs of the model, as the graph says.
+      fed: names of the inputs that a user may feed.
+      in_batches: names of the gathers with `batch_dims`: their shapes do not say that the rows stay the same.
+      indexed: names of the tensors that a node indexes by a constant in the first dimension, `keep[0]`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ForwardShapes:
                 self._add(view.nodes[view.index[name]].to_proto(), inputs)
 
     def _reached(self, roots: Sequence[str], stop: Callable[[str], bool]) -> Dict[str, List[str]]:
-        """The roots and the nodes that they take data of, not beyond `stop`; with the tensors that each one takes."""
+        """The roots and the nodes whose data they take, up to those of `stop`; with the tensors that each one takes."""
         found: Dict[str, List[str]] = {}
         stack = list(roots)
         while stack:
@@ -82,7 +82,7 @@ class ForwardShapes:
         return found
 
     def _computed_from_weights(self, roots: Sequence[str]) -> Set[str]:
-        """The nodes that compute with variables and no data: how parts of weights become whole is no matter here."""
+        """The nodes that compute with variables and no data, such as all-gathers of shards: only their shapes count."""
         view = self._view
         inputs = self._reached(roots, lambda name: False)
         types = {name: view.types[view.index[name]] for name in inputs}
@@ -97,7 +97,7 @@ class ForwardShapes:
         return _depending(inputs, variables) - variables - reads - data
 
     def _add_given(self, name: str) -> None:
-        """A placeholder for each output of a node, with the shape that the graph says."""
+        """Adds a placeholder for each output of a node, with the shape that the graph says."""
         for at, output in enumerate(self._tf_graph.get_operation_by_name(name).outputs):
             node = self._graph_def.node.add(name=_given(f"{name}:{at}"), op="Placeholder")
             node.attr["dtype"].type = output.dtype.base_dtype.as_datatype_enum
@@ -159,19 +159,19 @@ class ForwardShapes:
         self.fed.add(indices)
 
     def open_dims(self, opens_known: bool) -> Iterator[Dim]:
-        """The dimensions that get a number of their own: the open ones, and known first ones of placeholders."""
+        """The dimensions that get a number: unknown ones, and with `opens_known` first ones of placeholders."""
         for name, shape in sorted(self.shapes.items()):
             for dim, size in enumerate(shape or ()):
                 if size is None or (opens_known and dim == 0 and name in self.fed):
                     yield name, dim
 
     def numbers_of(self, name: str, numbers: Numbers) -> Tuple[int, ...]:
-        """The number, or size, of each dimension of what is fed, whose rank is known."""
+        """The number, or size, of each dimension of a placeholder of known rank."""
         key = self._key(name)
         return tuple(numbers.get((key, dim), size or 0) for dim, size in enumerate(self.shapes[key] or ()))
 
     def is_open(self, name: str) -> bool:
-        """Whether what is fed does not say its first dimension."""
+        """Whether a placeholder has an unknown first dimension."""
         shape = self.shapes[self._key(name)]
         return not shape or shape[0] is None
 
@@ -194,7 +194,7 @@ class ForwardShapes:
         return node is not None and self._view.types[node] == "Const"
 
     def as_fed(self, tensor: str) -> Set[str]:
-        """The names of the placeholders of which a tensor has values as they were fed."""
+        """The names of the placeholders whose fed values a tensor has unchanged."""
         name = _node_name(tensor)
         if self.types[name] in _MOVES:
             return set().union(*[self.as_fed(one) for one in self.inputs[name]])
@@ -206,14 +206,14 @@ class ForwardShapes:
         return not is_given and (self.types[node] == "Placeholder" or self.types[node] in op_types.DATA_SOURCES)
 
     def _key(self, name: str) -> str:
-        """The name under which the shape of what is fed is kept."""
+        """The name of a placeholder in `shapes`."""
         return _dense(name) if _dense(name) in self.shapes else name
 
     def inferred(self, numbers: Numbers) -> Shapes:
-        """The shapes of all tensors with these sizes of the open dimensions.
+        """The shapes of all tensors for these sizes of the unknown dimensions.
 
         Raises:
-          ValueError: they do not fit.
+          ValueError: the sizes do not fit.
         """
         for name, node in self._sources.items():
             if node.op in _ITERATORS:
@@ -243,7 +243,7 @@ class ForwardShapes:
 
 
 def _depending(inputs: Mapping[str, Sequence[str]], roots: Iterable[str]) -> Set[str]:
-    """The roots and the nodes that take of them, given what each node takes."""
+    """The roots and all nodes that depend on them, given the tensors that each node takes."""
     takers: Dict[str, List[str]] = {}
     for name, tensors in inputs.items():
         for tensor in tensors:
@@ -258,12 +258,12 @@ def _depending(inputs: Mapping[str, Sequence[str]], roots: Iterable[str]) -> Set
 
 
 def _given(tensor: str) -> str:
-    """The name of what stands for a tensor that is computed from weights alone."""
+    """The name of the placeholder that replaces a tensor computed from weights alone."""
     return "EplGiven/" + tensor.replace(":", "_")
 
 
 def _dense(indices: str) -> str:
-    """Under which name the dense shape of a sparse tensor is kept."""
+    """The name of the dense shape of a sparse tensor in `shapes`."""
     return indices + " dense"
 
 

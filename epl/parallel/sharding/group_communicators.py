@@ -1,4 +1,4 @@
-"""The communicators of the ranks that hold the shards of variables, opened at once or when they are needed first.
+"""The communicators of the ranks that hold shards of variables; each is opened at the start or at its first use.
 
 groups of ranks          one for each group: its ranks hold all shards         resharder
 ranks with one shard     one for each shard, where there are several groups    between_groups
@@ -20,14 +20,14 @@ class GroupCommunicators:
     """The communicators of groups of ranks that are replicas of each other in data parallelism.
 
     Attributes:
-      name: begins the names of all.
+      name: prefix of their names.
       groups: ranks of the job, by group; each group has all shards.
       owners: by rank of the job, the process that builds its graph.
       rank: the first rank of this process.
       resharder: moves data between the ranks of a group.
       between_groups: moves data between the ranks with the same shard; None if there is one group.
-      sub_communicators: of groups and of ranks with the same shard, but for those of single fetches.
-      unopened: what is opened together with the communicators of the plan: see `_open`.
+      sub_communicators: of groups and of ranks with the same shard, without those of single fetches.
+      unopened: those that are opened together with the communicators of the plan, see `_open`.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class GroupCommunicators:
         Args:
           graph: the annotated model.
           first: of the groups; their owners build the graphs of the ranks.
-          processes: by stage, the process that runs it, by rank of the job.
-          process: this one. What it builds is of no use if it owns no rank.
+          processes: for each stage, by rank of the job, the process that runs it.
+          process: this process. If it owns no rank, the ops that it builds are not used.
           transport: of the communicators that are opened later.
-          fp16_scale: as that of Resharder.
+          fp16_scale: as in Resharder.
         """
         self._graph = graph
         self._first = first
@@ -62,11 +62,11 @@ class GroupCommunicators:
         self.resharder, self.between_groups = self._resharders_of(first, fp16_scale)
 
     def place(self, rank: int) -> Place:
-        """The group of a rank of the job, and which shard of everything it holds."""
+        """The group of a rank of the job, and the number of the shard that the rank holds of each variable."""
         return self._first.place(rank)
 
     def by_rank(self, values: Sequence[Any]) -> Tuple[Any, ...]:
-        """What is given by shard, by rank of the job."""
+        """Values by shard -> the same values by rank of the job."""
         return tuple(values[self.place(rank).rank] for rank in range(len(self.owners)))
 
     @property
@@ -76,30 +76,30 @@ class GroupCommunicators:
 
     @property
     def resharders(self) -> List[Resharders]:
-        """All that move data of a step."""
+        """All resharders that move data in a step."""
         first: Resharders = (self.resharder, self.between_groups)
         return [first, *self._in_branches.values(), *self._further.values()]
 
     @property
     def collectives(self) -> List[tf.Operation]:
-        """Those of the first rank."""
+        """The collectives of the first rank."""
         return [op for pair in self.resharders for one in pair if one is not None for op in one.collectives]
 
     def in_branch(self, context: Any) -> Resharders:
-        """Move the data of a control-flow context, whose collectives run if the branch is taken."""
+        """The resharders of a control-flow context: their collectives run only if the branch is taken."""
         if id(context) not in self._in_branches:
             opened = self._communicators(f"branch{len(self._in_branches)}", 0)
             self._in_branches[id(context)] = self._resharders_of(opened)
         return self._in_branches[id(context)]
 
     def further(self, what: str, stage: int, transport: str = "") -> Resharder:
-        """Moves data of a stage in an order of its own, named by what it is for."""
+        """A resharder of a stage with a stream of its own, named by its purpose."""
         if what not in self._further:
             self._further[what] = self._resharders_of(self._communicators(what, stage, transport))
         return self._further[what][0]
 
     def opened(self, what: str, stage: int) -> SubCommunicators:
-        """New communicators of the groups for what runs in a stage; may block until every process does the same."""
+        """New communicators of the groups for ops of a stage; may block until every process does the same."""
         communicators = self._communicators(what, stage)
         self._open(communicators)
         return communicators
@@ -109,7 +109,7 @@ class GroupCommunicators:
         return SubCommunicators(name, self.groups, owners, transport or self._transport, self._first.opened)
 
     def _resharders_of(self, communicators: SubCommunicators, fp16_scale: Optional[int] = None) -> Resharders:
-        """Opens communicators, and those of the ranks with the same shard besides."""
+        """The resharders of new communicators and of those of the ranks with the same shard; opens both."""
         opened = [communicators]
         if len(self.groups) > 1:
             name, owners, transport = communicators.name, communicators.owners, communicators.transport
@@ -125,8 +125,8 @@ class GroupCommunicators:
     def _open(self, communicators: SubCommunicators) -> None:
         """Opens communicators; may block until every process does the same.
 
-        Processes that run no more than stages of others do not build graphs: where there are such, all communicators
-        are opened when those of the plan are, or one by one after that.
+        Processes that only run stages of others build no graphs. If there are such processes, communicators are opened
+        together with those of the plan, or one by one after that.
         """
         if not communicators.opened:
             communicators.open(communicators.owners[self.rank])

@@ -1,10 +1,10 @@
-"""Several tensors that are cut into parts go in one collective: gradients are reduce-scattered, weights all-gathered.
+"""Packed collectives: one reduce-scatter for several gradients, one all-gather for several weights.
 
-    a [4, 2]   b [2, 3]                 bundle [2 ranks, 4 + 3]
+    a [4, 2]   b [2, 3]                 packed [2 ranks, 4 + 3]
     a0 a1  |   b0 b1 b2      <=>        a0..a3  b0 b1 b2        of rank 0
     ...    |   b3 b4 b5                 a4..a7  b3 b4 b5        of rank 1
 
-A part that is smaller than the largest one is filled up with zeros.
+A shard that is smaller than the largest one is padded with zeros.
 """
 
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
@@ -16,10 +16,10 @@ from epl.parallel.sharding.resharding import Resharder, from_front, is_uneven, t
 
 
 class Member(NamedTuple):
-    """A tensor of a bundle.
+    """A tensor of a packed collective.
 
     Attributes:
-      shape: of the whole.
+      shape: of the full tensor.
       placement: how it is cut; with sizes.
     """
 
@@ -33,13 +33,13 @@ def reduce_scatter(
     resharder: Resharder,
     scatter: Callable[[tf.Tensor], tf.Tensor],
 ) -> List[tf.Tensor]:
-    """This rank's parts of tensors of one dtype.
+    """This rank's shards of tensors of one dtype, reduced over the ranks.
 
     Args:
-      tensors: whole.
-      members: what they are.
-      resharder: knows what differs between ranks.
-      scatter: reduces [ranks, n] over the ranks, and gives the row of this one, [1, n].
+      tensors: full tensors.
+      members: their shapes and placements.
+      resharder: makes constants that differ between ranks.
+      scatter: reduces [ranks, n] over the ranks, and gives this rank's row, [1, n].
     """
     lines = [_lines(tensor, member) for tensor, member in zip(tensors, members)]
     own = tf.reshape(scatter(tf.concat(lines, axis=1)), [-1])
@@ -53,12 +53,12 @@ def reduce_scatter(
 
 
 def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], resharder: Resharder) -> List[tf.Tensor]:
-    """The wholes of tensors of one dtype; no gradient.
+    """The full tensors of one dtype; no gradient.
 
     Args:
-      parts: of this rank.
-      members: what the wholes are.
-      resharder: of this rank; the collective is behind those that it has.
+      parts: the shards of this rank.
+      members: shapes and placements of the full tensors.
+      resharder: of this rank; the collective runs after those that it has built before.
     """
     lengths = [_length(member) for member in members]
     own = tf.concat([tf.reshape(_filled(*one, resharder=resharder), [-1]) for one in zip(parts, members)], axis=0)
@@ -69,7 +69,7 @@ def all_gather(parts: Sequence[tf.Tensor], members: Sequence[Member], resharder:
 
 
 def _filled(part: tf.Tensor, member: Member, resharder: Resharder) -> tf.Tensor:
-    """A part with its rows in front, as many as the largest part has."""
+    """A shard with the cut dimension first, padded to the size of the largest shard."""
     front = to_front(part, member.placement.dim)
     if not is_uneven(member.placement):
         return front
@@ -79,7 +79,7 @@ def _filled(part: tf.Tensor, member: Member, resharder: Resharder) -> tf.Tensor:
 
 
 def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
-    """The tensor of which the parts of all ranks are given."""
+    """The full tensor, from the shards of all ranks."""
     most = max(_sizes(member))
     front = tf.reshape(line, [len(_sizes(member)) * most] + _others(member))
     kept = _kept(member)
@@ -89,7 +89,7 @@ def _whole(line: tf.Tensor, member: Member) -> tf.Tensor:
 
 
 def _kept(member: Member) -> Optional[List[int]]:
-    """The rows that are no filling, of those of all ranks; None: all."""
+    """The indices of the rows that are no padding, in the rows of all ranks; None if there is no padding."""
     if not is_uneven(member.placement):
         return None
     most = max(_sizes(member))
@@ -97,7 +97,7 @@ def _kept(member: Member) -> Optional[List[int]]:
 
 
 def _lines(tensor: tf.Tensor, member: Member) -> tf.Tensor:
-    """[ranks, length]: what each rank gets of a whole tensor."""
+    """[ranks, length]: for each rank its shard of a full tensor, padded and flattened."""
     front = to_front(tensor, member.placement.dim)
     if not is_uneven(member.placement):
         return tf.reshape(front, [len(_sizes(member)), _length(member)])

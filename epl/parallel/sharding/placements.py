@@ -1,13 +1,13 @@
-"""How a tensor of a split TaskGraph lies on the ranks of its group, and what its gradient then is.
+"""Placements: how a tensor of a split TaskGraph is distributed over the ranks of its group, and how its gradient is.
 
-| placement | on each rank | gradient with respect to it, on each rank |
+| placement | on each rank | its gradient, on each rank |
 | --- | --- | --- |
-| REPLICATED | the whole tensor, the same everywhere | the whole gradient, the same everywhere |
-| shard(d) | a part along dimension d | that part of the gradient |
-| PARTIAL | an addend; the tensor is the sum over ranks | the whole gradient, the same everywhere |
+| REPLICATED | the full tensor, the same everywhere | the full gradient, the same everywhere |
+| shard(d) | a shard along dimension d | the same shard of the gradient |
+| PARTIAL | a partial sum; the tensor is the sum over ranks | the full gradient, the same everywhere |
 
-A sharded op that takes a REPLICATED tensor has a part of its gradient only. Such an op takes the tensor through
-`Emission.enter`, which changes nothing on the way forward and sums the parts on the way back.
+An op that computes a shard from a REPLICATED tensor gives only a partial sum of the tensor's gradient. Such an op takes
+the tensor through `Emission.enter`: identity forward, all-reduce of the gradient backward (Megatron-LM's f).
 """
 
 import itertools
@@ -22,12 +22,12 @@ _PARTIAL = "partial"
 
 
 class Placement(NamedTuple):
-    """One of REPLICATED, PARTIAL and what `shard` makes.
+    """REPLICATED, PARTIAL, or a placement made by `shard`.
 
     Attributes:
       kind: "full", "shard" or "partial".
       dim: the dimension that is cut, -1 if none is.
-      sizes: of the parts, by rank; None: rows of a batch, of which each rank knows its own number alone.
+      sizes: of the shards, by rank; None for the rows of a batch, where each rank knows only its own number of rows.
     """
 
     kind: str
@@ -36,12 +36,12 @@ class Placement(NamedTuple):
 
     @property
     def is_shard(self) -> bool:
-        """Whether each rank has a part."""
+        """Whether each rank has a shard."""
         return self.kind == _SHARD
 
     @property
     def size(self) -> Optional[int]:
-        """Of the dimension that is cut; None: not known."""
+        """The size of the dimension that is cut; None if it is unknown."""
         return None if self.sizes is None else sum(self.sizes)
 
     def __str__(self) -> str:
@@ -56,20 +56,20 @@ PARTIAL = Placement(_PARTIAL)
 
 
 def shard(dim: int, sizes: Optional[Sequence[int]] = None) -> Placement:
-    """The placement of a tensor cut along dimension `dim` (from 0) into parts of the given sizes."""
+    """The placement of a tensor that is cut along dimension `dim` (from 0) into shards of the given sizes."""
     return Placement(_SHARD, dim, None if sizes is None else tuple(sizes))
 
 
 def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tuple[int, ...]]:
-    """Sizes of parts that differ by `granularity` at most, the larger ones first.
+    """Sizes of shards that differ by `granularity` at most, the larger ones first: (3, 3, 2, 2) for 10 on 4 ranks.
 
     Args:
       size: of the dimension.
-      ranks: the number of parts.
-      granularity: every part is a multiple of it.
+      ranks: the number of shards.
+      granularity: the size of every shard is a multiple of it.
 
     Returns:
-      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
+      The sizes; None if `size` is not a multiple of `granularity`, or some shard would be empty.
     """
     units, rest = divmod(size, granularity)
     if rest or units < ranks:
@@ -79,15 +79,15 @@ def balanced_sizes(size: int, ranks: int, granularity: int = 1) -> Optional[Tupl
 
 
 def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -> Optional[Tuple[int, ...]]:
-    """Sizes of parts as near to the given ratios as they come, by the largest remainders; no part is empty.
+    """Sizes of shards in about the given ratios, by the largest remainders: (8, 2) for size 10 and ratios (3, 1).
 
     Args:
       size: of the dimension.
       ratios: positive, by rank.
-      granularity: every part is a multiple of it.
+      granularity: the size of every shard is a multiple of it.
 
     Returns:
-      The sizes; None if `size` is not a multiple of `granularity`, or some rank would have nothing.
+      The sizes; None if `size` is not a multiple of `granularity`, or some shard would be empty.
     """
     units, rest = divmod(size, granularity)
     if rest or units < len(ratios):
@@ -104,7 +104,7 @@ def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -
 
 @lru_cache(maxsize=None)
 def shares(placement: Placement, ranks: int) -> Tuple[float, ...]:
-    """How much of a cut tensor each rank has, for costs: batches, and parts that are balanced, count as equal."""
+    """The fraction of a cut tensor that each rank has, for costs: batches and balanced shards count as equal."""
     sizes = placement.sizes
     if sizes is None or sizes == balanced_sizes(sum(sizes), ranks, int(np.gcd.reduce(sizes))):
         return (1 / ranks,) * ranks
@@ -112,5 +112,5 @@ def shares(placement: Placement, ranks: int) -> Tuple[float, ...]:
 
 
 def offsets(sizes: Sequence[int]) -> Tuple[int, ...]:
-    """Where each part begins."""
+    """Where each shard begins: (0, 3, 6, 8) for the sizes (3, 3, 2, 2)."""
     return tuple(itertools.accumulate((0,) + tuple(sizes)))[:-1]

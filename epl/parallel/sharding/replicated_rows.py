@@ -1,12 +1,12 @@
-"""Rows that several ranks have alike: where nothing is trained, each rank of a process has all that the process is fed.
+"""Replicated rows of a batch: in a run that trains nothing, each rank of a process has all rows that are fed there.
 
     rows on each of three ranks      a b c | a b c | a b c
-    cut along the batch              as they are: each rank computes on all of them
-    whole, or cut otherwise          a b c: those of the first rank of each process, its primary rank
+    cut along the batch              unchanged: each rank computes on all of them
+    full, or cut otherwise           a b c: the rows of the first rank of each process, its primary rank
 
-So a sum over rows that are cut has partial sums of the primary ranks alone, and what is computed on the full batch is
-what one device computes. In a training step each rank is its own primary rank; a run that trains nothing feeds which
-ranks are primary.
+So a sum over rows that are cut adds the partial sums of the primary ranks alone, and ops on the full batch compute what
+one device computes. In a training step each rank is its own primary rank; a run that trains nothing feeds the primary
+ranks.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -24,15 +24,15 @@ class _Primaries(NamedTuple):
 
 
 def primary_ranks_of(owners: Sequence[int]) -> Tuple[int, ...]:
-    """By rank of a group, the first rank of the same process, given the process of each."""
+    """By rank of a group, the first rank of the same process: (0, 0, 2, 2) for the processes (0, 0, 1, 1)."""
     return tuple(owners.index(owner) for owner in owners)
 
 
 class ReplicatedRows:
-    """Who has which rows in a run, for the ops of one rank.
+    """Which ranks have copies of the same rows in a run, for the ops of one rank.
 
     Attributes:
-      in_one_process: whether one process has all ranks, in each group.
+      in_one_process: whether one process has all ranks of a group, in each group.
       switches: the tensors that are fed the primary ranks, by rank of the group.
     """
 
@@ -41,7 +41,7 @@ class ReplicatedRows:
 
         Args:
           ranks: of a group.
-          in_one_process: whether one process has all of them, in each group.
+          in_one_process: whether one process has all ranks of a group, in each group.
         """
         self._ranks = ranks
         self.in_one_process = in_one_process
@@ -49,19 +49,19 @@ class ReplicatedRows:
         self.switches: List[tf.Tensor] = []
 
     def kept(self, rows: tf.Tensor) -> tf.Tensor:
-        """By rank, how many of its rows are in the whole, given how many it has; int64."""
+        """The number of rows that each rank adds to the full batch, given the number that it has; int64, by rank."""
         return rows * self._get().is_primary
 
     def begin(self, rows: tf.Tensor, rank: Union[int, tf.Tensor]) -> tf.Tensor:
-        """Where in the whole the rows of a rank begin; int64."""
+        """Where the rows of a rank begin in the full batch; int64."""
         return tf.cumsum(self.kept(rows), exclusive=True)[self._get().primaries[rank]]
 
     def of_primary(self, tensor: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
-        """A partial sum of a sum over cut rows: zeros on a rank that is not primary."""
+        """The partial sum `tensor` over the rows of a rank; zeros on a rank that is not primary."""
         return tf.where_v2(tf.equal(self._get().is_primary[rank], 1), tensor, tf.zeros_like(tensor))
 
     def drop(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
-        """The rows of all ranks, one after the other in dimension `dim` -> the whole."""
+        """The rows of all ranks, one after the other in dimension `dim` -> the full batch."""
         kept = self.kept(rows)
         if self.in_one_process:
             return slice_along(tensor, dim, 0, tf.reduce_sum(kept))
@@ -69,7 +69,7 @@ class ReplicatedRows:
         return tf.concat([slice_along(piece, dim, 0, kept[rank]) for rank, piece in enumerate(pieces)], dim)
 
     def repeat(self, tensor: tf.Tensor, dim: int, rows: tf.Tensor) -> tf.Tensor:
-        """The whole -> the rows of all ranks, one after the other in dimension `dim`."""
+        """The full batch -> the rows of all ranks, one after the other in dimension `dim`."""
         if not self.in_one_process:
             pieces = [slice_along(tensor, dim, self.begin(rows, rank), rows[rank]) for rank in range(self._ranks)]
             return tf.concat(pieces, dim)
@@ -95,7 +95,7 @@ class ReplicatedRows:
 
 
 class GivenCopies(ReplicatedRows):
-    """The same with primary ranks that are in a tensor."""
+    """ReplicatedRows whose primary ranks are given in a tensor."""
 
     def __init__(self, ranks: int, in_one_process: bool, primaries: tf.Tensor) -> None:
         """Takes the primary ranks, by rank."""

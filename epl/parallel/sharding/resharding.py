@@ -1,4 +1,4 @@
-"""Conversions of a tensor between placements, for one rank of a split group, with gradients as placements.py asks for.
+"""Resharding of a tensor from one placement to another, for one rank of a split group; gradients as in placements.py.
 
 | from -> to | forward | backward |
 | --- | --- | --- |
@@ -11,11 +11,11 @@
 | PARTIAL -> shard | reduce-scatter | all-gather |
 | shard(a) -> shard(b) | all-to-all | all-to-all |
 
-"Entered" is a REPLICATED tensor in the hands of an op that computes a part: each rank has an addend of its gradient.
+"Entered": an op that computes a shard takes the REPLICATED tensor, so each rank has a partial sum of its gradient.
 
-The native collectives move rows (dimension 0); other dimensions are transposed to the front and back. What differs
-between ranks is made by `own` alone, and is invisible to static shapes: a dimension whose size differs between ranks is
-unknown, so that neither TensorFlow nor its gradient functions write one rank's size into a constant.
+The native collectives move rows (dimension 0); other dimensions are transposed to the front and back. Only `own` makes
+constants that differ between ranks, and static shapes do not show them: a dimension whose size differs between ranks
+has an unknown static size, so that neither TensorFlow nor its gradient functions write one rank's size into a constant.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from epl.parallel.sharding.slices import known_ndims, slice_along
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
-_FUNCTIONS = ("epl_split_gradients",)  # a collection with a key that is no string is not exported
+_FUNCTIONS = ("epl_split_gradients",)  # a collection whose key is no string is not exported
 
 Gradient = Callable[[Any], Any]
 Factor = Union[float, tf.Tensor]
@@ -59,7 +59,7 @@ class CollectiveStream:
     Attributes:
       communicator: of the group.
       collectives: their ops, in the order in which they run.
-      built: how many were asked for.
+      built: how many collectives were built; it numbers their keys.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -69,15 +69,16 @@ class CollectiveStream:
 
 
 class Resharder:
-    """Moves tensors between the ranks of a split group, as ops of one of them in the default graph.
+    """Reshards tensors for one rank of a split group, by ops and collectives in the default graph.
 
-    Every rank builds the same in the same order; each collective waits for the one before it in its stream. There is
-    one stream; a subclass may have more.
+    Every rank builds the same ops in the same order; each collective waits for the one before it in its stream. There
+    is one stream; a subclass may have more. It is one class because the gradient of each resharding is another of its
+    methods: that of `cut` is `gather`, and the other way round.
 
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
-      replicated_rows: who has which rows of the batch, if there are runs in which several ranks have the same.
-      row_weights: what the batches of the ranks weigh, if their rows may differ.
+      replicated_rows: which ranks have copies of the same rows of the batch, if there are runs with copies.
+      row_weights: the weights of the ranks' batches in a mean, if the ranks may have different numbers of rows.
     """
 
     def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
@@ -85,9 +86,9 @@ class Resharder:
 
         Args:
           communicator: of the group.
-          rank: the local rank that this builds for.
-          key: unique within the communicator; begins the keys of the collectives.
-          fp16_scale: all-to-alls send floats as float16, gradients after multiplication by it; None: as they are.
+          rank: the rank in the group whose ops this builds.
+          key: unique within the communicator; the prefix of the keys of the collectives.
+          fp16_scale: all-to-alls send floats as float16, and scale gradients by it; None sends them as they are.
         """
         self._first_stream = CollectiveStream(communicator)
         self.rank = rank
@@ -110,17 +111,17 @@ class Resharder:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """What is built inside is done once per step, and not for each micro batch of a pipeline: as all is here."""
+        """Ops built inside run once per step, not once per micro batch of a pipeline. This class builds no others."""
         yield
 
     def _stream(self) -> CollectiveStream:
-        """Where the next collective is built."""
+        """The stream of the next collective."""
         return self._first_stream
 
-    # ---- What differs between ranks.
+    # ---- Differences between ranks.
 
     def own(self, values: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
-        """A constant that differs between ranks: `values` by rank; its value does not show in static shapes."""
+        """A constant that differs between ranks: `values` by rank. Static shapes do not depend on its value."""
         arrays = tuple(np.asarray(value, dtype.as_numpy_dtype) for value in values)
         constant = tf.constant(arrays[self.rank], dtype, name="own")
         if all(array.shape == arrays[0].shape and (array == arrays[0]).all() for array in arrays):
@@ -132,19 +133,19 @@ class Resharder:
         return _placeholder(constant, shape)
 
     def hide_size(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """The tensor, with the static size of the cut dimension unknown if it differs between ranks."""
+        """The tensor, with an unknown static size of the cut dimension if the size differs between ranks."""
         if not is_uneven(placement) or tensor.shape.ndims is None or tensor.shape[placement.dim].value is None:
             return tensor
         return with_gradient(tensor, hidden(tensor, placement.dim), lambda grad: grad, keeps_sparse=True)
 
-    # ---- Conversions. The gradient of each is another one, so that gradients can be differentiated again.
+    # ---- Resharding. The gradient of each method is another of them, so that gradients can be differentiated again.
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """REPLICATED, for use by an op that computes a part."""
+        """REPLICATED, entered by an op that computes a shard: identity forward, all-reduce backward."""
         return with_gradient(tensor, tensor, self.sum_partial)
 
     def sum_partial(self, tensor: Any) -> Any:
-        """PARTIAL -> REPLICATED; IndexedSlices stay so."""
+        """PARTIAL -> REPLICATED; the sum of IndexedSlices is IndexedSlices."""
         if isinstance(tensor, tf.IndexedSlices):
             summed, own = self.all_reduce(tensor, "sum"), tensor.values
             rows = with_gradient(own, summed.values, lambda grad: self.cut(grad, shard(0), self.row_counts(own, 0)))
@@ -152,27 +153,27 @@ class Resharder:
         return with_gradient(tensor, self.all_reduce(tensor, "sum"), self.enter)
 
     def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A shard -> REPLICATED."""
+        """shard -> REPLICATED."""
         full, rows = self._gather(tensor, placement, "gather")
         return with_gradient(tensor, full, lambda grad: self.cut(grad, placement, rows))
 
     def gather_entered(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A shard -> REPLICATED, for use by an op that computes a part."""
+        """shard -> REPLICATED, entered by an op that computes a shard: all-gather forward, reduce-scatter backward."""
         full, rows = self._gather(tensor, placement, "gather")
         return with_gradient(tensor, full, lambda grad: self.reduce_scatter(grad, placement, rows))
 
     def cut(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """REPLICATED -> this rank's part.
+        """REPLICATED -> shard.
 
         Args:
           tensor: REPLICATED.
-          placement: what to make.
-          rows: int64, how much of the dimension each rank gets; needed if the placement has no sizes.
+          placement: of the shards.
+          rows: int64, the size of each rank's shard; needed if the placement has no sizes.
         """
         return with_gradient(tensor, self._cut(tensor, placement, rows), lambda grad: self.gather(grad, placement))
 
     def reduce_scatter(self, tensor: tf.Tensor, placement: Placement, rows: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """PARTIAL -> shard; arguments as those of `cut`."""
+        """PARTIAL -> shard; the arguments are those of `cut`."""
         part = self._reduce_scatter(tensor, placement, rows)
         return with_gradient(tensor, part, lambda grad: self.gather_entered(grad, placement))
 
@@ -187,11 +188,11 @@ class Resharder:
         """shard(a) -> shard(b).
 
         Args:
-          tensor: the local part in the placement `source`.
-          source: where it comes from.
-          target: where it goes; along another dimension.
-          rows: int64, how much of its dimension each rank has; needed if one of the placements has no sizes.
-          scale: of what is sent as float16.
+          tensor: the local shard, in the placement `source`.
+          source: the placement that it has.
+          target: the placement that it gets, along another dimension.
+          rows: int64, the size of each rank's shard in the placement without sizes; needed if there is one.
+          scale: multiplies the values that are sent as float16.
         """
         if self._fp16_scale is None:
             moved = self._move(tensor, source, target, rows)
@@ -201,25 +202,25 @@ class Resharder:
         return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows, backward))
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The largest of all ranks, element by element; no gradient."""
+        """The element-wise maximum over the ranks; no gradient."""
         return tf.stop_gradient(self.all_reduce(tensor, "max", "max"))
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The smallest of all ranks, element by element; no gradient."""
+        """The element-wise minimum over the ranks; no gradient."""
         return tf.stop_gradient(self.all_reduce(tensor, "min", "min"))
 
     def row_counts(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """How large dimension `dim` of the tensor is on each rank: int64, REPLICATED."""
+        """The size of dimension `dim` of the tensor on each rank: an int64 vector, REPLICATED."""
         own = tf.shape(tensor, out_type=tf.int64)[dim : dim + 1]
         return self._run(lambda to, key: to.all_gather(own, self.rank, key, equal_rows=True), "rows")
 
     def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """This rank's part of a dimension that is `size` in all and cut in proportion to `rows` (int64, by rank)."""
+        """The size of this rank's shard if a dimension of `size` is cut in proportion to `rows` (int64, by rank)."""
         counts, whole = tf.cast(rows, size.dtype), tf.cast(self.whole_rows(rows), size.dtype)
         return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(whole, 1)
 
     def share(self, dtype: tf.DType) -> Factor:
-        """What the batch of this rank weighs in the mean over the ranks."""
+        """The weight of this rank's batch in a mean over the ranks."""
         return 1.0 / self.ranks if self.row_weights is None else self.row_weights.share(dtype)
 
     def inverse_share(self, dtype: tf.DType) -> Factor:
@@ -227,29 +228,29 @@ class Resharder:
         return float(self.ranks) if self.row_weights is None else self.row_weights.inverse_share(dtype)
 
     def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """How many rows the whole batch has, given how many each rank has (int64, by rank)."""
+        """The number of rows of the full batch, given the number of rows of each rank (int64, by rank)."""
         return tf.reduce_sum(rows if self.replicated_rows is None else self.replicated_rows.kept(rows))
 
     def partial_sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What this rank adds to a sum over rows that are cut along the batch, given that of the rows that it has."""
+        """This rank's partial sum over the full batch, given the sum over its rows; zeros if its rows are copies."""
         if self.replicated_rows is None:
             return tensor
         own = self.replicated_rows.of_primary(tensor, self.own(range(self.ranks), tf.int32))
         return with_gradient(tensor, own, lambda grad: grad)
 
     def broadcast(self, tensors: Any) -> Any:
-        """What rank 0 has, on every rank: of a tensor, or of each of a list; no gradient."""
+        """Rank 0's value on every rank, of a tensor or of each of a list; no gradient."""
         made = self._run(lambda to, own: to.broadcast(tensors, self.rank, own), "first")
         return tf.nest.map_structure(tf.stop_gradient, made)
 
     # ---- The collectives themselves, without gradients.
 
     def all_reduce(self, value: Any, key: str, reduce_op: str = "sum") -> Any:
-        """The sum, or what `reduce_op` says, over all ranks, of a tensor or of each of several; no gradient."""
+        """The sum over all ranks, or another `reduce_op`, of a tensor or of each of several; no gradient."""
         return self._run(lambda to, own: to.all_reduce(value, self.rank, own, reduce_op), key)
 
     def _gather(self, tensor: tf.Tensor, placement: Placement, key: str) -> Tuple[tf.Tensor, tf.Tensor]:
-        """The whole tensor, and how many rows came from each rank."""
+        """The full tensor, and the number of rows from each rank."""
         front = to_front(tensor, placement.dim)
         equal = not is_uneven(placement)
         full, rows = self._run(lambda to, own: to.all_gather_with_rows(front, self.rank, own, equal), key)
@@ -265,7 +266,7 @@ class Resharder:
         return part
 
     def own_range(self, placement: Placement, rows: Optional[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Where this rank's part begins, and its size; `rows` as that of `cut`."""
+        """Where this rank's shard begins, and its size; `rows` as in `cut`."""
         if placement.sizes is not None:
             begin = self.own(offsets(placement.sizes), tf.int32)
             return begin, self.own(placement.sizes, tf.int32)
@@ -283,7 +284,7 @@ class Resharder:
         else:
             if placement.sizes is None and self.replicated_rows is not None:
                 front = self.replicated_rows.repeat(front, 0, _required(rows))
-            # Every rank sends as many rows as this rank keeps.
+            # Each rank sends this rank as many rows as this rank keeps.
             parts = self._send(front, _splits(placement, rows), "scatter")
             own = tf.concat([[self.ranks, -1], tf.shape(front)[1:]], axis=0)
             part = tf.reduce_sum(tf.reshape(parts, own), axis=0)
@@ -291,13 +292,13 @@ class Resharder:
         return from_front(part, placement.dim)
 
     def _send(self, tensor: tf.Tensor, splits: Optional[tf.Tensor], key: str) -> tf.Tensor:
-        """Part r of the rows goes to rank r; the rows that come."""
+        """Sends piece r of the rows to rank r, and gives the rows that are received; equal pieces without `splits`."""
         if splits is None:
             return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own), key)
         return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own, splits), key)[0]
 
     def _move(self, tensor: tf.Tensor, source: Placement, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        """All-to-all. What goes to one rank is one run of rows; a dimension of equal parts is the inner one."""
+        """All-to-all. One rank is sent one run of rows, so a dimension of equal shards is made the inner one."""
         a, b = source.dim, target.dim
         shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
         if target.sizes is None and self.replicated_rows is not None:
@@ -317,7 +318,7 @@ class Resharder:
         return moved
 
     def _move_equal_target(self, tensor: tf.Tensor, source: Placement) -> tf.Tensor:
-        """[a/n, b, ...] -> [a, b/n, ...]: the parts of b stand in rows [n, a/n], each of b/n and the rest."""
+        """[a/n, b, ...] -> [a, b/n, ...]: sends rows [n, a/n], each with the elements [b/n, ...] of one shard of b."""
         shape = tf.shape(tensor)
         part = shape[1] // self.ranks
         cut = tf.reshape(tensor, tf.concat([shape[:1], [self.ranks, part], shape[2:]], axis=0))
@@ -327,7 +328,7 @@ class Resharder:
         return self._send(lines, splits, "move")
 
     def _move_equal_source(self, tensor: tf.Tensor, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        """[a/n, b, ...] -> [a, b/n, ...]: rows of b, each of a/n and the rest; from each rank the same rows of b."""
+        """[a/n, b, ...] -> [a, b/n, ...]: sends rows of b, each [a/n, ...]; all ranks send this one the same rows."""
         swapped = tf.transpose(tensor, [1, 0] + list(range(2, known_ndims(tensor))))
         received = self._send(swapped, _splits(target, rows), "move")
         shape = tf.shape(tensor)
@@ -339,7 +340,7 @@ class Resharder:
     def _move_pieces(
         self, tensor: tf.Tensor, source: Placement, target: Placement, rows: Optional[tf.Tensor]
     ) -> tf.Tensor:
-        """[a_r, b, ...] -> [a, b_r, ...] with parts of different sizes on both sides: element by element."""
+        """[a_r, b, ...] -> [a, b_r, ...] with shards of different sizes on both sides: sends single elements."""
         sizes = _splits(target, rows)
         shape = tf.shape(tensor)
         pieces = tf.split(tensor, sizes, axis=1, num=self.ranks)
@@ -351,7 +352,7 @@ class Resharder:
         return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
 
     def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:
-        """Builds a collective under a key of its own, after the one before."""
+        """Builds a collective with a key of its own, after the one before it in the stream."""
         stream = self._stream()
         own = f"{self._key}/{stream.built}/{key}"
         stream.built += 1
@@ -363,11 +364,11 @@ class Resharder:
         return result
 
 
-Resharders = Tuple[Resharder, Optional[Resharder]]  # of the ranks of a group, and between groups
+Resharders = Tuple[Resharder, Optional[Resharder]]  # within a group, and between groups
 
 
 def is_uneven(placement: Placement) -> bool:
-    """Whether the sizes of the parts differ between ranks, or may."""
+    """Whether the sizes of the shards differ between ranks, or may differ."""
     return placement.is_shard and (placement.sizes is None or len(set(placement.sizes)) > 1)
 
 
@@ -386,10 +387,10 @@ def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient, keep
     """`result`, as a function of `tensor` with the given gradient.
 
     Args:
-      tensor: what is differentiated by.
+      tensor: the gradient is with respect to it.
       result: the value; it may be `tensor`.
-      gradient: of `tensor`, given that of the result.
-      keeps_sparse: whether `gradient` takes IndexedSlices as they are; it does if nothing is converted.
+      gradient: gives the gradient of `tensor` from that of the result.
+      keeps_sparse: whether `gradient` takes IndexedSlices as they are; it always does if `result` is `tensor`.
     """
     if not tensor.dtype.is_floating and not tensor.dtype.is_complex:
         return result
@@ -405,12 +406,12 @@ def with_gradient(tensor: tf.Tensor, result: tf.Tensor, gradient: Gradient, keep
 
 
 def hidden(tensor: tf.Tensor, dim: int) -> tf.Tensor:
-    """The tensor, with the static size of a dimension unknown."""
+    """The tensor, with an unknown static size of dimension `dim`."""
     return _placeholder(tensor, _with_size(tensor.shape, dim, None))
 
 
 def _placeholder(default: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """The tensor, of which nothing but the shape is known."""
+    """The tensor, of which graph construction knows only the shape."""
     hidden = tf.placeholder_with_default(default, shape)
     tf_compat.set_attr(hidden.op, DEFAULT_ATTR, tf.AttrValue(b=True))
     return hidden
@@ -422,7 +423,7 @@ def to_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
 
 
 def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
-    """What `to_front` was given."""
+    """The inverse of `to_front`."""
     return _transposed(tensor, list(range(1, dim + 1)) + [0] + list(range(dim + 1, known_ndims(tensor))))
 
 
@@ -437,7 +438,7 @@ def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.Tenso
 
 
 def _equal_size(placement: Placement) -> Optional[int]:
-    """The size of each part; None if they differ."""
+    """The size of each shard; None if the sizes differ."""
     return None if placement.sizes is None or is_uneven(placement) else placement.sizes[0]
 
 

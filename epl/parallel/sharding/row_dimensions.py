@@ -1,15 +1,15 @@
-"""Which dimensions of what comes into a model are one, and which cannot be the rows of a batch.
+"""Which dimensions of a model's inputs are the same, and which cannot be the rows of a batch.
 
-TensorFlow's shape inference tells, on a copy of the forward graph in which the size of every open dimension is a large
-prime of its own. Where it refuses, the two sizes that it names become one, and it is tried again:
+TensorFlow's shape inference finds out, on a copy of the forward graph in which each unknown dimension has a large prime
+of its own as size. If the inference fails, the two sizes in its error become one, and it runs again:
 
     x [1009, 3] ──▶ dense ──▶ subtract        "Dimensions must be equal, but are 1009 and 1013"
     y [1013, 1] ─────────────────┘            => x [1009, 3], y [1009, 1]: they have the same rows
 
 A size that is computed from others is a multiple of them: B sequences of T words, flattened, are B * T. Known first
-dimensions of placeholders are tried as open ones, too: so it is known which of them meet.
+dimensions of placeholders are first tried as unknown ones, too, which shows which of them must be equal.
 
-Which of them cannot be the rows the ops tell (row_evidence.py).
+row_evidence.py finds the dimensions that cannot be the rows, by the ops that take them.
 """
 
 import itertools
@@ -27,16 +27,16 @@ class Dimensions(NamedTuple):
     """The dimensions of placeholders of known rank.
 
     Attributes:
-      sizes: tensor name -> a number for each dimension, which stands for it: equal ones are the same, a multiple of
-        one is computed from it. Of a sparse tensor they are those of the dense shape, under the name of the indices.
-      known: such a number -> the size that the graph says.
-      no_rows: those of first dimensions that cannot be the rows of a batch.
-      uncut: those of first dimensions that are one whole: a tensor has them in two dimensions, as the adjacency of a
-        graph has, or other values that are fed name its rows by their numbers, as edges name nodes.
-      grouped: (rows, groups): values that are fed name the group of each row; None where the graph does not say how
-        many groups there are, and they do not only go back to these rows. Neither rows nor groups can be cut, as the
-        numbers count over all of them.
-      open: names of the placeholders that do not say their first dimension.
+      sizes: tensor name -> a number for each dimension: dimensions with equal numbers are the same, a multiple of a
+        number is computed from it. A sparse tensor has those of its dense shape, under the name of its indices.
+      known: number of a dimension -> its size in the graph.
+      no_rows: numbers of first dimensions that cannot be the rows of a batch.
+      uncut: numbers of first dimensions that cannot be cut: a tensor has two of them, as the adjacency matrix of a
+        graph does, or other values that are fed index the rows, as edges index nodes.
+      grouped: (rows, groups): values that are fed give the group of each row. Groups are None where the graph does not
+        say how many there are, and they meet other dimensions. Neither rows nor groups can be cut, as the values count
+        over all of them.
+      open: names of the placeholders whose first dimension the graph does not say.
     """
 
     sizes: Dict[str, Tuple[int, ...]]
@@ -59,15 +59,15 @@ def find_dimensions(
     users_tensors: Optional[Mapping[str, str]] = None,
     ranks: Optional[Mapping[str, int]] = None,
 ) -> Optional[Dimensions]:
-    """The dimensions of the placeholders that an objective is computed from; None if the shapes do not tell.
+    """The dimensions of the placeholders that an objective is computed from; None if shape inference does not tell.
 
     Args:
       tf_graph: the graph.
       view: of it.
       objective: names of tensors.
       sparse: the sparse placeholders of the graph.
-      users_tensors: name of a tensor -> that of the tensor of the user in whose place it is computed.
-      ranks: name of a placeholder whose rank the graph does not say -> the rank.
+      users_tensors: name of a tensor -> name of the user's tensor that it replaces.
+      ranks: name of a placeholder of unknown rank -> the rank.
     """
     forward = ForwardShapes(tf_graph, view, objective, list(sparse), users_tensors or {}, ranks or {})
     for opens_known in (True, False):
@@ -84,8 +84,8 @@ def find_dimensions(
 def without_rows(dimensions: Dimensions) -> List[str]:
     """The names of the placeholders that hold no rows which could be cut, or concatenated.
 
-    That are those whose first dimension cannot be the rows, or is one whole; or is open and has a size of the model,
-    which may be that of the batch if no other placeholder has the rows.
+    Their first dimension cannot be the rows, or cannot be cut; or the graph does not say it and the model needs a fixed
+    size, as in `x + tf.ones([12, 1])`. The latter may be the batch if no other placeholder can have the rows.
     """
     sizes = {name: of for name, of in dimensions.sizes.items() if of}
     others = dimensions.no_rows | dimensions.uncut
@@ -96,7 +96,7 @@ def without_rows(dimensions: Dimensions) -> List[str]:
 
 
 def _agreed_shapes(forward: ForwardShapes, numbers: Numbers) -> Optional[Shapes]:
-    """The shapes, once numbers that must be equal are; None if TensorFlow does not say which. `numbers` is changed."""
+    """The shapes, after equal dimensions got equal numbers in `numbers`; None if TensorFlow does not say which are."""
     free = set(numbers.values())
     for _ in range(len(numbers) + 1):
         try:
@@ -119,9 +119,9 @@ def _agreed_shapes(forward: ForwardShapes, numbers: Numbers) -> Optional[Shapes]
 
 
 def _release(forward: ForwardShapes, numbers: Numbers, primes: FrozenSet[int], spare: Iterator[int]) -> Set[int]:
-    """Gives numbers of their own, which it returns, to first dimensions that have a size of the model for no reason.
+    """Gives new numbers, which it returns, to first dimensions that have a size of the model only in large trials.
 
-    Where the model cuts a table to the rows, `table[:tf.shape(x)[0]]`, it has no more than there are in the trial.
+    With 1009 trial rows of x, `x + table[:tf.shape(x)[0]]` needs the 512 rows of the table; smaller batches do not.
     """
     firsts = {number for (_, dim), number in numbers.items() if dim == 0}
     released = set()
@@ -161,7 +161,7 @@ def _dimensions(
 
 
 def _is_written(number: int, primes: FrozenSet[int]) -> bool:
-    """Whether a dimension has a size of the model."""
+    """Whether a number is a size that the model says, and not a trial size."""
     return not any(number % prime == 0 for prime in primes)
 
 

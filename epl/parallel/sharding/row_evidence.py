@@ -1,10 +1,10 @@
-"""What the ops of a model show of first dimensions: which cannot be the rows of a batch, and which cannot be cut.
+"""Evidence of the ops of a model on first dimensions: which cannot be the rows of a batch, and which cannot be cut.
 
-A dimension is not that of the rows if it goes away in ops that pick some of it (`keep[0]`), or while another one that
-may be the rows is still there: a table that all rows look at, `softmax(rows * table^T) * table`. It may be nevertheless
-if the model takes the diagonal, as a loss over pairs of one batch does.
+A dimension cannot be the rows if it is dropped by ops that pick some of its elements (`keep[0]`), or by ops that keep
+another dimension which may be the rows: a table that all rows attend to, `softmax(rows * table^T) * table`. It may
+still be the rows if the model takes the diagonal, as a loss over pairs of one batch does.
 
-It cannot be cut if values that are fed, and would be cut themselves, name its rows by their numbers.
+A dimension cannot be cut if values that are fed, and would be cut themselves, index its rows.
 """
 
 import itertools
@@ -16,13 +16,13 @@ from epl.parallel.sharding.row_numbers import counts_over_all, counts_rows
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
 _GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
-# Op type -> which of its inputs has the group of each row.
+# Op type -> the input that has the group of each row.
 _GROUPS = {
     **{"UnsortedSegment" + how: 1 for how in ("Sum", "Max", "Min", "Prod")},
     **{"Segment" + how: 1 for how in ("Sum", "Mean", "Max", "Min", "Prod")},
     "ScatterNd": 0,
 }
-# Ops that take each row by itself, or hide what is done with them.
+# Ops that take each row by itself, or hide what happens to the rows.
 _OF_EACH = frozenset(
     ["Enter", "If", "PartitionedCall", "Select", "SelectV2", "StatefulPartitionedCall", "StatelessIf"]
     + ["StatelessWhile", "Switch", "Where", "While"]
@@ -31,7 +31,7 @@ _PICKS = frozenset(["StridedSlice", "Slice", "Gather", "GatherV2", "GatherNd", "
 
 
 def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
-    """Those of the numbers `candidates` that cannot be the rows, as the others of `firsts` may be."""
+    """The numbers of `candidates` that cannot be the rows, given that others of `firsts` may be."""
     candidates = candidates - _paired(forward, shapes, candidates, firsts)
     picked: Dict[int, List[bool]] = {number: [] for number in candidates}
     beside: Dict[int, Set[int]] = {number: set() for number in candidates}
@@ -47,7 +47,7 @@ def find_no_rows(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], f
             if not _holds(taken, number) or _holds(given, number):
                 continue
             picked[number].append(is_known and op_type in _PICKS)
-            if is_known and op_type not in _GROUPS:  # groups come out that did not go in
+            if is_known and op_type not in _GROUPS:  # its output has groups, which its inputs do not have
                 beside[number].update(other for other in firsts if other != number and _holds(given, other))
     only_picked = {number for number, are in picked.items() if are and all(are)}
     summed = {n for n, others in beside.items() if any(n not in beside.get(other, ()) for other in others)}
@@ -62,10 +62,10 @@ def find_vectors(
     candidates: Set[int],
     others: Set[int],
 ) -> Set[int]:
-    """The candidates that count single values of which the model takes some by constant indices, and no other has them.
+    """The candidates that only one vector has, of which the model takes some values by constant indices.
 
-    The first row of a batch may be taken, too, as in `x[:, : lengths[0]]`: so the model must compute one result of the
-    others, and not take each by itself; and there are `others`, which may be the rows then.
+    A model may take the first row of a batch like that, too, as in `x[:, : lengths[0]]`. So all that it computes from
+    the vector must lose the dimension in the end; and there must be `others` that may be the rows.
     """
     vectors = {
         of[0]
@@ -79,9 +79,9 @@ def find_vectors(
 def find_named_rows(
     forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]
 ) -> Tuple[Set[Tuple[int, Optional[int]]], Set[int]]:
-    """The `grouped` of Dimensions, and the candidates whose rows values that are fed pick by their numbers.
+    """The `grouped` of Dimensions, and the candidates whose rows fed values index.
 
-    Groups of which the graph does not say how many there are count only where they meet others of `firsts`.
+    Groups whose number the graph does not say count only where they meet others of `firsts`.
     """
     grouped: Set[Tuple[int, Optional[int]]] = set()
     picked: Set[int] = set()
@@ -101,10 +101,10 @@ def find_named_rows(
 
 
 def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts: Set[int]) -> Set[int]:
-    """Those of the candidates that count rows of which the model takes each with the one at the same place.
+    """The candidates whose rows the model pairs with the rows at the same positions.
 
-    It takes the diagonal of an entry for each two; or has them as the classes of a cross-entropy, whose labels
-    may count the rows of the batch. Where the classes are more than that, all candidates that fit in may be such.
+    It takes the diagonal of a matrix with an entry for each pair; or has the rows as classes of a cross entropy whose
+    labels may count the rows of the batch. If the number of classes is no candidate, all that are not larger may be so.
     """
     found: Set[int] = set()
     for name, tensors in forward.inputs.items():
@@ -121,7 +121,7 @@ def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts
 
 
 def _takes_diagonal(forward: ForwardShapes, shapes: Shapes, gather: str) -> bool:
-    """Whether a gather takes entries, or of flat ones, and counts the rows for that by itself."""
+    """Whether a gather takes entries of a matrix, or of a flat one, by row numbers that the model computes itself."""
     entries, ids = forward.inputs[gather][:2]
     if forward.types[gather] == "GatherNd":
         takes_entries = (shapes.get(ids) or (0,))[-1] != 1
@@ -131,7 +131,7 @@ def _takes_diagonal(forward: ForwardShapes, shapes: Shapes, gather: str) -> bool
 
 
 def _goes_away(forward: ForwardShapes, shapes: Shapes, vector: str) -> bool:
-    """Whether all that is computed of a vector, as far as it has its dimension, is seen to lose it at the end."""
+    """Whether all tensors computed from a vector that have its dimension are known to lose it in the end."""
     number = _first(shapes[vector])
     takers = _takers(forward)
     found = {vector}
@@ -148,9 +148,9 @@ def _goes_away(forward: ForwardShapes, shapes: Shapes, vector: str) -> bool:
 
 
 def _meets_others(forward: ForwardShapes, shapes: Shapes, grouping: str, others: Set[int]) -> bool:
-    """Whether groups, or what is computed of them, meet a dimension of `others`, or other fed numbers pick from them.
+    """Whether groups, or tensors computed from them, meet a dimension of `others`, or other fed numbers index them.
 
-    They do not where they go back to the rows, picked by the numbers that grouped these, or are summed away.
+    They do not if the numbers that grouped the rows gather the groups back to the rows, or if they are summed away.
     """
     takers = _takers(forward)
     numbers = forward.as_fed(forward.inputs[grouping][_GROUPS[forward.types[grouping]]])
@@ -176,7 +176,7 @@ def _meets_others(forward: ForwardShapes, shapes: Shapes, grouping: str, others:
 
 
 def _takers(forward: ForwardShapes) -> Dict[str, List[str]]:
-    """Name of a tensor -> those of the nodes that take its values."""
+    """Name of a tensor -> names of the nodes that take its values."""
     takers: Dict[str, List[str]] = {}
     for name, tensors in forward.inputs.items():
         for tensor in tensors if forward.types[name] not in ASKS_SHAPE else ():
@@ -185,7 +185,7 @@ def _takers(forward: ForwardShapes) -> Dict[str, List[str]]:
 
 
 def _is_open(shapes: Shapes, tensors: Iterable[str]) -> bool:
-    """Whether a dimension of any of the tensors is not known."""
+    """Whether a dimension of any of the tensors is unknown."""
     return any(shape is None or None in shape for shape in (shapes[tensor] for tensor in tensors))
 
 

@@ -1,8 +1,8 @@
-"""Where numbers of rows come from: from data, or from the model, which counts the rows of a batch that it has.
+"""The origin of row numbers: they come from data, or from the model, which counts the rows of the batch that it has.
 
-Numbers of data, and those that are one constant for all rows, count over all of a table. Those that the model makes of
-nothing but shapes count the rows of each part of a cut batch anew: `tf.range(tf.shape(x)[0])`, `tf.eye`, a cumulative
-sum of ones, a `tf.py_func` that gets a size.
+Numbers from data, and one constant for all rows, count over all rows of a table. Numbers that the model computes from
+shapes alone start again at 0 in each shard of a cut batch: `tf.range(tf.shape(x)[0])`, `tf.eye`, a cumulative sum of
+ones, a `tf.py_func` that gets a size.
 """
 
 from typing import Iterator, List, Set
@@ -11,7 +11,7 @@ from epl.parallel.sharding.forward_shapes import ASKS_SHAPE, ForwardShapes
 
 _COUNTS = frozenset(["Range"] + [op + of for op in ("MatrixDiag", "MatrixSetDiag") for of in ("", "V2", "V3")])
 _NO_VALUES = ASKS_SHAPE | {"OnesLike", "ZerosLike"}
-# Op type -> which of its inputs have the values that it gives, or that it computes with one by one.
+# Op type -> the inputs whose values it gives unchanged, or combines element by element.
 _VALUES = {
     **dict.fromkeys(["Add", "AddV2", "Sub", "Mul", "RealDiv", "FloorDiv", "Maximum", "Minimum"], slice(0, 2)),
     **dict.fromkeys(["Cast", "Identity", "StopGradient", "ExpandDims", "Squeeze", "Reshape", "Transpose"], slice(0, 1)),
@@ -29,7 +29,7 @@ def counts_over_all(forward: ForwardShapes, labels: str) -> bool:
 
 
 def counts_rows(forward: ForwardShapes, ids: str) -> bool:
-    """Whether the model makes the ids of a gather of nothing but shapes; of entries, those of each dimension."""
+    """Whether the model computes the ids of a gather from shapes alone, in each dimension if they are of entries."""
     name = _node_name(ids)
     columns = forward.inputs[name][_VALUES[forward.types[name]]] if forward.types[name] in ("Pack", "ConcatV2") else []
     return all(_is_own(forward, column) for column in columns or [ids])
@@ -43,7 +43,7 @@ def _is_own(forward: ForwardShapes, ids: str) -> bool:
 
 
 def _made_of(forward: ForwardShapes, tensor: str) -> Iterator[str]:
-    """The tensors of which a tensor is made value by value."""
+    """The tensors from which a tensor is computed element by element."""
     found: Set[str] = set()
     stack = [tensor]
     while stack:
@@ -59,7 +59,7 @@ def _made_of(forward: ForwardShapes, tensor: str) -> Iterator[str]:
 
 
 def _is_constant(forward: ForwardShapes, tensor: str) -> bool:
-    """Whether all values are one, that of a fed scalar, too; or a shape, which is the same for all rows."""
+    """Whether all values are equal, as those of a fed scalar are; or are a shape, which is the same for all rows."""
     name = _node_name(tensor)
     if forward.types[name] in _NO_VALUES or (forward.is_data(name) and forward.shapes.get(tensor) == ()):
         return True
@@ -68,7 +68,7 @@ def _is_constant(forward: ForwardShapes, tensor: str) -> bool:
 
 
 def _is_of_data(forward: ForwardShapes, tensor: str) -> bool:
-    """Whether a tensor is computed from values of data, more of them than one that may be a size."""
+    """Whether a tensor is computed from values of data; a scalar does not count, as it may be a size."""
     if forward.types[_node_name(tensor)] in _COUNTS:
         return False
     found: Set[str] = set()

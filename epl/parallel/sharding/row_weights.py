@@ -1,9 +1,9 @@
-"""What the batch of a rank weighs in the mean over its split group, where ranks may have different numbers of rows.
+"""The weight of a rank's batch in the mean over its split group, where ranks may have different numbers of rows.
 
-    rows of the ranks    5  3  3        what is computed outside of the split weighs 5/11, 3/11 and 3/11 in the mean
+    rows of the ranks    5  3  3        values computed outside of the split weigh 5/11, 3/11 and 3/11 in the mean
 
-The rows are those that the ranks are fed, as in data parallelism; without feeds all weigh alike. Their sum is made once
-a step, when the first gradient needs it.
+The rows are those that the ranks are fed, as in data parallelism; without feeds all weights are equal. A collective
+sums the rows once a step, when the first gradient needs the sum.
 """
 
 from typing import Callable, Dict
@@ -15,18 +15,18 @@ from epl.utils import tf_compat
 
 
 class RowWeights:
-    """The rows of one rank and of its group, as tensors.
+    """The numbers of rows of one rank and of its group, as tensors.
 
     Attributes:
-      own: float64, to be fed the rows of this rank where they differ.
+      own: float64, is fed the number of rows of this rank where the numbers differ.
     """
 
     def __init__(self, sum_of_ranks: Callable[[tf.Tensor], tf.Tensor], current_stage: Callable[[], int]) -> None:
-        """Makes `own`, with the value 1.
+        """Makes `own`, which is 1 unless it is fed.
 
         Args:
-          sum_of_ranks: builds a collective that is run once a step.
-          current_stage: of the ops that are being built; each has a sum of its own.
+          sum_of_ranks: builds a collective that runs once a step.
+          current_stage: gives the stage of the ops that are being built; each stage has a sum of its own.
         """
         self._sum_of_ranks = sum_of_ranks
         self._current_stage = current_stage
@@ -36,7 +36,7 @@ class RowWeights:
         tf_compat.set_attr(self.own.op, DEFAULT_ATTR, tf.AttrValue(b=True))
 
     def of_group(self) -> tf.Tensor:
-        """The rows of all ranks of the group, for the stage whose ops are being built."""
+        """The number of rows of all ranks of the group, for the stage whose ops are being built."""
         stage = self._current_stage()
         if stage not in self._sums:
             with tf.control_dependencies(None):
@@ -44,7 +44,7 @@ class RowWeights:
         return self._sums[stage]
 
     def of_group_in(self, stage: int) -> tf.Tensor:
-        """The same, which `of_group` has made for a stage."""
+        """The number that `of_group` has made for a stage."""
         return self._sums[stage]
 
     def share(self, dtype: tf.DType) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""A feature that cuts variables, as the rest of EPL knows it: epl.split and ZeRO are such owners of shards."""
+"""The interface of features that cut variables: epl.split and ZeRO are such owners of shards."""
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -17,7 +17,7 @@ class NewVariable(NamedTuple):
 
     Attributes:
       variable: the object.
-      name: begins with the name of the full variable, if it was made for a shard.
+      name: starts with the name of the full variable, if the variable was made for a shard.
     """
 
     variable: Any
@@ -28,10 +28,11 @@ class ShardedTensor(NamedTuple):
     """Where the shards of a tensor are, for a run that gives the full value.
 
     Attributes:
-      local: gives the shard of the rank whose ops have a prefix.
+      local: gives the shard of a rank, from the prefix of the rank's ops.
       placement: of the shards.
       op: name of an op in the stage where the shards are.
-      on_rank: makes of the full value what the user means on a rank, given a resharder and the prefix of its ops.
+      on_rank: computes a rank's value from a resharder, the prefix of the rank's ops and the full value; None: the
+        value is the full value.
     """
 
     local: Callable[[str], tf.Tensor]
@@ -41,12 +42,12 @@ class ShardedTensor(NamedTuple):
 
 
 class ShardOwner:
-    """A feature that cuts variables of a graph: how it takes part in the life of the graph. Defaults do nothing.
+    """A feature that cuts variables of a graph: its hooks while the graph is built, rewritten and run, empty here.
 
     Attributes:
       setting: SPLIT or ZERO.
       group: the communicators of its ranks.
-      values: what the user's program still names -> what has its value now.
+      values: tensor of the user's program -> the tensor that has its value now.
     """
 
     setting = ""
@@ -62,7 +63,7 @@ class ShardOwner:
 
     @property
     def ranks(self) -> int:
-        """Of a group."""
+        """The number of ranks of a group."""
         return self.group.resharder.ranks
 
     @property
@@ -71,33 +72,33 @@ class ShardOwner:
         return self.group.groups
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
-        """Adds the slots of an apply_gradients to the registry; `made` are the variables that it has made."""
+        """Adds the slots of an apply_gradients to the registry; `made` are the variables that it made."""
 
     def finish(self) -> None:
-        """Does what can be done only when the whole graph is built: before it is rewritten."""
+        """Does what needs the complete graph, before the graph is rewritten."""
 
     def follow_late(self) -> None:
-        """Sees to what was built after the first run."""
+        """Handles the ops that were built after the first run."""
 
     def results(self) -> Set[str]:
-        """Names of the ops that compute what the user may ask for, besides variables."""
+        """Names of the ops whose results the user may ask for, without variables."""
         return set()
 
     def value_of(self, tensor: tf.Tensor) -> Union[None, tf.Tensor, ShardedTensor]:
-        """What has the value that the user means by a tensor; None if the owner has no say in it."""
+        """The value that a fetch of a tensor gives; None if the tensor is none of the owner's."""
         return None
 
     def refuse_feed(self, tensor: tf.Tensor) -> None:
-        """Raises FeedError for a tensor that nothing takes as it is, besides variables."""
+        """Raises FeedError for a tensor, other than a variable, that no op takes in full any more."""
 
     def primary_ranks(self) -> Dict[tf.Tensor, Tuple[Tuple[int, ...], ...]]:
-        """What is to be fed in a run that trains nothing: tensor -> value, by rank of the job."""
+        """The feeds of a run that trains nothing: tensor -> value, by rank of the job."""
         return {}
 
     def refuse_replicated_rows(self, fetches: Sequence[tf.Tensor], differentiates: bool) -> None:
-        """Raises FeedError for what is not as on one device in a run that trains nothing.
+        """Raises FeedError for fetches whose values differ from those of one device in a run that trains nothing.
 
         Args:
-          fetches: as `fetch_value` gave them.
-          differentiates: whether the run needs gradients; it is not fed `primary_ranks` then.
+          fetches: tensors of `fetch_value`.
+          differentiates: whether the run needs gradients; `primary_ranks` are not fed then.
         """

@@ -1,12 +1,12 @@
-"""The registry of a graph's sharded variables: which variable op holds which shard of which variable, and who cut it.
+"""The registry of a graph's sharded variables: for each variable op, the shard that it holds and the owner that cut it.
 
     split    "EPL_SPLIT/fc/kernel"  ->  ShardInfo("fc/kernel", [10, 8], shard(1: 4+4), "epl.split")
     ZeRO     "EPL_SPLIT/table"      ->  ShardInfo("table", [64, 8], shard(0: 32+32), "zero.level")
 
-A graph has one registry from the moment when the first of its variables is cut: `graph.state_of(ShardedVariables)`.
-Each rank builds the ops of one rank; what differs in the ops of another is in the registry, too. How variables are cut
-is the business of `epl/parallel/split/model.py` and `epl/parallel/zero/model.py`, the owners. What a run gives for a
-sharded variable is in `epl/parallel/sharded_variables/fetching.py`, checkpoints are in `checkpoints.py` there.
+A graph has one registry after the first of its variables is cut: `graph.state_of(ShardedVariables)`. A process builds
+the ops of one rank; the registry has the differences in the ops of the other ranks, too. The owners cut the variables:
+`epl/parallel/split/model.py` and `epl/parallel/zero/model.py`. `epl/parallel/sharded_variables/fetching.py` has the
+values that runs give for sharded variables, `checkpoints.py` there has checkpoints.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -26,13 +26,13 @@ _Attrs = List[Tuple[str, tf.AttrValue]]
 
 
 class ShardInfo(NamedTuple):
-    """What a variable op holds a shard of.
+    """The shard that a variable op holds.
 
     Attributes:
       full_name: name of the full variable in checkpoints.
       full_shape: of the full variable.
       placement: how it is cut.
-      owner: the setting by which the user asks for it, see `ShardOwner`.
+      owner: the setting by which the user asks for that, see `ShardOwner`.
     """
 
     full_name: str
@@ -42,7 +42,7 @@ class ShardInfo(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What became of a variable. Constants that differ between ranks are in `Resharder.owned`.
+    """A variable that was cut. Constants that differ between ranks are in `Resharder.owned`.
 
     Attributes:
       name: of the full variable's op, which is its name in checkpoints.
@@ -50,9 +50,9 @@ class Shard(NamedTuple):
       placement: the shard, with sizes.
       full_shape: of the full variable.
       old: the reference or handle of the full variable. Nothing may read it any more.
-      reads: (value of the full variable, value of the shard) for each op that read it.
-      users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering builds them anew.
-      replaced: ops that were replaced for all who wait for them or use them; for those who fetch them.
+      reads: (value of the full variable, value of the shard) for each op that read the variable.
+      users: other ops that take `old`: lookups in a resource variable, loops, branches. The lowering rebuilds them.
+      replaced: op -> its replacement, which all ops that use it or wait for it take already; a fetch must look it up.
       shapes: name of a variable op -> its attribute `shape`, by shard.
       seeds: name of a random op -> its second seed, by shard.
     """
@@ -73,8 +73,8 @@ class Slots(NamedTuple):
     """Variables that optimizers keep for shards, by the names of their ops.
 
     Attributes:
-      variables: what they hold shards of; the trained shards are among them.
-      shapes, seeds: what differs between ranks, as in `Shard`; those of the trained shards are not among them.
+      variables: the shards that they hold; the trained shards are among them.
+      shapes, seeds: differences between ranks, as in `Shard`, without those of the trained shards.
     """
 
     variables: Dict[str, ShardInfo]
@@ -86,7 +86,7 @@ class ShardedVariables:
     """The sharded variables of one graph.
 
     Attributes:
-      variables: name of a variable op -> what it holds a shard of. Slots are among them after apply_gradients.
+      variables: name of a variable op -> the shard that it holds. Slots are among them after apply_gradients.
       shards: the trained variables that were cut, in order.
       shapes: name of a variable op -> its attribute `shape` by rank of the job, where it may differ.
       owners: by setting.
@@ -102,7 +102,7 @@ class ShardedVariables:
         self._shard_names: Dict[str, str] = {}  # op of a full variable -> op of its shard
         self.owners: Dict[str, ShardOwner] = {}
 
-    # ---- What owners add.
+    # ---- Additions by owners.
 
     def add_shard(self, shard: Shard, owner: ShardOwner) -> None:
         """Adds a variable that was cut."""
@@ -122,15 +122,15 @@ class ShardedVariables:
         self._seeds.update((name, owner.group.by_rank(seeds)) for name, seeds in slots.seeds.items())
 
     def adopt_updates(self, made: Sequence[NewVariable] = ()) -> None:
-        """Lets the owners add the variables that updates write; `made` are those that an apply_gradients has made."""
+        """Lets the owners add the variables that updates write; `made` are the new ones of an apply_gradients."""
         with self._graph.tf_graph.as_default():
             for owner in self.owners.values():
                 owner.adopt_updates(made)
 
-    # ---- Which variable is meant.
+    # ---- Lookups of variables.
 
     def of(self, setting: str) -> Dict[str, ShardInfo]:
-        """Those of the variables that one owner has cut."""
+        """The variables that one owner has cut."""
         return self._by_owner.get(setting, {})
 
     def shards_of(self, setting: str) -> List[Shard]:
@@ -142,11 +142,11 @@ class ShardedVariables:
         return self.owners[self.variables[name].owner]
 
     def shard_of(self, name: str) -> str:
-        """The variable op that is trained in place of one of the user; both by name."""
+        """Name of the variable op that is trained in place of a variable op of the user, given by name."""
         return self._shard_names.get(name, name)
 
     def shard_read(self, tensor: tf.Tensor) -> Optional[str]:
-        """Name of the op of the shard whose value, or full value, a tensor is; None for another tensor."""
+        """Name of a shard's variable op if a tensor is its value or its full value; None for another tensor."""
         op = tensor.op
         variable = op.inputs[0].op if op.type in op_types.READS and op.inputs else op
         name = self.shard_of(variable.name)
@@ -157,20 +157,20 @@ class ShardedVariables:
         names = self._shard_names.items()
         return {full: name for full, name in names if self.variables[name].owner == setting}
 
-    # ---- Which ops are.
+    # ---- Lookups of ops.
 
     def replacement_op(self, op: tf.Operation) -> tf.Operation:
-        """The op on the shard that replaces an op of the user on the full variable; another op as it is."""
+        """The op on the shard that replaces an op of the user on the full variable; any other op unchanged."""
         for shard in self.shards:
             op = shard.replaced.get(op, op)
         return op
 
     def replaced(self) -> List[str]:
-        """Names of ops on variables that are shards now; nothing runs them any more."""
+        """Names of ops on full variables that ops on shards have replaced; nothing runs them any more."""
         return [op.name for shard in self.shards for op in shard.replaced]
 
     def results(self) -> Set[str]:
-        """Names of the ops that compute what the user may ask for, besides variables."""
+        """Names of the ops whose results the user may ask for, without variables."""
         found: Set[str] = set().union(*[owner.results() for owner in self.owners.values()])
         return found - {tensor.op.name for owner in self.owners.values() for tensor in owner.values}
 
@@ -181,11 +181,11 @@ class ShardedVariables:
         ops += [shard.variable.initializer for shard in self.shards]
         return sorted({getattr(op, "op", op).name for op in ops})
 
-    # ---- What differs between ranks.
+    # ---- Differences between ranks.
 
     @property
     def collectives(self) -> List[tf.Operation]:
-        """Those of the first rank that move data of the shards in a step."""
+        """The collectives of the first rank that move data of shards in a step."""
         return [op for owner in self.owners.values() for op in owner.group.collectives]
 
     @property
@@ -194,9 +194,9 @@ class ShardedVariables:
         return [spec for owner in self.owners.values() for spec in owner.group.unopened]
 
     def rank_attributes(self, view: GraphView, cloned: Set[int]) -> Dict[int, List[_Attrs]]:
-        """Node -> by rank of the job, the attributes in which a copy differs.
+        """Node -> by rank of the job, the attributes in which a copy of the node differs.
 
-        Initial values are drawn with the same seeds by all.
+        All ranks draw initial values with the same seeds, except shards that have seeds of their own.
         """
         needed = view.ancestors([view.index[name] for name in self.initializers()]) & cloned
         ranks = max(len(owner.group.owners) for owner in self.owners.values())
@@ -215,7 +215,7 @@ class ShardedVariables:
 
 
 def objects_of(op: tf.Operation) -> List[Any]:
-    """The Python objects of a variable in the collections: the user's own, and others, as an imported graph has."""
+    """The Python objects of a variable in the collections: the user's, and further ones, as an imported graph has."""
     found: List[Any] = []
     for key in op.graph.get_all_collection_keys():
         for member in op.graph.get_collection_ref(key):

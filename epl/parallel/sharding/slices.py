@@ -1,4 +1,4 @@
-"""A piece of a tensor along one of its dimensions."""
+"""Slices of a tensor along one of its dimensions."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import tensorflow.compat.v1 as tf
 
 
 def known_ndims(tensor: tf.Tensor) -> int:
-    """The number of dimensions of a tensor of which it is known."""
+    """The number of dimensions of a tensor whose rank is known."""
     ndims = tensor.shape.ndims
     assert ndims is not None, tensor
     return ndims
 
 
 def slice_along(tensor: tf.Tensor, dim: int, begin: Any, size: tf.Tensor) -> tf.Tensor:
-    """So many rows of dimension `dim`, from the row `begin`; all of the other dimensions."""
+    """The `size` rows of dimension `dim` from row `begin` on, and all of the other dimensions."""
     before, after = dim, (tensor.shape.ndims or 0) - dim - 1
     begins = [0] * before + [tf.cast(begin, tf.int32)] + [0] * after
     return tf.slice(tensor, begins, [-1] * before + [tf.cast(size, tf.int32)] + [-1] * after)

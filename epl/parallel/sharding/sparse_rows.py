@@ -1,10 +1,10 @@
-"""What update rules do with the rows that a rank has for itself: values and indices of a sparse gradient of a part.
+"""Local rows in update rules: values and indices of the sparse gradient of a shard, which differ between ranks.
 
-    indices, values  --> Gather(slot, indices)                        rows of the slot, of this rank as well
-                     --> UnsortedSegmentSum(.., .., shape[0])         a part: the gradient made dense
+    indices, values  --> Gather(slot, indices)                        rows of the slot: local rows, too
+                     --> UnsortedSegmentSum(.., .., shape[0])         a shard: the gradient made dense
                      --> ScatterUpdate(slot, indices, values)         writes a slot that is cut by rows
 
-The indices count from the beginning of the part, and mean nothing to other ranks: what no rule here knows is refused.
+The indices count from the first row of the shard and mean nothing on other ranks: ops without a rule here are refused.
 """
 
 from typing import Collection, Mapping, NamedTuple, NoReturn, Optional, Sequence
@@ -17,10 +17,10 @@ from epl.utils.errors import PlanError
 
 
 class LocalRows(NamedTuple):
-    """What is known of sparse gradients besides their rows.
+    """Facts about sparse gradients, next to their values and indices.
 
     Attributes:
-      shapes: the `dense_shape` of one -> how the part is cut that it belongs to.
+      shapes: the `dense_shape` of one -> the placement of its variable.
       slots: op name of a variable made for a shard -> its placement, if rows of the gradient are written into it.
     """
 
@@ -32,7 +32,7 @@ NO_ROWS = LocalRows({}, {})
 LOCAL_ROWS = shard(0)  # the placement of values and indices
 
 _LOOKUPS = frozenset(["Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"])
-_DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that says how many rows
+_DENSE = {"UnsortedSegmentSum": 2, "ScatterNd": 2, "SparseToDense": 1}  # -> the input that has the number of rows
 _KEEPS_SIZE = (
     op_types.READS
     | op_types.SWITCHES
@@ -47,16 +47,16 @@ def placement_of_rows(
     shapes: Mapping[tf.Tensor, Placement],
     known: Collection[Placement],
 ) -> Optional[Placement]:
-    """What an op gives that takes own rows.
+    """The placement of the output of an op that takes local rows.
 
     Args:
-      op: takes own rows among its inputs.
+      op: takes local rows among its inputs.
       placements: of its inputs.
       shapes: as in `LocalRows`.
-      known: of the parts.
+      known: the placements of the shards.
 
     Returns:
-      shard(0, None) for rows, a placement with sizes for a part; None if it is neither.
+      shard(0, None) for local rows, a placement with sizes for a shard; None if it is neither.
     """
     if op.type in _DENSE:
         return _placement_of_size(op.inputs[_DENSE[op.type]], shapes, known)
@@ -71,7 +71,7 @@ def placement_of_rows(
 def _placement_of_size(
     size: tf.Tensor, shapes: Mapping[tf.Tensor, Placement], known: Collection[Placement]
 ) -> Optional[Placement]:
-    """The parts of which a shape, or a number of rows, is the size."""
+    """The placement whose shards have the size that a shape, or a number of rows, gives."""
     source = size
     while source not in shapes and source.op.type in _KEEPS_SIZE:
         source = source.op.inputs[0]
@@ -86,7 +86,7 @@ def _placement_of_size(
 
 
 def refuse_rows(op: tf.Operation, what: str) -> NoReturn:
-    """Raises PlanError for an op that takes own rows and something else in a way that has no meaning."""
+    """Raises PlanError for an op that combines local rows with something else in a way that has no meaning."""
     raise PlanError(
         "{!r} ({}) computes with rows of a sparse gradient, of which each device has those of its own part, and with "
         "{}: EPL cannot tell where they belong. Let the update rule make gradients dense by tf.convert_to_tensor, and "
@@ -95,7 +95,7 @@ def refuse_rows(op: tf.Operation, what: str) -> NoReturn:
 
 
 def refuse_rows_of_whole(op: tf.Operation, variable: str) -> NoReturn:
-    """Raises PlanError for a write of the script into some rows of a variable of which each device has a part."""
+    """Raises PlanError for a write of the script into some rows of a variable that is sharded."""
     raise PlanError(
         "{!r} ({}) writes rows or slices of {!r}, of which each device has a part: EPL cannot tell which of them are "
         "its own. Compute the whole value and build `v.assign(value)` before the first Session.run.".format(

@@ -1,13 +1,13 @@
-"""The resharder of a split in the stages of a pipeline: each pass of each stage has collectives of its own.
+"""The resharder of a split in the stages of a pipeline: each pass of each stage has a stream of collectives of its own.
 
     stage 0   forward     a/0 ─▶ b/0 ─▶ a/1 ─▶ b/1 ─▶ ...       collective/micro batch
     stage 1   forward     c/0 ─▶ c/1 ─▶ ...
               backward    d/0 ─▶ d/1 ─▶ ...
 
-A pass is a stream: a communicator in which the collectives of one micro batch follow those of the one before, whatever
-other passes do meanwhile. So all ranks of a group run those of a communicator in the same order, under any schedule.
-What is done once per step (norms of gradients) has a stream in each stage, too. Between the micro batches order is made
-by the pass that clones them.
+In the communicator of a stream, the collectives of one micro batch follow those of the micro batch before, whatever
+other passes do. So all ranks of a group run the collectives of a communicator in the same order, under any schedule.
+Collectives that run once per step (norms of gradients) have a stream in each stage, too. The rewriting pass that clones
+micro batches orders their collectives.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from epl.parallel.sharding.resharding import CollectiveStream, Resharder
 
 
 class StagePass(NamedTuple):
-    """What is built at a time.
+    """A pass of a stage whose ops are built together.
 
     Attributes:
       stage: of the pipeline.
-      backward: whether gradients are computed.
-      call: how many calls of tf.gradients were complete before.
+      backward: whether it computes gradients.
+      call: how many calls of tf.gradients were complete before it.
     """
 
     stage: int
@@ -32,7 +32,7 @@ class StagePass(NamedTuple):
 
 
 class StageResharder(Resharder):
-    """Moves tensors between the ranks of a split group, in a stream for each pass of each stage.
+    """Reshards tensors for one rank of a split group, with one stream for each pass of each stage.
 
     Attributes:
       of_passes: the streams of the passes that have collectives.
@@ -50,10 +50,10 @@ class StageResharder(Resharder):
         """Starts with no collective.
 
         Args:
-          communicator, rank, key, fp16_scale: as those of Resharder; the communicator is for what stage 0 does once a
-            step.
-          open_stream: gives the communicator of a stage for what is named.
-          current: the pass whose ops are being built.
+          communicator, rank, key, fp16_scale: as in Resharder; the communicator is for collectives of stage 0 that run
+            once a step.
+          open_stream: gives the communicator of a stage for a stream of the given name.
+          current: gives the pass whose ops are being built.
         """
         super().__init__(communicator, rank, key, fp16_scale)
         self._open_stream = open_stream
@@ -69,7 +69,7 @@ class StageResharder(Resharder):
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """What is built inside is done once per step, and not for each micro batch."""
+        """Ops built inside run once per step, not once per micro batch."""
         before, self._once = self._once, True
         try:
             yield

@@ -1,15 +1,15 @@
-"""What is computed from the gradients of shards: norms and clipping, and the variables that updates write.
+"""Ops on the gradients of shards: norms and clipping, and the variables that updates write.
 
-Between tf.gradients and apply_gradients a user computes with gradients as if they were whole. Most of it works on parts
-as it stands. What sums over a part has an addend only, and becomes whole by an all-reduce:
+Between tf.gradients and apply_gradients a user computes with gradients as if they were full tensors. Most ops work on
+shards unchanged. An op that sums over a shard gives a partial sum, which an all-reduce makes the full sum:
 
-    shard --> L2Loss --> [addend] --> all-reduce --+
-                                                   +--> Pack --> Sum --> Sqrt        tf.global_norm
-    REPLICATED  --> L2Loss ------------------------------+
+    shard      --> L2Loss --> [partial sum] --> all-reduce --+
+                                                             +--> Pack --> Sum --> Sqrt        tf.global_norm
+    REPLICATED --> L2Loss -----------------------------------+
 
-The rules of the partitioner say what an op does with a part; those that bring ops of their own are built anew, what no
-rule knows is computed whole. A tensor that is whole and meets parts of its shape is cut as they are. Nothing is
-differentiated behind this. All addends that do not need each other go in one collective.
+The rules of the partitioner say what an op does with a shard. Ops whose rules emit other ops are rebuilt; an op without
+a rule is rebuilt on full tensors. A full tensor that meets shards of its shape is cut like them. Nothing is
+differentiated after this. Partial sums that do not depend on each other go in one collective.
 """
 
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -39,7 +39,7 @@ from epl.utils.errors import PlanError
 
 _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
 _PASSES = op_types.READS | _HAND_ON
-# What these do with a variable or its value is seen to elsewhere.
+# Other modules handle these ops on a variable or its value.
 _STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | frozenset(
     ["IsVariableInitialized", "TensorListPushBack", "VarIsInitializedOp", "VariableShape"]
 )
@@ -49,11 +49,11 @@ _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean",
 
 
 class RebuiltOp(NamedTuple):
-    """An op that is built anew.
+    """An op that is rebuilt.
 
     Attributes:
       op: of the user.
-      choice: of its rule; None: no rule knows it, so that it is computed on whole tensors.
+      choice: of its rule; None: no rule knows the op, so it computes on full tensors.
       placements: of its inputs.
     """
 
@@ -63,11 +63,11 @@ class RebuiltOp(NamedTuple):
 
 
 class ReductionRound(NamedTuple):
-    """What must be done before the next sums can be computed.
+    """Ops and sums that must be built before the ops of the next round.
 
     Attributes:
-      ops: that are built anew, in their order.
-      partial_sums: tensors that are summed over the ranks then.
+      ops: are rebuilt in this order.
+      partial_sums: tensors that are summed over the ranks after that.
     """
 
     ops: List[RebuiltOp]
@@ -75,13 +75,13 @@ class ReductionRound(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """How the parts of gradients flow on.
+    """How the shards of gradients flow through the user's ops.
 
     Attributes:
-      placements: of the tensors that are parts.
-      variables: op name -> placement, of the variables that parts are written into.
-      rounds: what has to be built.
-      cuts: (op, which input) that is whole where the op takes a part -> placement of the part.
+      placements: of the tensors that are shards.
+      variables: op name -> placement, of the variables that shards are written into.
+      rounds: the ops and sums to build.
+      cuts: (op, index of an input) that is a full tensor where the op takes a shard -> placement of the shard.
     """
 
     placements: Dict[tf.Tensor, Placement]
@@ -100,23 +100,23 @@ def trace_updates(
     branches: Sequence[Any] = (),
     local_rows: LocalRows = NO_ROWS,
 ) -> Updates:
-    """Follows parts through the ops of the user behind the backward pass. Changes nothing.
+    """Follows shards through the ops of the user after the backward pass. Changes nothing.
 
     Args:
       tf_graph: the graph.
-      parts: tensors that differ between ranks: the gradients of shards. Rows that each rank has for itself (values of a
-        sparse gradient of a table that is cut by rows) are shard(0, None).
+      parts: tensors that differ between ranks: the gradients of shards. Local rows (values of a sparse gradient of a
+        table that is cut by rows) are shard(0, None).
       variables: op name -> placement, of the shards.
       ranks: devices of the group.
-      after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); what is older is not
-        looked at.
-      built: what it built later.
-      branches: control-flow contexts in which parts may meet: all ranks take them together, or none does.
-      local_rows: what is known of sparse gradients besides `parts`.
+      after: number of the last op that the partitioner built itself (`tf_compat.last_op_id`); only newer ops are
+        visited.
+      built: ops that it built later.
+      branches: control-flow contexts that may have collectives: all ranks take them together, or none does.
+      local_rows: facts about sparse gradients, next to `parts`.
 
     Raises:
-      PlanError: parts meet in another branch, or in a loop; or rows of a rank are written, or computed with, in a way
-        that EPL has no rule for.
+      PlanError: shards meet in another branch, or in a loop; or local rows are written, or computed with, in a way that
+        EPL has no rule for.
     """
     known = dict(variables)
     new = tf_compat.ops_since(tf_graph, after)
@@ -131,8 +131,8 @@ def trace_updates(
 
 
 def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
-    """Producers before consumers. (TensorFlow makes the ops at the doors of a branch after those inside.)"""
-    waiting = dict.fromkeys(ops, False)  # whether its producers are in work already
+    """Producers before consumers. (TensorFlow creates the Switch and Enter ops of a branch after the ops inside.)"""
+    waiting = dict.fromkeys(ops, False)  # whether its producers are on the stack already
     ordered: Dict[tf.Operation, None] = {}
     stack = list(reversed(ops))
     while stack:
@@ -146,7 +146,7 @@ def _ordered(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
 
 
 class _Tracer:
-    """One pass over the ops, in the order of their creation."""
+    """One pass over the ops, producers first: finds the placement of each output."""
 
     def __init__(
         self,
@@ -158,13 +158,13 @@ class _Tracer:
     ) -> None:
         self._placements = dict(parts)
         self._local_rows = local_rows
-        self._astray: List[Tuple[tf.Operation, str]] = []  # writes of own rows into a variable that is no part
+        self._astray: List[Tuple[tf.Operation, str]] = []  # writes of local rows into a variable that is no shard
         self._branches = branches
         self._variables = variables
         self._ranks = ranks
-        self._waits: Dict[tf.Tensor, int] = {}  # the round that a tensor can be computed in
+        self._waits: Dict[tf.Tensor, int] = {}  # the round in which a tensor can be computed
         self._rounds: List[ReductionRound] = []
-        self._whole: Set[tf.Tensor] = set()  # which have the size of what is whole, and not of a part
+        self._whole: Set[tf.Tensor] = set()  # tensors with the size of a full tensor, not of a shard
         self._cuts: Dict[Tuple[tf.Operation, int], Placement] = {}
         self.written: Dict[str, Placement] = dict(variables)
 
@@ -206,12 +206,12 @@ class _Tracer:
         found = self._placements.get(tensor)
         if found is not None:
             return found
-        if tensor.op.type in op_types.READS:  # of before
+        if tensor.op.type in op_types.READS:  # a read that is older than the ops that are visited
             tensor = tensor.op.inputs[0]
         return self._variables.get(tensor.op.name, REPLICATED)
 
     def _write(self, op: tf.Operation, placements: Sequence[Placement]) -> List[Placement]:
-        """What is written with a part, or together with a variable that is a part, is a part of the same kind."""
+        """A variable that is written with a shard, or together with a variable that is one, is cut in the same way."""
         found = next((placement for placement in placements if placement.sizes is not None), None)
         if found is None:
             return self._write_rows(op)
@@ -219,7 +219,7 @@ class _Tracer:
         if placements[0].sizes is not None and (rows_of_whole or op.type in op_types.SLICE_WRITES):
             refuse_rows_of_whole(op, (_variable_of(op.inputs[0]) or op).name)
         shapes = [_shape_written(tensor) for tensor, placement in zip(op.inputs, placements) if placement == found]
-        outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # any rows may be written
+        outer = 1 if found.dim > 0 and op.type in op_types.ROW_WRITES else 0  # it may write any number of rows
         for tensor in op.inputs:
             variable = _variable_of(tensor)
             if variable is not None and any(
@@ -234,20 +234,23 @@ class _Tracer:
         return [found] * len(op.outputs)
 
     def _has_whole_size(self, op: tf.Operation) -> bool:
-        """Whether an op gives what has the size of something whole: it takes such, or nothing else has a size."""
+        """Whether an op's output has a full size.
+
+        An input that is no scalar has one; or an input has one and all inputs are scalars.
+        """
         found = [tensor for tensor in op.inputs if tensor in self._whole]
         return bool(found) and (
             any(tensor.shape.ndims != 0 for tensor in found) or all(tensor.shape.ndims == 0 for tensor in op.inputs)
         )
 
     def _cut(self, op: tf.Operation, index: int, placement: Placement) -> None:
-        """Notes an input that is whole, and stands for a part."""
+        """Notes an input that is a full tensor where the op takes a shard."""
         tensor = op.inputs[index]
         if placement.sizes is not None and tensor in self._whole and (tensor.shape.ndims or 0) > placement.dim:
             self._cuts[op, index] = placement
 
     def _write_rows(self, op: tf.Operation) -> List[Placement]:
-        """Rows of a rank go into a variable that is not known yet."""
+        """Notes the variables that an op writes local rows into: slots by rows, or variables that are refused later."""
         for variable in [variable for variable in map(_variable_of, op.inputs) if variable is not None]:
             placement = self._local_rows.slots.get(variable.name)
             if placement is None:
@@ -260,7 +263,7 @@ class _Tracer:
         self.written.setdefault(variable.name, placement)
 
     def _look_back(self, value: tf.Tensor, shape: tf.TensorShape, placement: Placement) -> None:
-        """Notes the variables that a part is computed from, element by element: a sparse update writes rows of them."""
+        """Notes the variables from which a shard is computed element by element: a sparse update writes their rows."""
         stack, seen = [value], set()
         while stack:
             tensor = stack.pop()
@@ -284,7 +287,7 @@ class _Tracer:
             refuse_rows(op, "a part of another size")
         rows = next((placement for placement in placements if placement.is_shard), REPLICATED)
         if all(placement.sizes is None for placement in placements) and (choice is None or op.type not in _REDUCTIONS):
-            # Rows that a rank has for itself, and what says where they go, mean nothing to others.
+            # Local rows, and the indices that say where they go, mean nothing on other ranks.
             return [rows if tensor.shape.ndims != 0 else REPLICATED for tensor in op.outputs]
         if choice is None:
             _refuse_handles(op, placements)
@@ -296,15 +299,15 @@ class _Tracer:
         return [REPLICATED] * len(op.outputs) if choice is None else list(choice.outputs)
 
     def _choice(self, op: tf.Operation, placements: Sequence[Placement]) -> Optional[Choice]:
-        """What the rules say of parts in just these placements.
+        """The rule's choice for inputs in exactly these placements.
 
-        If nothing, an input of the same shape as a part, in an op on tensors of one shape, is a part as well (a slot
-        that no part was written into yet): whole, it would be larger.
+        If there is none, and the op computes on tensors of one shape, an input with the shape of a shard is a shard as
+        well (a slot that no shard was written into yet): a full tensor would be larger.
         """
         parts = [
             (tensor.shape, placement) for tensor, placement in zip(op.inputs, placements) if placement != REPLICATED
         ]
-        # By its shape, which is still that of a part, a whole would be repeated along the rows if the part has one.
+        # A full tensor still has the static shape of a shard: a rule would broadcast it if the shard has one row.
         is_whole = parts[0][1].sizes is not None and any(t in self._whole and t.shape.ndims for t in op.inputs)
         found = None if is_whole else self._choice_of(op, placements)
         if found is None and all(
@@ -324,7 +327,7 @@ class _Tracer:
 
 
 def op_info(op: tf.Operation, placements: Sequence[Placement], ranks: int) -> OpInfo:
-    """What rules are told of an op on parts: the shapes that its inputs have when they are whole."""
+    """What rules are told of an op on shards: its inputs have the shapes of the full tensors."""
     return OpInfo(
         type=op.type,
         name=op.name,
@@ -353,7 +356,7 @@ def _whole(tensor: tf.Tensor, placement: Placement) -> TensorInfo:
 
 
 def _variable_of(tensor: tf.Tensor) -> Optional[tf.Operation]:
-    """The variable op behind a reference or handle, through loops and branches."""
+    """The variable op whose reference or handle a tensor is, through loops and branches."""
     seen: Set[tf.Operation] = set()
     while tensor.op.type in _HAND_ON and tensor.op not in seen:
         seen.add(tensor.op)
@@ -372,7 +375,7 @@ def _variable_shape(variable: tf.Operation) -> tf.TensorShape:
 
 
 def _refuse_handles(op: tf.Operation, placements: Sequence[Placement]) -> None:
-    """Raises PlanError for an op that no rule knows, if it takes a part by its handle: a handle cannot be gathered."""
+    """Raises PlanError for an op that no rule knows if it takes the handle of a shard: a handle cannot be gathered."""
     for tensor, placement in zip(op.inputs, placements):
         if placement != REPLICATED and tensor.dtype == tf.resource:
             raise PlanError(
@@ -398,21 +401,21 @@ def complete_updates(
     between_groups: Optional[Resharder] = None,
     in_branch: Optional[Callable[[Any], Resharders]] = None,
 ) -> Dict[tf.Tensor, tf.Tensor]:
-    """Builds what makes norms and the like whole, and hands it to whoever takes the addends.
+    """Rebuilds ops, all-reduces partial sums, and gives the results to the ops that took the old tensors.
 
     Args:
       updates: from `trace_updates`, for the same graph.
-      resharder: of this rank; its collectives so far come first.
-      between_groups: where several groups hold the same parts: moves data between the ranks with the same part. Groups
-        whose ranks lie in processes in different ways round their sums differently, so that all take those of one.
-      in_branch: gives both for what is in a control-flow context: collectives of a branch that is not taken never run,
+      resharder: of this rank; the collectives that it has run first.
+      between_groups: where several groups hold the same shards: moves data between the ranks with the same shard.
+        Groups that lie on processes in different ways round sums differently, so that all take the sums of one.
+      in_branch: gives both resharders of a control-flow context: collectives of a branch that is not taken never run,
         and no others may wait for them.
 
     Returns:
-      Tensor of the user -> what has replaced it.
+      Tensor of the user -> the tensor that has replaced it.
 
     Raises:
-      PlanError: an op that no rule knows gives something whose shape depends on the parts.
+      PlanError: an op that no rule knows gives a tensor whose shape depends on the shards.
     """
     graph = tf.get_default_graph()
     replaced: Dict[tf.Tensor, tf.Tensor] = {}
@@ -465,13 +468,13 @@ def _emitted(op: tf.Operation, choice: Choice, resharder: Resharder) -> List[tf.
 
 def _on_whole(op: tf.Operation, resharder: Resharder, placements: Sequence[Placement]) -> List[tf.Tensor]:
     """The op on gathered tensors."""
-    # What an assign gives may be a reference.
+    # The output of an assign may be a reference.
     inputs = [
         t if placement == REPLICATED else resharder.gather(tf.identity(t), placement)
         for t, placement in zip(op.inputs, placements)
     ]
     made = list(copy_op(op, inputs, {}).outputs)
-    if op.type in _OTHER_SHAPE_WHOLE:  # what is made is cut where it meets parts
+    if op.type in _OTHER_SHAPE_WHOLE:  # the result is cut where it meets shards
         return [_of_both_sizes(before, after) for before, after in zip(op.outputs, made)]
     cut = [str(placement) for placement in placements]
     for before, after in zip(op.outputs, made):
@@ -487,15 +490,15 @@ def _on_whole(op: tf.Operation, resharder: Resharder, placements: Sequence[Place
 
 
 def _as_part(tensor: tf.Tensor, placement: Placement, resharder: Resharder) -> tf.Tensor:
-    """This rank's part of a tensor that is whole; one that has the size of the part is one already."""
+    """This rank's shard of a full tensor; a tensor that has the size of the shard is one already."""
     begin, size = resharder.own_range(placement, None)
-    tensor = hidden(tensor, placement.dim)  # its static size may be that of the part
+    tensor = hidden(tensor, placement.dim)  # its static size may be that of the shard
     is_whole = tf.equal(tf.shape(tensor)[placement.dim], placement.size)
     return slice_along(tensor, placement.dim, tf.where_v2(is_whole, begin, 0), size)
 
 
 def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """`after`, with unknown sizes where it has others than `before`."""
+    """`after`, with unknown static sizes where they differ from those of `before`."""
     for dim in range(after.shape.ndims or 0):
         if before.shape.ndims == after.shape.ndims and not before.shape[dim].is_compatible_with(after.shape[dim]):
             after = hidden(after, dim)
@@ -503,7 +506,7 @@ def _of_both_sizes(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
 
 
 def _replace(before: tf.Tensor, after: tf.Tensor, replaced: Dict[tf.Tensor, tf.Tensor], last: int) -> None:
-    """Those of the user's ops that take `before` take `after`; `last` is the number of the newest of them."""
+    """Gives `after` to the user's ops that take `before`; `last` is the number of the user's newest op."""
     source = replaced.get(before, before)
     for consumer in source.consumers():
         if tf_compat.op_id(consumer) <= last:

@@ -1,7 +1,7 @@
-"""What rules are written with: ops as labelled dimensions, and pieces of what they emit.
+"""Building blocks of rules: ops as labelled dimensions, and pieces of the ops that rules emit.
 
-Most ops are told by which dimensions of their tensors run together, as einsum tells a product: dimensions with one
-label are cut alike, a tensor without the label is REPLICATED. A label that is summed over leaves addends.
+Most rules label the dimensions of an op's tensors, as einsum labels those of a product: dimensions with one label are
+cut alike, a tensor without the label is REPLICATED. A label that is summed over leaves partial sums.
 
     MatMul    [m, k] [k, n] -> [m, n]     m: shard(0), REPLICATED -> shard(0)
                                           n: REPLICATED, shard(1) -> shard(1)
@@ -20,7 +20,7 @@ from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo,
 Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is never cut
 Emitter = Callable[[Tuple[Placement, ...]], Emit]  # from the placements of the outputs
 
-ASSUMED_SIZE = 32  # what an unknown dimension counts as in costs
+ASSUMED_SIZE = 32  # the size of an unknown dimension in costs
 
 
 def labelled(
@@ -37,7 +37,7 @@ def labelled(
       op: the op.
       inputs, outputs: the labels of each of its tensors.
       summed: labels that the op sums over; all outputs are PARTIAL then.
-      emitter: makes what builds the op; not given: the same op on the local tensors.
+      emitter: gives the function that builds the op; None: the same op on the local tensors.
       created: whether the emitter can cut dimensions that no input has.
     """
     tensors = list(zip(list(inputs) + list(outputs), op.inputs + op.outputs))
@@ -61,7 +61,7 @@ def labelled(
 
 
 def _fit(inputs: Sequence[Tuple[Labels, TensorInfo]]) -> bool:
-    """Whether dimensions with one label have one size; where they do not, one is that of a single rank's batch."""
+    """Whether dimensions with one label have one size; if not, one of the sizes is that of a single rank's batch."""
     sizes: Dict[Hashable, int] = {}
     for labels, info in inputs:
         for dim, label in enumerate(labels):
@@ -72,7 +72,7 @@ def _fit(inputs: Sequence[Tuple[Labels, TensorInfo]]) -> bool:
 
 
 def _cuts(op: OpInfo, label: Hashable, tensors: Sequence[Tuple[Labels, TensorInfo]]) -> List[Any]:
-    """Sizes of parts for the dimensions with a label; [None] where they hold the batch.
+    """Sizes of shards for the dimensions with a label; [None] where they hold the batch.
 
     An input of unknown size that does not hold the batch may have size 1 and be broadcast, so it is not cut.
     """
@@ -109,13 +109,13 @@ def is_number(dtype: tf.DType) -> bool:
 def broadcast_labels(info: TensorInfo, rank: int) -> List[Optional[Hashable]]:
     """Labels of an input that is broadcast to `rank` dimensions, which are labelled 0, 1, ...
 
-    A dimension of size 1 has none: all parts of the result take it.
+    A dimension of size 1 has none: all shards of the result take it.
     """
     shape = info.shape or ()
     return [None if size == 1 else rank - len(shape) + dim for dim, size in enumerate(shape)]
 
 
-# ---- What is known of an op when the graph is built.
+# ---- Facts about an op at graph construction.
 
 
 def rank_of(info: TensorInfo) -> Optional[int]:
@@ -168,18 +168,18 @@ def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]
     return [size for dim, size in enumerate(info.shape or ()) if dim not in dims]
 
 
-# ---- Pieces of what rules emit.
+# ---- Pieces of the ops that rules emit.
 
 
 def own_size(emission: Emission, placement: Placement, full: tf.Tensor) -> tf.Tensor:
-    """The size of this rank's part of a dimension that is `full` in all."""
+    """The size of this rank's shard of a dimension of size `full`."""
     if placement.sizes is None:
         return emission.local_rows(full)
     return emission.own(placement.sizes, full.dtype.base_dtype)
 
 
 def own_offset(emission: Emission, placement: Placement, dtype: tf.DType) -> tf.Tensor:
-    """Where this rank's part of a dimension begins; the placement has sizes."""
+    """Where this rank's shard of a dimension begins; the placement has sizes."""
     return emission.own(offsets(placement.sizes or ()), dtype)
 
 
@@ -190,9 +190,9 @@ def replaced(vector: tf.Tensor, index: int, value: Any) -> tf.Tensor:
 
 
 def full_shape(info: TensorInfo, given: tf.Tensor) -> tf.Tensor:
-    """The shape of the tensor in the unsplit program: static if known, else by the input that says it.
+    """The shape of the tensor in the unsplit program: the static shape if known, else the input `given`.
 
-    A constant input may have the size of one rank's batch written into it; the static shape has that of all.
+    A constant input may contain the size of one rank's batch; the static shape has the size of all batches.
     """
     if info.shape is None or None in info.shape:
         return given
@@ -200,7 +200,7 @@ def full_shape(info: TensorInfo, given: tf.Tensor) -> tf.Tensor:
 
 
 def own_shape(emission: Emission, info: TensorInfo, given: tf.Tensor, placement: Placement) -> tf.Tensor:
-    """`full_shape`, with this rank's part of the dimension that is cut."""
+    """`full_shape`, with the size of this rank's shard in the dimension that is cut."""
     shape = full_shape(info, given)
     return (
         replaced(shape, placement.dim, own_size(emission, placement, shape[placement.dim]))
@@ -214,8 +214,8 @@ def weighted(emission: Emission, value: tf.Tensor, tensor: tf.Tensor, weights: t
 
     Args:
       emission: of the op.
-      value: REPLICATED, of the rank of `tensor`; dimensions of one element stand for all.
-      tensor: the part that `value` is a function of, by a way that gradients do not take.
+      value: REPLICATED, with as many dimensions as `tensor`; those of size 1 are broadcast.
+      tensor: the shard that `value` is computed from, by ops that gradients do not pass.
       weights: d value / d tensor, element by element.
     """
     if not tensor.dtype.is_floating:

@@ -1,4 +1,4 @@
-"""Rules of convolutions and pooling: over images, input channels (which leaves addends) and output channels."""
+"""Rules of convolutions and pooling, cut over images, input channels (leaves partial sums) or output channels."""
 
 from typing import Iterator, List, Tuple
 
@@ -49,7 +49,7 @@ def _transposed_convolution(op: OpInfo) -> Iterator[Choice]:
 
 @rule("DepthwiseConv2dNative")
 def _depthwise(op: OpInfo) -> Iterator[Choice]:
-    """Every channel makes `multiplier` channels of the result, which stand side by side."""
+    """Every channel gives `multiplier` channels of the result, next to each other."""
     yield from labelled(op, [_image(op, ""), [None] * 4], [_image(op, "")])
     kernel = op.inputs[1].shape
     if kernel is None or kernel[2] is None or kernel[3] is None:
@@ -66,7 +66,7 @@ def _pool(op: OpInfo) -> Iterator[Choice]:
     window = list(op.attrs["ksize"])
     labels = [label if size == 1 else None for label, size in zip(image, window)]
     yield from labelled(op, [labels], [labels])
-    # Of an average over channels, the channels of the result have no part of their own.
+    # A pool over channels mixes those of several shards, so that channels are not cut.
 
 
 @rule("MaxPoolV2")
@@ -78,7 +78,7 @@ def _pool_v2(op: OpInfo) -> Iterator[Choice]:
 
 @rule("LRN")
 def _local_response(op: OpInfo) -> Iterator[Choice]:
-    """Channels are normalised by their neighbours; images stay apart."""
+    """Channels are normalised by their neighbours, so only images are cut."""
     return labelled(op, [["n", None, None, None]], [["n", None, None, None]])
 
 
@@ -87,13 +87,13 @@ def _local_response(op: OpInfo) -> Iterator[Choice]:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def _batch_norm(op: OpInfo) -> Iterator[Choice]:
-    """Over channels; over images only where it computes no statistics of them."""
+    """Cut over channels; over images only if the op computes no statistics of them."""
     image = _image(op, "c")
     vectors: List[Labels] = [["c"] if tensor.shape != (0,) else [] for tensor in op.inputs[1:]]
     for choice in labelled(op, [image] + vectors, [image]):
         placement = choice.inputs[0]
         if placement.dim:
-            # What is reserved for the gradient is used by the gradient of the part.
+            # Only the gradient op of the shard takes the outputs that are reserved for it.
             reserved = (REPLICATED,) * (len(op.outputs) - 5)
             yield choice._replace(outputs=(placement,) + (shard(0, placement.sizes),) * 4 + reserved)
         elif not op.attrs.get("is_training", True):

@@ -1,4 +1,4 @@
-"""Rules of ops that compute every element by itself, with or without broadcasting: tables of op types."""
+"""Rules of element-wise ops, with or without broadcasting: tables of op types."""
 
 from typing import Iterator, List, Tuple
 
@@ -55,7 +55,7 @@ def _linear_in_first(op: OpInfo) -> Iterator[Choice]:
 
 @rule("Div")
 def _div(op: OpInfo) -> Iterator[Choice]:
-    """Integers are truncated, so only other numbers are divided addend by addend."""
+    """Quotients of integers are truncated, so partial sums of integers are not divided one by one."""
     yield from _broadcast(op)
     if not op.outputs[0].dtype.is_integer:
         yield from linear(op, 0)
@@ -63,7 +63,7 @@ def _div(op: OpInfo) -> Iterator[Choice]:
 
 @rule("Cast")
 def _cast(op: OpInfo) -> Iterator[Choice]:
-    """Addends are not rounded to fewer bits before they are summed."""
+    """Partial sums are not rounded to fewer bits before they are summed."""
     yield from _broadcast(op)
     source, target = op.inputs[0].dtype, op.outputs[0].dtype
     if source.is_floating and target.is_floating and target.size >= source.size:
@@ -78,7 +78,7 @@ def _bitcast(op: OpInfo) -> Iterator[Choice]:
 
 @rule("AccumulateNV2")
 def _accumulate(op: OpInfo) -> Iterator[Choice]:
-    """AddN; its own attribute would say the shape of the whole."""
+    """Emits an AddN: the attribute of an AccumulateNV2 would have the shape of the full tensor."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         return [tf.add_n(inputs)]
@@ -89,7 +89,7 @@ def _accumulate(op: OpInfo) -> Iterator[Choice]:
 
 @rule("EnsureShape")
 def _ensure_shape(op: OpInfo) -> Iterator[Choice]:
-    """Of a part, the dimension that is cut is not checked."""
+    """The shard is checked without the dimension that is cut."""
 
     def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         sizes = list(op.outputs[0].shape or ())

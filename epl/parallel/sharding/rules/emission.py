@@ -1,4 +1,4 @@
-"""The Emission that rules build with: copies of ops on other tensors, and the conversions of one rank."""
+"""The Emission that rules build with: copies of ops on other tensors, and the resharding of one rank."""
 
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -11,7 +11,7 @@ from epl.parallel.sharding.rules.registry import Emission
 
 
 class RankEmission(Emission):
-    """Builds what stands for one op of the unsplit program, for one rank, into the default graph."""
+    """Builds the ops that replace one op of the unsplit program, for one rank, in the default graph."""
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class RankEmission(Emission):
         Args:
           op: of the unsplit program.
           resharder: of the rank.
-          rows: gives how many rows of the batch each rank has, as an int64 vector; needed if the op has a batch.
-          over_rows: whether what is summed is of rows that are cut along the batch.
+          rows: gives the number of rows of each rank, as an int64 vector; needed if the op has a batch.
+          over_rows: whether partial sums are over rows that are cut along the batch.
         """
         self._op = op
         self._resharder = resharder
@@ -44,13 +44,13 @@ class RankEmission(Emission):
         return self._resharder.own(values, dtype)
 
     def local_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's; an integer."""
+        """The size of a dimension that holds the batches of all ranks -> the size of this rank's shard."""
         if self._rows is None:
             raise ValueError(f"{self._op.name}: how many rows of a batch each rank has is not known.")
         return self._resharder.own_share(rows, self._rows())
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """REPLICATED, for use by an op that computes a part."""
+        """REPLICATED, entered by an op that computes a shard: identity forward, all-reduce backward."""
         return self._resharder.enter(tensor)
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -58,17 +58,17 @@ class RankEmission(Emission):
         return self._resharder.sum_partial(self._resharder.partial_sum(tensor) if self._over_rows else tensor)
 
     def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A shard -> REPLICATED."""
+        """shard -> REPLICATED."""
         return self._resharder.gather(tensor, placement)
 
     def cut(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """REPLICATED -> this rank's part, by a placement with sizes."""
+        """REPLICATED -> shard, by a placement with sizes."""
         return self._resharder.cut(tensor, placement)
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The largest of all ranks, element by element."""
+        """The element-wise maximum over the ranks."""
         return self._resharder.all_max(tensor)
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The smallest of all ranks, element by element."""
+        """The element-wise minimum over the ranks."""
         return self._resharder.all_min(tensor)

@@ -1,8 +1,8 @@
 """Rules of lookups by index, and of their opposites: gather, one-hot, scatter, sums of segments.
 
-Where the rows that are looked up are cut, each rank looks up those that it has, and leaves zeros for the others:
-addends. Only those rows are touched, forward and backward, so that optimizers for sparse gradients see what they see
-unsplit.
+Where the rows of the table are cut, each rank looks up the indices of its own rows and leaves zeros for the others:
+partial sums. Only the rows that are looked up are touched, forward and backward, so that optimizers for sparse
+gradients get the same rows as unsplit.
 """
 
 from typing import Hashable, Iterator, List, Optional, Tuple
@@ -27,7 +27,7 @@ from epl.parallel.sharding.slices import known_ndims
 
 @rule("Gather", "GatherV2", "ResourceGather")
 def _gather(op: OpInfo) -> Iterator[Choice]:
-    """`inputs[0]` is the table; for a ResourceGather that is the value of a variable, in updates its handle."""
+    """`inputs[0]` is the table; a ResourceGather has the value of its variable there, in updates its handle."""
     table, indices = op.inputs[:2]
     takes_handle = table.dtype == tf.resource
     axis = [0] if len(op.inputs) == 2 else constant_ints(op.inputs[2])
@@ -57,7 +57,7 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
 
 
 def look_up(op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    """What a ResourceGather or ResourceGatherNd gives, of the value of its variable."""
+    """The output of a ResourceGather or ResourceGatherNd, from the value of its variable."""
     if op.type == "ResourceGatherNd":
         return [tf.gather_nd(inputs[0], inputs[1])]
     return [tf.gather(inputs[0], inputs[1], batch_dims=op.attrs.get("batch_dims", 0))]
@@ -68,7 +68,7 @@ def _emit_of_value(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
 
 
 def _emit_masked_gather(placement: Placement) -> Emit:
-    """An index that is beyond the table is for the first or the last rank to look up, and to complain about."""
+    """The first or the last rank looks up an index outside of the table, so that TensorFlow's check refuses it."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         table, indices = inputs[:2]
@@ -87,7 +87,7 @@ def _emit_masked_gather(placement: Placement) -> Emit:
 
 
 def _spread(found: tf.Tensor, places: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
-    """Zeros with what was found at its places, for the shape of the indices in place of dimension `axis`."""
+    """Zeros with the found rows at their places; the shape of the indices replaces dimension `axis`."""
     rank = known_ndims(found)
     front = [axis] + [dim for dim in range(rank) if dim != axis]
     moved = found if axis == 0 else tf.transpose(found, front)
@@ -119,7 +119,7 @@ def _gather_nd(op: OpInfo) -> Iterator[Choice]:
 
 @rule("OneHot")
 def _one_hot(op: OpInfo) -> Iterator[Choice]:
-    """Where the classes are cut, indices are counted from this rank's first."""
+    """Where the classes are cut, indices are counted from this rank's first class."""
     if not known_ranks(op):
         return
     rank = len(op.outputs[0].shape or ())
@@ -133,7 +133,7 @@ def _one_hot(op: OpInfo) -> Iterator[Choice]:
             indices, depth = inputs[:2]
             if placement.dim != at:
                 return emission.same(inputs)
-            # 8-bit indices could wrap around when they are moved.
+            # 8-bit indices could wrap around when the offset is subtracted.
             own = tf.cast(indices, tf.int64) - own_offset(emission, placement, tf.int64)
             return emission.same([own, emission.own(placement.sizes or (), depth.dtype)] + inputs[2:], TI=tf.int64)
 
@@ -149,7 +149,7 @@ def _one_hot(op: OpInfo) -> Iterator[Choice]:
 
 @rule("ScatterNd")
 def _scatter_nd(op: OpInfo) -> Iterator[Choice]:
-    """Parts of the updates make addends; parts of what one update is stay parts."""
+    """Shards of the list of updates give partial sums; a cut dimension inside of each update is cut in the result."""
     indices, updates, _ = op.inputs
     if not known_ranks(op) or indices.shape is None or indices.shape[-1] is None:
         return
@@ -186,7 +186,7 @@ def _segment_sum(op: OpInfo) -> Iterator[Choice]:
 
 @rule("SegmentMax", "SegmentMin", "SegmentProd", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def _segments(op: OpInfo) -> Iterator[Choice]:
-    """What belongs to one row is computed element by element."""
+    """The dimensions inside of a row can be cut: they are computed element by element."""
     if known_ranks(op):
         outer = 1 if not op.type.startswith("Unsorted") else len(op.inputs[1].shape or ())
         rest: List[Optional[Hashable]] = list(dimensions(op.inputs[0])[outer:])

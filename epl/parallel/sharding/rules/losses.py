@@ -1,7 +1,7 @@
-"""Rules of softmax and of what is computed from the scores of classes: cross entropy, whether a class is in the top k.
+"""Rules of softmax and of other ops on the scores of classes: cross entropy, whether a class is in the top k.
 
-Rows are independent. Where the classes are cut, each rank finds maximum and sum of its part, and these are exchanged:
-a few numbers per row, whatever the number of classes. As on a GPU, a label that is no class makes its loss NaN.
+Rows are independent. Where the classes are cut, the ranks exchange maximum and sum of their shards: a few numbers per
+row, for any number of classes. As on a GPU, a label that is no class makes its loss NaN.
 """
 
 from typing import Iterator, List, NamedTuple
@@ -23,7 +23,7 @@ from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo,
 
 
 def _exchanged(op: OpInfo, numbers: int) -> float:
-    """Bytes that a rank sends for so many numbers per row."""
+    """Bytes that a rank sends to all-reduce so many numbers per row."""
     last = len(op.inputs[0].shape or ()) - 1
     return all_reduced(op, shape_without(op.inputs[0], [last]), 4, numbers)
 
@@ -49,12 +49,12 @@ def _emit_softmax(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> Li
 
 
 class _Sums(NamedTuple):
-    """Of scores whose last dimension is cut, in float32 at least, with that dimension kept.
+    """Exponentials of scores whose last dimension is cut, in float32 at least, with that dimension kept.
 
     Attributes:
       shifted: the scores, less the largest of their row.
       exponentials: of `shifted`.
-      total: their sum; an addend.
+      total: their sum over this rank's shard, a partial sum.
     """
 
     shifted: tf.Tensor
@@ -103,14 +103,14 @@ def _emit_sparse_cross_entropy(placement: Placement) -> Emit:
 
 
 def _cross_entropy(emission: Emission, scores: tf.Tensor, loss: tf.Tensor, gradient: tf.Tensor) -> List[tf.Tensor]:
-    """The outputs, where the gradient is told; `loss` has a second dimension of size 1."""
+    """The outputs of a cross entropy with a given gradient; `loss` has a second dimension of size 1."""
     refused = "The gradient of a softmax cross entropy whose classes are split cannot be differentiated again."
     gradient = tf.raw_ops.PreventGradient(input=tf.cast(gradient, scores.dtype), message=refused)
     return [tf.squeeze(weighted(emission, tf.cast(loss, scores.dtype), scores, gradient), 1), gradient]
 
 
 class _OwnClasses:
-    """Where in this rank's part of the classes the labels are."""
+    """The positions of labels in this rank's shard of the classes."""
 
     def __init__(self, emission: Emission, placement: Placement, labels: tf.Tensor) -> None:
         self._size = emission.own(placement.sizes or (), tf.int32)
@@ -118,13 +118,13 @@ class _OwnClasses:
         self._inside = (self._position >= 0) & (self._position < self._size)
 
     def pick(self, scores: tf.Tensor) -> tf.Tensor:
-        """Of each row the score of its label; 0 if the label is another rank's."""
+        """The score of each row's label; 0 if another rank has the label."""
         column = tf.where_v2(self._inside, self._position, 0)
         picked = tf.gather_nd(scores, tf.stack([tf.range(tf.shape(column)[0]), column], axis=1))
         return tf.where_v2(self._inside, picked, tf.constant(0, picked.dtype))
 
     def one_hot(self, dtype: tf.DType) -> tf.Tensor:
-        """Rows with 1 at the label; of zeros if it is another rank's."""
+        """Rows with 1 at the label; rows of zeros if another rank has it."""
         return tf.one_hot(self._position, self._size, dtype=dtype)
 
 
@@ -138,7 +138,7 @@ def _cross_entropy_rule(op: OpInfo) -> Iterator[Choice]:
 
 
 def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    """loss = log(total) * sum(labels) - sum(labels * shifted); of that, labels have the plain gradient."""
+    """loss = log(total) * sum(labels) - sum(labels * shifted); labels get the gradient of this formula."""
     scores, labels = inputs
     shifted, exponentials, total = _sums(emission, scores)
     targets = tf.cast(labels, total.dtype)

@@ -1,8 +1,8 @@
-"""Rules of random ops: each rank draws the numbers of its part.
+"""Rules of random ops: each rank draws the numbers of its shard.
 
-The seeds of an op are attributes, the same on every rank, and would give equal parts. So the op's own generator draws
-a seed in each step, and the part is a function of that seed and the rank. Ops that are a function of given seeds
-(StatelessRandomUniform, ...) have no rule: their parts would not be those of the unsplit program.
+The seeds of an op are attributes, the same on every rank, and would give equal shards. So the op's own generator draws
+a seed in each step, and the shard is a function of that seed and the rank. Ops that are a function of given seeds
+(StatelessRandomUniform, ...) have no rule: their shards would not be those of the unsplit program.
 """
 
 from typing import Any, Iterator, List, Tuple

@@ -1,6 +1,6 @@
 """Rules of reductions along dimensions, of searches along one, and of running sums.
 
-Along the dimension that is cut: a sum leaves addends; the others resharder what each rank found in its part.
+Along the dimension that is cut, a sum leaves partial sums; for other reductions the ranks exchange their results.
 """
 
 from typing import Iterator, List, Optional, Sequence
@@ -37,7 +37,7 @@ class _Reduction:
             self.output = [label for label in self.data if label not in self.axes]
 
     def rows(self) -> Iterator[Choice]:
-        """Choices that cut a dimension that stays."""
+        """Choices that cut a dimension that is not reduced."""
         return labelled(self.op, [without(self.data, self.axes), []], [self.output])
 
     def over(self, emit: Emit, collectives: float) -> Iterator[Choice]:
@@ -56,7 +56,7 @@ def _reduction(op: OpInfo) -> Optional[_Reduction]:
 
 
 def _exchanged(op: OpInfo, emit: Emit, collectives: float) -> Iterator[Choice]:
-    """The choices of a reduction for which the ranks resharder what each of them found in its part."""
+    """The choices of a reduction for which the ranks exchange the results of their shards."""
     found = _reduction(op)
     if found is not None:
         yield from found.rows()
@@ -92,7 +92,7 @@ def _open_batch(info: TensorInfo, placement: Placement) -> bool:
 
 
 def _emit_mean(found: _Reduction, placement: Placement) -> Emit:
-    """The sum of the part, divided by how many elements all parts have."""
+    """The sum of the shard, divided by the number of elements of all shards."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, axes = inputs
@@ -120,7 +120,7 @@ def _extremum(op: OpInfo) -> Iterator[Choice]:
 
 
 def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-    """Elements that are equally large share the gradient evenly, as in TensorFlow."""
+    """Equal extreme elements share the gradient evenly, as in TensorFlow."""
     part, axes = inputs
     largest = op.type == "Max"
     own = (tf.reduce_max if largest else tf.reduce_min)(part, axes, keepdims=True)
@@ -138,9 +138,9 @@ def _static_axes(op: OpInfo) -> List[int]:
 
 @rule("Prod", "EuclideanNorm")
 def _gathered(op: OpInfo) -> Iterator[Choice]:
-    """The results of the parts are gathered, and reduced again by all ranks."""
-    found = _exchanged(op, _emit_gathered, op.ranks / 2)  # what n - 1 others have, of each
-    # Several ranks may have the same rows.
+    """The results of the shards are gathered, and each rank reduces them again."""
+    found = _exchanged(op, _emit_gathered, op.ranks / 2)  # each rank gets n - 1 results
+    # Several ranks may have copies of the same rows.
     return (choice for choice in found if choice.emit is None or choice.inputs[0].sizes is not None)
 
 
@@ -182,7 +182,7 @@ def _arg(op: OpInfo) -> Iterator[Choice]:
 
 
 def _emit_arg(placement: Placement) -> Emit:
-    """Of the ranks that have the largest (smallest) element, the first position counts."""
+    """The first position of the largest (smallest) element counts, if several ranks have it."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, _ = inputs
@@ -207,7 +207,7 @@ def _top_k(op: OpInfo) -> Iterator[Choice]:
     count = constant_ints(op.inputs[1])
     if count is None:
         return
-    elements = op.inputs[0].dtype.size + 4  # values there and gradients back, positions there
+    elements = op.inputs[0].dtype.size + 4  # values forward, their gradients backward, positions forward
     moved = all_reduced(op, shape_without(op.inputs[0], data[-1:]), elements, 1) * count[0] * op.ranks / 2
     for choice in labelled(op, [without(data, data[:-1]), []], [[], []], summed=data[-1:]):
         if choice.inputs[0].sizes is not None:
@@ -215,7 +215,7 @@ def _top_k(op: OpInfo) -> Iterator[Choice]:
 
 
 def _emit_top_k(placement: Placement, count: int) -> Emit:
-    """The best of the best of each rank. Equal ones stay in their order, by rank and position."""
+    """The top k of all ranks' top k. Equal elements stay in their order, by rank and position."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, number = inputs

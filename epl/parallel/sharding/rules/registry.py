@@ -1,7 +1,7 @@
-"""What a rule is: given an op, all the ways in which it can be computed on parts of its tensors; and their registry.
+"""The registry of rules: a rule lists all the ways in which an op can be computed on shards of its tensors.
 
 A rule knows nothing of the rest of the graph. It lists choices; `search.py` takes those which cost least together,
-`lowering.py` builds them. That every tensor is REPLICATED is legal for every op, and no rule lists it.
+`lowering.py` builds them. Any op can run with every tensor REPLICATED, and no rule lists that.
 """
 
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -15,14 +15,14 @@ Shape = Tuple[Optional[int], ...]
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor of the unsplit program.
+    """Facts about a tensor of the unsplit program.
 
     Attributes:
       shape: static; None entries where a size is not known, None if not even the rank is.
       dtype: without reference.
-      constant: its value if that is known when the graph is built and it is small.
+      constant: its value if that is known at graph construction and small.
       batch: the dimension that holds the rows of the batches of all ranks; None if none does, or it is not known which.
-        It is cut as shard(batch, None), all others in parts whose sizes are known.
+        It is cut as shard(batch, None), all others into shards of known sizes.
     """
 
     shape: Optional[Shape]
@@ -36,12 +36,12 @@ class OpInfo(NamedTuple):
 
     Attributes:
       type: op type.
-      name: for messages.
+      name: for error messages.
       attrs: attribute -> Python value, as `tf.Operation.get_attr` gives it.
       inputs, outputs: its tensors.
       ranks: devices in the group of the split.
-      granularities: of a dimension's size -> multiples in which it may be cut, 1 first (see `shard_choices`).
-      ratios: of the parts, by rank; () if they are as equal as they can be.
+      granularities: size of a dimension -> multiples in which it may be cut, 1 first (see `shard_choices`).
+      ratios: of the sizes of shards, by rank; () if shards are balanced.
     """
 
     type: str
@@ -55,10 +55,10 @@ class OpInfo(NamedTuple):
 
 
 class Emission:
-    """What a rule builds with, for one rank: the op itself on other tensors, and what moves data between ranks.
+    """Builds the ops of a rule for one rank: copies of the op on other tensors, and collectives between ranks.
 
-        All methods are differentiable as epl/parallel/sharding/placements.py says, `all_max` and `all_min` excepted,
-    which stop gradients.
+    All methods are differentiable as epl/parallel/sharding/placements.py says, except `all_max` and `all_min`, which
+    stop gradients.
     """
 
     rank: int
@@ -73,11 +73,11 @@ class Emission:
         raise NotImplementedError
 
     def local_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """The size of a dimension that holds the batches of all ranks -> how much of it is this rank's."""
+        """The size of a dimension that holds the batches of all ranks -> the size of this rank's shard."""
         raise NotImplementedError
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """REPLICATED, for use by an op that computes a part."""
+        """REPLICATED, entered by an op that computes a shard: identity forward, all-reduce backward."""
         raise NotImplementedError
 
     def sum_partial(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -85,19 +85,19 @@ class Emission:
         raise NotImplementedError
 
     def gather(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A shard -> REPLICATED."""
+        """shard -> REPLICATED."""
         raise NotImplementedError
 
     def cut(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """REPLICATED -> this rank's part, by a placement with sizes."""
+        """REPLICATED -> shard, by a placement with sizes."""
         raise NotImplementedError
 
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The largest of all ranks, element by element."""
+        """The element-wise maximum over the ranks."""
         raise NotImplementedError
 
     def all_min(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The smallest of all ranks, element by element."""
+        """The element-wise minimum over the ranks."""
         raise NotImplementedError
 
 
@@ -106,12 +106,12 @@ Emit = Callable[[Emission, OpInfo, List[tf.Tensor]], List[tf.Tensor]]
 
 
 class Choice(NamedTuple):
-    """One way to compute an op on parts.
+    """One way to compute an op on shards.
 
     Attributes:
-      inputs: the placements in which it takes its inputs.
-      outputs: those of its outputs.
-      emit: builds it; None: the same op on the local tensors.
+      inputs: the placements of its inputs.
+      outputs: the placements of its outputs.
+      emit: builds the op; None: the same op on the local tensors.
       moved: bytes that a rank sends inside `emit`, forward and backward.
     """
 
@@ -139,7 +139,7 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
 
 
 def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
-    """The ways to cut a dimension of a known size: in balanced parts, or by the ratios; by each granularity it has."""
+    """The ways to cut a dimension of a known size: into balanced shards, or by the ratios; for each granularity."""
     cuts = [
         proportional_sizes(size, op.ratios, granularity) if op.ratios else balanced_sizes(size, op.ranks, granularity)
         for granularity in op.granularities.get(size, (1,))
@@ -148,6 +148,6 @@ def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
 
 
 def choices_of(op: OpInfo) -> List[Choice]:
-    """The choices of an op besides that all is REPLICATED; none if its type has no rule."""
+    """The choices of an op, without the one that all is REPLICATED; none if its type has no rule."""
     found = RULES.get(op.type)
     return [] if found is None else list(found(op))

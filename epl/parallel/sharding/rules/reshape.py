@@ -1,10 +1,10 @@
 """Rule of Reshape: which dimensions before and after are cut alike.
 
 Dimensions are grouped so that each group has as many elements before as after, from the left and, where a size is not
-known, from the right. A part of the first dimension of a group is one run of its elements, before and after:
+known, from the right. A shard of the first dimension of a group is one run of its elements, before and after:
 
-    [6, 640] -> [6, 10, 64]       6 with 6;   640 with 10, in multiples of 64
-    [6, 5, 640] -> [30, 640]      6 with 30;  640 with 640
+    [6, 640] -> [6, 10, 64]       6 is cut like 6;   640 like 10, in multiples of 64
+    [6, 5, 640] -> [30, 640]      6 is cut like 30;  640 like 640
 """
 
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -18,7 +18,7 @@ from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo,
 _Sizes = Sequence[Optional[int]]
 
 
-# The first dimensions of a group before and after, and how many elements one step along them has.
+# The first dimensions of a group before and after, and the number of elements of one step along each.
 class _Pair(NamedTuple):
     before: int
     after: int
@@ -26,7 +26,7 @@ class _Pair(NamedTuple):
     step_after: int
 
 
-_PRIME = 2147483647  # stands for an unknown size, so that nothing matches it by chance
+_PRIME = 2147483647  # replaces an unknown size, so that no other size matches it by chance
 
 
 @rule("Reshape")
@@ -42,14 +42,14 @@ def _reshape(op: OpInfo) -> Iterator[Choice]:
 
 
 def _may_match(before: _Sizes, after: _Sizes) -> bool:
-    """Whether both have equally many elements, and some."""
+    """Whether both may have the same number of elements, and not 0."""
     if 0 in before or 0 in after:
         return False
     return None in before or None in after or _product(before) == _product(after)
 
 
 def _cuts(op: OpInfo, pair: _Pair, before: _Sizes, after: _Sizes) -> Iterator[Tuple[Optional[Sequence[int]], ...]]:
-    """Sizes of the parts before and after."""
+    """Sizes of the shards before and after."""
     if op.inputs[0].batch == pair.before:
         if op.outputs[0].batch in (None, pair.after):
             yield None, None
@@ -84,7 +84,7 @@ def _pairs(op: OpInfo, before: _Sizes, after: _Sizes) -> List[_Pair]:
 
 
 def _with_primes(before: _Sizes, after: _Sizes) -> Tuple[_Sizes, _Sizes]:
-    """Both with numbers for what is unknown, as far as it is told by the number of elements."""
+    """Both with numbers for unknown sizes, as far as the number of elements gives them."""
     known_before, known_after = _product(before), _product(after)
     if None not in before:
         rest = known_before // known_after
@@ -148,7 +148,7 @@ def _larger_than_one(sizes: _Sizes) -> List[int]:
 def _take_group(
     rows: List[int], columns: List[int], before: _Sizes, after: _Sizes
 ) -> Tuple[Optional[int], Optional[int]]:
-    """Takes the dimensions of the next group off both lists; their number of elements, None if it is not known."""
+    """Takes the dimensions of the next group off both lists; gives its numbers of elements, None if not known."""
     inner, outer = before[rows.pop(0)], after[columns.pop(0)]
     while inner is not None and outer is not None and inner != outer:
         if inner < outer:
@@ -161,7 +161,7 @@ def _take_group(
 
 
 def _batch_pair(op: OpInfo, before: _Sizes, after: _Sizes) -> List[_Pair]:
-    """The batch where it is outermost before and after, whatever the other sizes are."""
+    """The pair of batch dimensions if they are outermost before and after, for any other sizes."""
     first, second = op.inputs[0].batch, op.outputs[0].batch
     if first is None or second is None:
         return []

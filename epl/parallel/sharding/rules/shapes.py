@@ -1,4 +1,4 @@
-"""Rules of ops that move elements: transpose, join, take apart, repeat, turn around. Reshape has its own file."""
+"""Rules of ops that move elements: transpose, concatenate, split, slice, tile, reverse. Reshape has its own file."""
 
 from typing import Iterator, List, Optional, Tuple
 
@@ -43,7 +43,7 @@ def _expand_dims(op: OpInfo) -> Iterator[Choice]:
 
 @rule("Squeeze")
 def _squeeze(op: OpInfo) -> Iterator[Choice]:
-    """All dimensions of size 1 go if none is named; parts are told which, as a part may have size 1 as well."""
+    """All dimensions of size 1 go if none is named; the op on shards names them, as a shard may have size 1 as well."""
     shape = op.inputs[0].shape
     if shape is not None:
         dims = [dim % len(shape) for dim in op.attrs.get("squeeze_dims") or ()]
@@ -52,7 +52,7 @@ def _squeeze(op: OpInfo) -> Iterator[Choice]:
             data = dimensions(op.inputs[0])
             kept = [dim for dim in data if dim not in dims]
             result = op.outputs[0].shape
-            if result is not None and len(result) != len(kept):  # of a part of size 1 one dimension more has gone
+            if result is not None and len(result) != len(kept):  # a shard of size 1 has lost one dimension more
                 return
 
             def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -62,7 +62,7 @@ def _squeeze(op: OpInfo) -> Iterator[Choice]:
     yield from linear(op, 0)
 
 
-# ---- Joining and taking apart. A dimension along which that is done is not cut.
+# ---- Concatenations and splits. The dimension along which they work is not cut.
 
 
 @rule("Concat", "ConcatV2")
@@ -110,7 +110,7 @@ def _stacked(op: OpInfo, rank: int) -> Tuple[Labels, Labels]:
     return data, data[:axis] + [None] + data[axis:]
 
 
-# ---- Slices. A dimension that is taken whole can be cut.
+# ---- Slices. A dimension that is taken in full can be cut.
 
 
 @rule("Slice")
@@ -141,7 +141,7 @@ def _strided_slice(op: OpInfo) -> Iterator[Choice]:
 
 
 def _strided_labels(op: OpInfo) -> Tuple[Optional[Labels], Labels]:
-    """Labels of the dimensions that are taken whole, before and after; an end beyond a part takes all of the part."""
+    """Labels of the dimensions that are taken in full, before and after; an end beyond a shard takes all of it."""
     shape, strides = op.inputs[0].shape, constant_ints(op.inputs[3])
     if shape is None or strides is None:
         return None, []
@@ -191,7 +191,7 @@ def _pad(op: OpInfo) -> Iterator[Choice]:
 
 @rule("Tile")
 def _tile(op: OpInfo) -> Iterator[Choice]:
-    """What has size 1 is repeated as often as a part has elements."""
+    """A dimension of size 1 is repeated as often as the shard has elements."""
     shape, multiples = op.inputs[0].shape, constant_ints(op.inputs[1])
     if shape is not None:
         data: List[Optional[int]] = []
@@ -251,7 +251,7 @@ def _fill(op: OpInfo) -> Iterator[Choice]:
     yield from labelled(op, [[], []], [dimensions(op.outputs[0])], emitter=emitter, created=True)
 
 
-# ---- Turning around.
+# ---- Reversals.
 
 
 @rule("Reverse", "ReverseV2", "Roll")
@@ -286,7 +286,7 @@ def _reverse_sequence(op: OpInfo) -> Iterator[Choice]:
 
 @rule("Shape", "Size", "Rank")
 def _shape(op: OpInfo) -> Iterator[Choice]:
-    """The shape of the whole, from a part or an addend."""
+    """The shape of the full tensor, from a shard or a partial sum."""
     for choice in labelled(op, [dimensions(op.inputs[0])], [[]], summed=dimensions(op.inputs[0])):
         placement = choice.inputs[0]
         moved = 0.0 if placement.sizes is not None else 8.0
@@ -350,7 +350,7 @@ def _resize(op: OpInfo) -> Iterator[Choice]:
 
 @rule("SpaceToDepth", "DepthToSpace", "ExtractImagePatches")
 def _patches(op: OpInfo) -> Iterator[Choice]:
-    """Channels are mixed with positions; images stay apart."""
+    """Channels are mixed with positions, so only images are cut."""
     if text_attr(op, "data_format") != "NCHW_VECT_C":
         yield from labelled(op, [["n", None, None, None]], [["n", None, None, None]])
     yield from linear(op, 0)
