@@ -268,7 +268,7 @@ class Graph:
     def _says_again(self, inherited: "ParallelStrategy", strategy: "ParallelStrategy") -> bool:
         """Whether a model function repeats the default strategy that its script has set before.
 
-        That is so if both have equal numbers of devices, and the graph has no weights yet, also no frozen ones, but only
+        That is so if both have equal numbers of devices, and the graph has no weights yet (also no frozen ones), only
         inputs and global steps: these ops would otherwise be a stage of their own.
         """
         steps = self.tf_graph.get_collection(tf.GraphKeys.GLOBAL_STEP)
