@@ -140,8 +140,8 @@ def known_to_optimizers(value: Any) -> Any:
 class ZeroModel(ShardOwner, ScatteredGradients):
     """The variables of one graph that ZeRO shards.
 
-    It is one class because all steps need the same table of sharded variables: `hold` fills it at apply_gradients,
-    gradients are cut by it, `finish` adds the gathers by it.
+    It is one class because all its steps share the table of sharded variables: `hold` fills it at apply_gradients,
+    `part` reads it to cut gradients, and `finish` adds the gathers of its variables.
 
     Attributes:
       level: "v0", "v1" or "v2".
