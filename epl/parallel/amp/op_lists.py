@@ -3,7 +3,7 @@
 | list | meaning |
 | --- | --- |
 | ALLOW | fast and safe in half precision: always computed in it |
-| DENY | needs the range or the sums of float32: never, and neither are the ops between it and the next such op |
+| DENY | needs the range or the sums of float32: stays in float32, and so do the ops of INFER after it |
 | INFER | safe if its inputs are: in half precision between two ops of half precision, if not after an op of DENY |
 | CLEAR | does not round: has the type of its neighbours |
 | PRESERVE | keeps its type, even if it is in another list |

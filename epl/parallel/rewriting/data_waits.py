@@ -29,7 +29,7 @@ def ends_of_data(
       view: view of its graph.
       nodes: the nodes to wait for.
       takers: nodes that the step needs; outputs that only other nodes read do not count.
-      micro_batch: the micro batch whose copies of the nodes are meant.
+      micro_batch: the micro batch, whose copies of the nodes are used.
     """
     found: List[tf.Operation] = []
     for node in nodes:
