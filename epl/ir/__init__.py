@@ -1,4 +1,4 @@
-"""The annotated model: which op belongs to which TaskGraph and phase, and the means to read and edit the graph."""
+"""The annotated model: the TaskGraph and phase of each op, and functions to read and edit the graph."""
 
 from epl.ir.graph import ApplyCall, GradientCall, Graph, GraphKeys
 from epl.ir.taskgraph import TaskGraph

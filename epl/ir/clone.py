@@ -4,8 +4,8 @@
         |                       =>     |
         s (shared)                     s ---> P1/f ---> P1/g      x is in the set or not; s is not
 
-Names, control inputs, colocation groups, loop frames and shared names that point into the set point to the copy; what
-points outside is shared with the original.
+Names, control inputs, colocation groups, loop frames and shared names that refer to an op of the set refer to its copy
+in the clone; references to other ops stay.
 """
 
 import functools
@@ -31,17 +31,17 @@ from epl.ir import node_wire
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
-# Facts about an op's place in the user's graph, which a copy on other tensors does not share.
+# Attributes about an op's place in the user's graph, which are wrong for a copy with other inputs.
 NOT_COPIED = ("_class", "_output_shapes")
 
 
 class Edit(NamedTuple):
-    """What differs in a copy, besides names.
+    """The changes of a copy, apart from names.
 
     Attributes:
       device: its device; None: that of the original.
       attrs: attributes to set.
-      controls: names of the ops that it waits for besides: of the graph, of the copies, or extra.
+      controls: names of further ops that it waits for: ops of the graph, copies, or extra ops.
       op: its type; "": that of the original.
     """
 
@@ -52,7 +52,7 @@ class Edit(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Nodes that several copies have together: one of these copies, the lead, has them, the others take them from it.
+    """Nodes that several copies share: one of these copies, the lead, has them; the others use those of the lead.
 
     Attributes:
       nodes: the nodes.
@@ -64,10 +64,10 @@ class Leads(NamedTuple):
 
 
 _NONE: Mapping[str, str] = {}
-SAME = Edit(None, None)  # for copies that differ in their names alone: these are written fastest
+SAME = Edit(None, None)  # for copies that differ only in their names: these are written fastest
 
 
-# NodeDef attributes that name a thing that must not be shared between copies.
+# NodeDef attributes with a name that copies must not share.
 _OWN_NAME_ATTRS = ("frame_name", "shared_name", "var_name")
 
 
@@ -85,19 +85,19 @@ def clone_nodes(
     """Adds one copy of `nodes` per prefix to the graph.
 
     Args:
-      tf_graph: the graph, whose GraphDef `view` has read.
-      view: the view.
+      tf_graph: the graph.
+      view: its view.
       nodes: indices of the ops to copy.
       prefixes: name prefix of each copy, ending in "/".
-      edit: called with (index of the copy from 0, index of the original); says what differs in the copy.
-      extra: further nodes to import in the same call; they may name nodes of the copies and of the graph.
+      edit: called with (index of the copy from 0, index of the original); returns the changes of the copy.
+      extra: further nodes to import in the same call; their inputs may be copies or ops of the graph.
       library: functions to add to the graph.
-      inputs: input of an original, as in a NodeDef -> what the copies take as if it were that: an op of `nodes`, of the
-        graph, or an extra one.
-      leads: those of `nodes` that several copies have together; None: each copy has all nodes.
+      inputs: input of an original, as in a NodeDef -> the input to use in its place: an op of `nodes` (then its copy),
+        of the graph, or an extra one.
+      leads: those of `nodes` that several copies share; None: each copy has all nodes.
 
     Returns:
-      The copies, as they stand in the graph now; made when they are asked for.
+      The copies as they are in the graph now, created during iteration.
     """
     ordered = sorted(nodes)
     inside = {view.nodes[i].name for i in ordered}
@@ -147,14 +147,14 @@ def clone_nodes(
 
 
 class _Led(NamedTuple):
-    """The nodes that copies have together, by name; and whether some copies take those of the graph itself."""
+    """The names of the nodes that copies share; and whether some copies use the originals."""
 
     names: FrozenSet[str]
     from_graph: bool
 
 
 class _Outside:
-    """Inputs of the copies that are neither copied nor `added`: they come from the graph itself."""
+    """Inputs of the copies that are neither copied nor `added`: they are ops of the graph."""
 
     def __init__(self, added: Set[str]) -> None:
         self._added = added
@@ -171,14 +171,14 @@ class _Outside:
                 self.data.add((producer, int(output or 0)))
 
 
-# A shorter one could be part of the length of a field.
+# A shorter mark could be a part of a field's length.
 _SHORTEST_MARK = 8
 
 
 class _Template:
     """A node in wire format, cut where the copies differ, so that a copy is a few joined strings.
 
-    Of an attribute that is written twice the last one counts, so attributes that differ are appended.
+    If an attribute is written twice, the last one counts; so changed attributes are appended.
     """
 
     __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for", "is_led")
@@ -188,8 +188,8 @@ class _Template:
     ) -> None:
         self._name = node.name
         self._op = node.op
-        self.is_led = False  # whether it takes nodes that copies have together
-        # As it is; where the prefix goes, if anywhere, and whether it is that of the lead.
+        self.is_led = False  # whether it has inputs that copies share
+        # (the input, None) or (the input, (text before the prefix, text after it, whether it is the lead's prefix)).
         self._inputs: List[Tuple[str, Optional[Tuple[str, str, bool]]]] = []
         for original in node.input:
             name = inputs.get(original, original)
@@ -211,9 +211,9 @@ class _Template:
         self._pieces_for = 0
 
     def rename(self, prefix: bytes) -> bytes:
-        """The field of a GraphDef with the copy that differs in names alone.
+        """The field of a GraphDef with the copy that differs only in names.
 
-        Copies with prefixes of one length differ in these bytes alone: the copy is cut at them once.
+        Copies with prefixes of equal length differ only in the bytes of the prefix: the node is cut there once.
         """
         size = len(prefix)
         if self._pieces_for != size:
@@ -242,7 +242,7 @@ class _Template:
         return b"".join(parts)
 
     def node(self, prefix: str, edit: Edit, lead: str) -> node_wire.Node:
-        """The copy with `prefix`, whose lead has the prefix `lead`, to be read."""
+        """The copy with `prefix`, whose lead has the prefix `lead`, as a Node."""
         inputs = [name if own is None else own[0] + (lead if own[2] else prefix) + own[1] for name, own in self._inputs]
         inputs += ["^" + name for name in edit.controls]
         device = self._device if edit.device is None else edit.device
@@ -252,7 +252,7 @@ class _Template:
         return node_wire.Node(prefix + self._name, edit.op or self._op, inputs, device, attrs)
 
     def _own_attrs(self, prefix: bytes, edit: Edit) -> List[bytes]:
-        """The attributes in which a copy differs."""
+        """The attributes of a copy that differ from the original."""
         parts = [node_wire.attr(key, value.SerializeToString()) for key, value in edit.attrs or ()]
         for key, names, is_list in self._own_names:
             named = [name if before is None else before + prefix + name for before, name in names]
@@ -270,14 +270,14 @@ def _device_field(device: str) -> bytes:
     return node_wire.field(node_wire.DEVICE, device.encode())
 
 
-# A name in an attribute, cut where the prefix goes; one whose first part is None stays as it is.
+# A name in an attribute, cut where the prefix is inserted; if the first part is None, the name stays as it is.
 _Name = Tuple[Optional[bytes], bytes]
 
 
 def _own_names(node: node_wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name], bool]]:
-    """Attributes that name what a copy has of its own: (key, names, is a list)."""
+    """Attributes with names that get the prefix of a copy: (key, names, is a list)."""
     data = node.serialized_attrs
-    if b"_class" not in data and b"_name" not in data:  # most nodes; the others are looked at more closely
+    if b"_class" not in data and b"_name" not in data:  # most nodes
         return []
     attrs = node.attr
     found: List[Tuple[str, List[_Name], bool]] = []
@@ -295,7 +295,7 @@ def _own_names(node: node_wire.Node, inside: Set[str]) -> List[Tuple[str, List[_
 
 
 def copy_op(op: tf.Operation, inputs: Sequence[tf.Tensor], attrs: Dict[str, Any]) -> tf.Operation:
-    """An op like `op` in the default graph, with other inputs, and with other attributes where given."""
+    """A copy of `op` in the default graph, with other inputs and the given attributes."""
     values = {name: value for name, value in op.node_def.attr.items() if name not in NOT_COPIED}
     values.update({name: _attr_value(value) for name, value in attrs.items()})
     name = op.name.split("/")[-1]

@@ -1,12 +1,13 @@
-"""Colocation of backward ops across TaskGraphs, which TensorFlow asks for where it makes no difference.
+"""Removes needless colocation of backward ops with ops of other TaskGraphs; and helpers for marks of ops.
 
-The gradients of an op pass identities that wait for each other (`control_flow_ops.tuple`), each colocated with the op
-that made the gradient. One that an op hands on unchanged, such as that of a BiasAdd, was made in the next stage:
+TensorFlow passes the gradients of an op through identities that wait for each other (`control_flow_ops.tuple`), each
+colocated with the op that computed the gradient. A gradient that an op passes on unchanged, such as BiasAdd's, was
+computed in the next stage:
 
     stage 0: MatMulGrad <-- identity | BiasAddGrad         stage 1: TanhGrad
                             `-- colocated with -------------------------'
 
-Left there, the identity would make the backward pass of stage 1 wait for that of stage 0.
+With this colocation the identity would make the backward pass of stage 1 wait for that of stage 0.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from epl.utils import tf_compat
 
 
 def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
-    """Ends the colocation of ops with ops of other TaskGraphs."""
+    """Removes the colocation of ops with ops of other TaskGraphs."""
     indices: Dict[tf.Operation, Optional[int]] = {}
 
     def index(op: tf.Operation) -> Optional[int]:
@@ -35,7 +36,7 @@ def separate_taskgraphs(ops: Iterable[tf.Operation]) -> None:
 
 
 def phase_of(op: tf.Operation) -> str:
-    """The phase for which an op was built, "" if for none."""
+    """The phase that an op is marked with; "" if none."""
     try:
         return op.get_attr(PHASE_ATTR).decode()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Loops and branches of a graph (control flow v1), from its ops of control flow alone.
+"""Loops and branches of a graph (control flow v1), found by its control-flow ops.
 
     x -> Enter -> Merge -> Switch -> body -> NextIteration -+      pred, x -> Switch -> branch -> Merge
                     ^        '----> Exit                    |                   '-----> branch -----^
@@ -15,16 +15,16 @@ from epl.ir.walks import topological_order
 
 
 def data_order(view: GraphView) -> Sequence[int]:
-    """All nodes, each after its producers, else in the order in which they were created.
+    """All nodes, each after its producers, otherwise in creation order.
 
-    The two differ where there is control flow: what leads an outer value into a branch or a loop is created after the
-    op that takes it.
+    Creation order is not enough where there is control flow: the Switch or Enter of an outer value is created after the
+    op that reads it.
     """
     return run_order(view) if view.of_types(op_types.SWITCHES | op_types.ENTERS) else range(len(view))
 
 
 def run_order(view: GraphView) -> List[int]:
-    """The same where passes have given ops producers that were created later."""
+    """The same, also if passes have given ops producers that were created later."""
     back_edges = set(view.of_types(op_types.NEXT_ITERATIONS))
     consumers = view.consumers()
     waiting = [sum(p not in back_edges for p in producers) for producers in view.producers]
@@ -32,11 +32,11 @@ def run_order(view: GraphView) -> List[int]:
 
 
 def loops_of(view: GraphView) -> Dict[int, int]:
-    """The outermost loop of each node that is in one or leaves one, named by an Enter of it."""
+    """The outermost loop of each node in a loop or at its exit; a loop is named by one of its Enter nodes."""
     if not view.of_types(op_types.ENTERS):
         return {}
     frames: Dict[Tuple[int, bytes], int] = {}
-    stacks: Dict[int, Tuple[int, ...]] = {}  # node -> the loops that it is in, outermost first
+    stacks: Dict[int, Tuple[int, ...]] = {}  # node -> its loops, outermost first
     loops: Dict[int, int] = {}
     for node in data_order(view):
         stack: Tuple[int, ...] = ()
@@ -56,7 +56,7 @@ def loops_of(view: GraphView) -> Dict[int, int]:
 
 
 def depths_of(view: GraphView) -> List[Tuple[int, int]]:
-    """Per node, how many loops, and how many branches that may not be taken, it lies in."""
+    """Per node, the number of loops around it, and of branches around it that may not be taken."""
     depths = [(0, 0)] * len(view)
     if not view.of_types(op_types.SWITCHES | op_types.ENTERS):
         return depths
@@ -87,7 +87,7 @@ def is_loop_merge(view: GraphView, node: int) -> bool:
 
 
 def ends_of(view: GraphView, node: int, depths: Sequence[Tuple[int, int]]) -> List[int]:
-    """The first nodes behind a node that run in any case, and once; itself if it is in no branch or loop."""
+    """The first nodes after a node that always run, and once; the node itself if it is in no branch or loop."""
     if depths[node] == (0, 0):
         return [node]
     consumers = view.consumers()

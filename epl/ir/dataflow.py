@@ -1,4 +1,4 @@
-"""How values flow through a graph: the data inputs of an op, what differs with the batch, which ops show variables."""
+"""How values flow through a graph: data inputs, nodes that depend on the batch, nodes that alias variables."""
 
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Set, Tuple
 
@@ -7,13 +7,13 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.view import GraphView
 
-# What they give depends on the shape of their input alone.
+# Their output depends only on the shape of their input.
 SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # Their output is the memory of their first input.
 ALIASES = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot"])
 # Their first output is the memory of their first input, in its shape.
 _SHOWING = frozenset(["Identity", "IdentityN", "PlaceholderWithDefault"])
-# What they give may be memory of what they take: all of it or a part, in another shape.
+# Their output may be memory of an input: all of it or a part, in another shape.
 _VIEWS = ALIASES | _SHOWING | op_types.SWITCHES | op_types.MERGES
 _VIEWS |= frozenset("AddN Bitcast Cast CheckNumerics EnsureShape Pack Slice Split SplitV StridedSlice".split())
 _VIEWS |= frozenset(["Transpose", "Unpack"])
@@ -30,7 +30,7 @@ def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
 
 
 def batch_nodes(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
-    """What is computed from data, placeholders or random numbers; what only knows their shapes is left out."""
+    """The nodes computed from data, placeholders or random numbers; not nodes that depend on their shapes only."""
     roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
     variables = set(view.of_types(op_types.VARIABLES))
     others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
@@ -39,9 +39,9 @@ def batch_nodes(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
 
 
 def shown_variables(view: GraphView) -> Dict[int, int]:
-    """The nodes whose first output shows the memory of a variable (itself, its `read`), with it. Not of resources.
+    """Node whose first output is the memory of a variable (itself, its `read`) -> the variable. Not for resources.
 
-    What they give changes when the variable is written. A resource is copied then, for whoever has read it before.
+    Their value changes when the variable is written. The write of a resource variable copies it if a read is in use.
     """
     consumers = view.consumers()
     shown = {variable: variable for variable in view.of_types(op_types.REF_VARIABLES)}
@@ -57,7 +57,7 @@ def shown_variables(view: GraphView) -> Dict[int, int]:
 
 
 def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
-    """The nodes that may give memory of variables (`_VIEWS` of them), with these. Not of resources."""
+    """Node whose output may be memory of variables (by `_VIEWS` ops) -> the variables. Not for resources."""
     consumers = view.consumers()
     references = view.of_types(op_types.REF_VARIABLES)
     viewed = {variable: frozenset([variable]) for variable in references}
@@ -74,7 +74,7 @@ def viewed_variables(view: GraphView) -> Dict[int, FrozenSet[int]]:
 
 
 def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> Set[int]:
-    """The roots and what is computed from them, control edges left out; not looking beyond `stop`."""
+    """The roots and the nodes computed from them, along data edges; the search does not enter `stop`."""
     consumers = view.consumers()
     seen = set(roots)
     stack = list(seen)
@@ -88,7 +88,7 @@ def data_descendants(view: GraphView, roots: Iterable[int], stop: Set[int]) -> S
 
 
 def has_open_rows(tensor: tf.Tensor) -> bool:
-    """Whether the number of rows of a tensor that holds data is unknown when the graph is built."""
+    """Whether the number of rows of a data tensor is unknown when the graph is built."""
     if tensor.dtype in (tf.variant, tf.resource):
         return False
     return tensor.shape.ndims is None or (tensor.shape.ndims > 0 and tf.dimension_value(tensor.shape[0]) is None)

@@ -1,4 +1,4 @@
-"""What a gradient is: a tensor, or IndexedSlices where a variable is looked up by rows."""
+"""The type of a gradient: a tensor, or IndexedSlices if the variable is looked up by rows."""
 
 from typing import Tuple, Union
 
@@ -6,4 +6,4 @@ import tensorflow.compat.v1 as tf
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 
-Boundary = Tuple[str, Gradient]  # the variable op by name; the identity that its gradient passes
+Boundary = Tuple[str, Gradient]  # (name of the variable op, identity after its gradient)

@@ -1,4 +1,4 @@
-"""Boundaries: the identities that gradients pass through, so that they can be given another source later."""
+"""Gradient boundaries: identities after the gradients, whose input the plan replaces by the aggregated gradient."""
 
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union, overload
 
@@ -13,12 +13,12 @@ from epl.utils import tf_compat
 
 
 class Training(NamedTuple):
-    """The backward pass behind one call of apply_gradients.
+    """The backward pass for one call of apply_gradients.
 
     Attributes:
-      boundaries: of tf.gradients, before the user's own changes to the gradients.
-      ys: what is differentiated.
-      seeds: where the backward pass begins.
+      boundaries: the boundaries of tf.gradients, before the user's own changes to the gradients.
+      ys: the tensors that are differentiated.
+      seeds: the tensors where the backward pass begins.
     """
 
     boundaries: Tuple[Boundary, ...]
@@ -27,7 +27,7 @@ class Training(NamedTuple):
 
 
 def boundary(gradient: Gradient) -> Gradient:
-    """The gradient behind identities: one, or one for each part of a sparse gradient."""
+    """The gradient after identities: one, or one for each tensor of a sparse gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         shape = gradient.dense_shape
         return tf.IndexedSlices(
@@ -52,7 +52,7 @@ def source_of(bound: tf.IndexedSlices) -> tf.IndexedSlices: ...
 
 
 def source_of(bound: Gradient) -> Gradient:
-    """What the identities of a boundary are taken from."""
+    """The gradient that the identities of a boundary read."""
     if isinstance(bound, tf.IndexedSlices):
         shape = bound.dense_shape
         return tf.IndexedSlices(
@@ -62,7 +62,7 @@ def source_of(bound: Gradient) -> Gradient:
 
 
 def inputs_for(bound: Gradient, source: Gradient) -> List[Tuple[tf.Operation, tf.Tensor]]:
-    """Each identity of a boundary that is to take `source`, with the part of it; the dense shape stays."""
+    """(Identity of a boundary, new input from `source`) for each identity; the dense shape stays."""
     if isinstance(bound, tf.IndexedSlices):
         assert isinstance(source, tf.IndexedSlices), source
         return [(bound.values.op, source.values), (bound.indices.op, source.indices)]
@@ -71,7 +71,7 @@ def inputs_for(bound: Gradient, source: Gradient) -> List[Tuple[tf.Operation, tf
 
 
 def times(gradient: Gradient, factor: Union[float, tf.Tensor]) -> Gradient:
-    """The product of a gradient and a number, of its dtype if that is a tensor; a sparse gradient stays sparse."""
+    """A gradient times a factor, which has its dtype if it is a tensor; a sparse gradient stays sparse."""
     product = first_tensor(gradient) * factor
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(product, gradient.indices, gradient.dense_shape)
@@ -79,7 +79,7 @@ def times(gradient: Gradient, factor: Union[float, tf.Tensor]) -> Gradient:
 
 
 def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
-    """The product of a floating gradient and a number, where the gradient is; another gradient stays as it is."""
+    """A floating-point gradient times a factor, computed on its device; another gradient stays as it is."""
     values = first_tensor(gradient)
     if not values.dtype.is_floating:
         return gradient
@@ -97,7 +97,7 @@ def readiness(gradient: Gradient) -> int:
 
 
 def variable_name(x: Any) -> Optional[str]:
-    """The name of the variable op behind what was given to tf.gradients or an optimizer, or None."""
+    """The name of the variable op of an argument of tf.gradients or an optimizer, or None."""
     handle = getattr(x, "handle", None)
     tensor = handle if isinstance(handle, tf.Tensor) else x
     op = getattr(tensor, "op", None)
@@ -105,14 +105,14 @@ def variable_name(x: Any) -> Optional[str]:
 
 
 def tensors_of(gradient: Gradient) -> List[tf.Tensor]:
-    """The gradient itself, or the parts of a sparse one."""
+    """The gradient itself, or the tensors of a sparse one."""
     if isinstance(gradient, tf.IndexedSlices):
         return [t for t in (gradient.values, gradient.indices, gradient.dense_shape) if t is not None]
     return [gradient]
 
 
 def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict[str, Boundary]:
-    """Those of the boundaries `returned`, by the names of their ops, that `ops` are computed from."""
+    """The boundaries of `returned` that `ops` are computed from, by the names of their ops."""
     names = {op.name for op in walk_up(ops, returned)[0]}
     return {name: boundary for name, boundary in returned.items() if name in names}
 
@@ -120,7 +120,7 @@ def upstream(returned: Dict[str, Boundary], ops: Sequence[tf.Operation]) -> Dict
 def walk_up(
     ops: Sequence[tf.Operation], returned: Dict[str, Boundary]
 ) -> Tuple[Set[tf.Operation], Dict[tf.Operation, List[tf.Operation]]]:
-    """The ops of `returned` that `ops` are computed from; and of every op that was met what takes it."""
+    """The ops of `returned` that `ops` are computed from; and the consumers of every op on the way."""
     first_id = min([tf_compat.op_id(first_tensor(gradient).op) for _, gradient in returned.values()] or [0])
     consumers: Dict[tf.Operation, List[tf.Operation]] = {}
     found: Set[tf.Operation] = set()
@@ -128,7 +128,7 @@ def walk_up(
     stack = list(ops)
     while stack:
         op = stack.pop()
-        if op in seen or tf_compat.op_id(op) < first_id:  # nothing older than the first boundary can be one
+        if op in seen or tf_compat.op_id(op) < first_id:  # no older op is a boundary
             continue
         seen.add(op)
         if op.name in returned:
@@ -141,7 +141,7 @@ def walk_up(
 
 
 def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall, ApplyCall]]) -> Set[int]:
-    """The identities that gradients pass."""
+    """The nodes of the identities of all boundaries."""
     return {
         view.index[tensor.op.name]
         for call in calls
@@ -151,7 +151,7 @@ def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall
 
 
 def returned_gradients(graph: Graph) -> Dict[str, Boundary]:
-    """(Variable, gradient) that tf.gradients has returned to the user, by the name of the gradient's op."""
+    """The boundaries that tf.gradients has returned to the user, by the name of the gradient's op."""
     found = {first_tensor(bound[1]).op.name: bound for call in graph.gradient_calls for bound in call.boundaries}
     found = {name: bound for name, bound in found.items() if name not in graph.inner_boundaries}
     return {**found, **graph.moved_boundaries}

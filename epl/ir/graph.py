@@ -1,6 +1,6 @@
 """The annotated model of one tf.Graph: TaskGraphs, gradient calls, apply calls and output collections.
 
-It records what the user did, in order, and nothing of what will be done about it: that is the plan's (epl.parallel).
+It records what the user did, in order. Decisions about it belong to the plan (epl.parallel).
 """
 
 import bisect
@@ -51,7 +51,7 @@ class GraphKeys:
     GLOBAL: over all replicas of the job; LOCAL: over those of this process. CONCAT joins along axis 0, MEAN and SUM
     keep the shape.
 
-    WHOLE_INPUTS are no outputs, but what comes into the model and holds no rows of a batch: see `epl.keep_whole`.
+    WHOLE_INPUTS are no outputs, but inputs of the model that hold no rows of a batch: see `epl.keep_whole`.
     """
 
     GLOBAL_CONCAT_OBJECTS = "global_concat_objects"
@@ -75,10 +75,9 @@ class GradientCall(NamedTuple):
     """One call of tf.gradients.
 
     Attributes:
-      ys: the tensors differentiated: the objective.
+      ys: the tensors that are differentiated: the objective.
       boundaries: (variable op name, gradient as returned to the user) for every x that is a variable. The gradient is
-        an
-        identity that the plan may give another source: whoever holds it then holds the aggregated gradient.
+        an identity; the plan may replace its input by the aggregated gradient, which all its consumers then get.
       seeds: the gradients of `ys` themselves, where the backward pass begins.
     """
 
@@ -92,7 +91,7 @@ class ApplyCall(NamedTuple):
 
     Attributes:
       boundaries: as in GradientCall.
-      changed: whether some gradient is another than tf.gradients returned: clipped, for example.
+      changed: whether the user has changed a gradient after tf.gradients: clipped it, for example.
     """
 
     boundaries: Tuple[Tuple[str, Gradient], ...]
@@ -104,7 +103,7 @@ class Beginning(NamedTuple):
 
     Attributes:
       strategy: a `Replicate`.
-      amid_ops: whether it was set where ops had been made, so amid the building of a model rather than ahead of it.
+      amid_ops: whether the graph already had ops when it was set, so that it was set while a model was being built.
       is_inherited: whether it was set in an earlier graph, and none in this one.
     """
 
@@ -114,7 +113,11 @@ class Beginning(NamedTuple):
 
 
 class Graph:
-    """What EPL knows of one tf.Graph. `Graph.get()` gives that of the default graph."""
+    """The record of one tf.Graph; `Graph.get()` returns that of the default graph.
+
+    It is one class because all of it is recorded in the order of the user's calls and looked up by the tf.Graph; what
+    features decide lies in classes of their own, which `keep` attaches.
+    """
 
     _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
     _changed = weakref.WeakSet()  # type: ignore  # forgotten tf.Graphs that have ops of a plan
@@ -122,22 +125,22 @@ class Graph:
     def __init__(self, tf_graph: tf.Graph) -> None:
         self._tf_graph = weakref.ref(tf_graph)
         self._taskgraphs: List[TaskGraph] = []
-        self.default_strategy: Optional["ParallelStrategy"] = None  # of ops outside an explicit scope
+        self.default_strategy: Optional["ParallelStrategy"] = None  # for ops outside an explicit scope
         self.beginning: Optional[Beginning] = None
         self.gradient_calls: List[GradientCall] = []
         self.apply_calls: List[ApplyCall] = []
-        self.moved_boundaries: Dict[str, Boundary] = {}  # of tf.gradients, whose place in the calls `inner` ones took
+        self.moved_boundaries: Dict[str, Boundary] = {}  # of tf.gradients, replaced in the calls by `inner` ones
         self.inner_boundaries: Set[str] = set()  # ops by name: in a branch that not every run takes
-        self.run_gradients: List[Gradient] = []  # boundaries that gradients pass in every run, ahead of those
-        self.local_variables: Set[str] = set()  # by name: every replica has values of its own
+        self.run_gradients: List[Gradient] = []  # boundaries before those, which run in every run
+        self.local_variables: Set[str] = set()  # by name: replicas have different values
         self.replacements: Dict[str, Replacement] = {}  # by the name of the user's tensor
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
-        self.parts_ops: List[tf.Operation] = []  # what `building_parts` saw
-        self.own_ops: Set[tf.Operation] = set()  # what `building_own_ops` saw
-        self.late_lock = threading.Lock()  # of sessions in several threads, one adds ops behind the rewriting
+        self.parts_ops: List[tf.Operation] = []  # created in `building_parts`
+        self.own_ops: Set[tf.Operation] = set()  # created in `building_own_ops`
+        self.late_lock = threading.Lock()  # among threads: one adds ops after the rewriting
         self.rewritten: Optional["RewriteContext"] = None  # set once by epl.parallel.transformation
         self.device_placement: Optional["DevicePlacement"] = None  # set by epl.parallel.inference
-        self.failure: Optional[Exception] = None  # why a rewriting broke off
+        self.failure: Optional[Exception] = None  # the error that ended a rewriting
         self.runner: Optional["GraphRunner"] = None  # set by epl.runtime.runs
         self.parallel_information: Dict[str, Any] = {}
         self._states: Dict[type, object] = {}
@@ -145,12 +148,12 @@ class Graph:
         self._collections: Dict[str, List[tf.Tensor]] = {key: [] for key in GraphKeys.ALL_COLLECTION_KEYS}
         self.whole_inputs: List[tf.Tensor] = []
         self._ids_at_creation: Dict[int, int] = {}
-        # Where scopes were opened and closed: number of the last op before that, TaskGraph of the scope or -1.
+        # Openings and closings of scopes: id of the last op before, TaskGraph of the scope (-1 at a closing).
         self._scopes: List[Tuple[int, int]] = []
 
     @property
     def tf_graph(self) -> tf.Graph:
-        """The graph of the user."""
+        """The user's tf.Graph."""
         graph = self._tf_graph()
         if graph is None:
             raise RuntimeError("The tf.Graph of this epl.Graph no longer exists.")
@@ -158,17 +161,17 @@ class Graph:
 
     @property
     def exists(self) -> bool:
-        """Whether the graph of the user is still there."""
+        """Whether the user's tf.Graph still exists."""
         return self._tf_graph() is not None
 
     @classmethod
     def get(cls, may_create: bool = False) -> Optional["Graph"]:
-        """The Graph of the default tf.Graph, or None; with `may_create` it is made."""
+        """The Graph of the default tf.Graph, or None; with `may_create` it is created."""
         return cls.of(tf.get_default_graph(), may_create)
 
     @classmethod
     def of(cls, tf_graph: tf.Graph, may_create: bool = False) -> Optional["Graph"]:
-        """The Graph of `tf_graph`, or None; with `may_create` it is made."""
+        """The Graph of `tf_graph`, or None; with `may_create` it is created."""
         graph = cls._registry.get(tf_graph)
         if graph is None and may_create:
             graph = cls._registry[tf_graph] = cls(tf_graph)
@@ -181,7 +184,7 @@ class Graph:
 
     @classmethod
     def forget_all(cls) -> None:
-        """Drops what is known of every graph (`epl.init` again)."""
+        """Drops the records of all graphs (for another `epl.init`)."""
         for tf_graph, graph in list(cls._registry.items()):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
             if graph.has_ops_of_plan:
@@ -189,37 +192,37 @@ class Graph:
         cls._registry.clear()
 
     def state_of(self, kind: Type[_State]) -> Optional[_State]:
-        """What a feature keeps of this graph, by its class; None if the feature has kept nothing."""
+        """The state that a feature keeps of this graph, by its class; None if there is none."""
         found = self._states.get(kind)
         assert found is None or isinstance(found, kind)
         return found
 
     def keep(self, kind: Type[_State], state: _State) -> _State:
-        """Keeps the state of a feature for `state_of`, in place of an earlier one of that class; returns it."""
+        """Keeps the state of a feature for `state_of`, replacing an earlier one of that class; returns it."""
         self._states[kind] = state
         return state
 
     def says_first(self, what: str) -> bool:
-        """Whether nobody has asked this of the graph before: for what is said once."""
+        """Whether this is the first call with `what`: for messages that are logged once."""
         first = what not in self._said
         self._said.add(what)
         return first
 
     @property
     def has_ops_of_plan(self) -> bool:
-        """Whether the tf.Graph has other ops than those of the user: replicas, collectives, parts of variables."""
+        """Whether EPL has added ops to the tf.Graph: replicas, collectives, shards of variables."""
         changed = self.failure is not None or bool(self.parts_ops)
         return changed or (self.rewritten is not None and bool(self.rewritten.added))
 
     @property
     def was_trained_before_init(self) -> bool:
-        """Whether the tf.Graph has ops of a plan that the last `epl.init` has forgotten."""
+        """Whether the tf.Graph has ops of a plan from before the last `epl.init`."""
         return self._tf_graph() in self._changed
 
     def refuse_earlier_model(self) -> None:
-        """Raises PlanError for a model beside one that was rewritten before `epl.init` was called again.
+        """Raises PlanError for a second model in a tf.Graph that was rewritten before `epl.init` was called again.
 
-        Its replicas and collectives would be taken for ops of the user.
+        The replicas and collectives of the first model would be treated as ops of the user.
         """
         if self.was_trained_before_init:
             raise PlanError(
@@ -230,7 +233,7 @@ class Graph:
             )
 
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What has the value of a tensor, in its type: its replacement, if it has one that a run can ask for."""
+        """The tensor to fetch for the value of `tensor`: its replacement in the same type, or the tensor itself."""
         found = self.replacements.get(tensor.name)
         return tensor if found is None or found.restored is None else found.restored
 
@@ -238,11 +241,11 @@ class Graph:
 
     @property
     def taskgraphs(self) -> List[TaskGraph]:
-        """The TaskGraphs, in the order of annotation. One that was opened behind others and got no op is none yet."""
+        """The TaskGraphs, in the order of annotation. The last one of several is left out while it has no op."""
         return self._taskgraphs[: -1 if len(self._taskgraphs) > 1 and self._is_last_empty() else None]
 
     def begin(self, beginning: Beginning) -> None:
-        """The graph is new, and begins with the default strategy of an earlier one."""
+        """Begins a new graph with the default strategy of an earlier one."""
         self.beginning = beginning._replace(is_inherited=True)
         self.default_strategy = beginning.strategy
         self.open_taskgraph(beginning.strategy)
@@ -263,9 +266,10 @@ class Graph:
         self.open_taskgraph(strategy)
 
     def _says_again(self, inherited: "ParallelStrategy", strategy: "ParallelStrategy") -> bool:
-        """Whether a model function states what its script has stated ahead of it: it has made input and steps alone.
+        """Whether a model function repeats the default strategy that its script has set before.
 
-        What the two would divide has no weights yet, frozen ones included, and a stage without any is hardly meant.
+        That is so if both have equal numbers of devices, and the graph has no weights yet (also no frozen ones), only
+        inputs and global steps: these ops would otherwise be a stage of their own.
         """
         steps = self.tf_graph.get_collection(tf.GraphKeys.GLOBAL_STEP)
         weights = [
@@ -283,7 +287,7 @@ class Graph:
     def open_taskgraph(self, strategy: "ParallelStrategy", outer: Optional["ParallelStrategy"] = None) -> None:
         """Ops created from now on belong to the TaskGraph of `strategy`, in the scope of `outer` or in none.
 
-        The same strategy object continues its TaskGraph. One that got no op is dropped when the next is opened.
+        The same strategy object continues its TaskGraph. A TaskGraph without an op is dropped when the next is opened.
         """
         self._drop_empty_taskgraph()
         for taskgraph in self._taskgraphs:
@@ -298,7 +302,7 @@ class Graph:
         self._scopes.append((tf_compat.last_op_id(self.tf_graph), index))
 
     def close_taskgraph(self) -> None:
-        """Ends what `open_taskgraph` began: ops belong to the last TaskGraph that has any, or to that around it."""
+        """Ends `open_taskgraph`: new ops belong to the TaskGraph of the outer scope, or to the last one with an op."""
         self._drop_empty_taskgraph()
         if self._taskgraphs and self._taskgraphs[-1].outer is not None:
             self.open_taskgraph(self._taskgraphs[-1].outer)
@@ -308,7 +312,7 @@ class Graph:
         self._scopes.append((tf_compat.last_op_id(self.tf_graph), -1))
 
     def scope_of(self, op: tf.Operation) -> Optional[TaskGraph]:
-        """The TaskGraph whose scope was open when an op was made; None if none was, whatever the op is marked with."""
+        """The TaskGraph whose scope was open when an op was created; None if none was, whatever the op's mark is."""
         position = bisect.bisect_left(self._scopes, (tf_compat.op_id(op), -1)) - 1
         index = self._scopes[position][1] if position >= 0 else -1
         return self._taskgraphs[index] if 0 <= index < len(self._taskgraphs) else None
@@ -322,7 +326,7 @@ class Graph:
 
     @contextlib.contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Ops created inside were built for `phase`."""
+        """Ops created inside are marked with `phase`."""
         before = tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, tf.AttrValue(s=phase.encode()))
         try:
             yield
@@ -330,16 +334,16 @@ class Graph:
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
 
     def building_parts(self) -> ContextManager[None]:
-        """Ops created inside are EPL's: they make and compute parts of variables, and differ by rank."""
+        """Ops created inside are EPL's: they create shards of variables or compute with them, and differ by rank."""
         return tf_compat.noting_ops(self.tf_graph, self.parts_ops.extend)
 
     def building_own_ops(self) -> ContextManager[None]:
-        """Ops created inside are EPL's, though they compute what the user's ops did."""
+        """Ops created inside are EPL's, although they compute the values of the user's ops."""
         return tf_compat.noting_ops(self.tf_graph, self.own_ops.update)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """An error inside is that of every later run: a graph that is half changed must not run."""
+        """Keeps an error inside for every later run to raise: a partly changed graph must not run."""
         try:
             yield
         except Exception as error:
@@ -349,7 +353,7 @@ class Graph:
     # ---- Output collections
 
     def add_to_collection(self, tensors: Sequence[tf.Tensor], key: str) -> None:
-        """Registers tensors to be merged as `key` says; see `epl.add_to_collection`."""
+        """Registers tensors to be merged by the method of `key`; see `epl.add_to_collection`."""
         if key not in self._collections:
             raise KeyError(f"Unknown collection {key!r}; the keys are {GraphKeys.ALL_COLLECTION_KEYS}.")
         for tensor in tensors:
@@ -369,7 +373,7 @@ class Graph:
         return list(self._collections[key])
 
     def keep_whole(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Registers tensors that every replica gets whole; see `epl.keep_whole`."""
+        """Registers tensors that every replica gets in full; see `epl.keep_whole`."""
         self.whole_inputs += [one for one in tensors if not any(one is other for other in self.whole_inputs)]
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""GraphDefs in protobuf's wire format: nodes are cut out of a serialized graph, and serialized nodes are put together.
+"""GraphDefs in protobuf's wire format: reads nodes from a serialized graph, and writes serialized nodes.
 
-Protobuf's own Python messages take longer to make and to write again than TensorFlow takes to import the copies; and
-of most nodes nothing is asked but name, type and inputs. Attributes are parsed when they are asked for.
+Protobuf's own Python messages take longer to parse and serialize than TensorFlow takes to import the copies; and of
+most nodes only name, type and inputs are read. Attributes are parsed when they are read.
 
     node: | name | op | input ... | device | attr ... |     a field: | tag | length | that many bytes |
             `- read at once --------------'  `- kept as they are
@@ -22,9 +22,9 @@ _GRAPH_FIELDS = (NODE[0], LIBRARY[0], VERSIONS[0])
 
 
 class Attributes(MutableMapping):  # type: ignore[type-arg]  # typing's takes five times as long to make
-    """The attributes of a node, like `NodeDef.attr`: one that is not there reads as an empty AttrValue.
+    """The attributes of a node, like `NodeDef.attr`: a missing one reads as an empty AttrValue.
 
-    What is read is a copy: an attribute is changed by setting it.
+    A read returns a copy, so an attribute can only be changed by setting it.
     """
 
     __slots__ = ("_entries", "_node")
@@ -55,11 +55,11 @@ class Attributes(MutableMapping):  # type: ignore[type-arg]  # typing's takes fi
         return len(self._split())
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The attribute, or `default` where there is none."""
+        """The attribute, or `default` if it is missing."""
         return self[key] if key in self else default
 
     def serialized(self, key: str) -> bytes:
-        """The attribute as a serialized AttrValue, a tenth of the work of parsing it; empty where there is none."""
+        """The attribute as a serialized AttrValue, ten times faster than parsing it; empty if it is missing."""
         value = self._split().get(key)
         return b"" if value is None else payloads(value)[0]
 
@@ -74,7 +74,7 @@ class Attributes(MutableMapping):  # type: ignore[type-arg]  # typing's takes fi
 
 
 class Node:
-    """One op, to be read and changed like a NodeDef.
+    """One op, which is read and changed like a NodeDef.
 
     Attributes:
       name, op, input, device: as in a NodeDef.
@@ -96,14 +96,14 @@ class Node:
         return Attributes(self)
 
     def to_proto(self) -> tf.NodeDef:
-        """A NodeDef of its own."""
+        """The node as a new NodeDef."""
         proto = tf.NodeDef.FromString(self.serialized_attrs)
         proto.MergeFrom(tf.NodeDef(name=self.name, op=self.op, input=self.input, device=self.device))
         return proto
 
 
 def read_graph(data: bytes) -> Tuple[List[Node], tf.GraphDef]:
-    """Cuts a serialized GraphDef, as TensorFlow writes it, into its nodes and a GraphDef of all the rest."""
+    """Cuts a GraphDef, as TensorFlow serializes it, into its nodes and a GraphDef of the rest."""
     nodes = []
     rest = []
     text = data.decode("latin-1")  # of the same length; names, types and devices are ASCII
@@ -125,14 +125,14 @@ def read_graph(data: bytes) -> Tuple[List[Node], tf.GraphDef]:
 
 
 def read_node(data: bytes) -> Node:
-    """A serialized NodeDef; a first output is named as in a GraphDef, where it is "x" and not "x:0"."""
+    """Reads a serialized NodeDef; an input from a first output is named "x", as in a GraphDef, not "x:0"."""
     node = _read_node(data, data.decode("latin-1"), 0, len(data))
     node.input = [name[:-2] if name.endswith(":0") else name for name in node.input]
     return node
 
 
 def _read_node(data: bytes, text: str, position: int, stop: int) -> Node:
-    """The node that is written from `position` to `stop`. This is the hot loop: 3 us a node."""
+    """Reads the node from `position` to `stop`. This is the hot loop: 3 us a node."""
     name = op = device = ""
     inputs = []
     while position < stop:
@@ -156,7 +156,7 @@ def _read_node(data: bytes, text: str, position: int, stop: int) -> Node:
 
 
 def split_attrs(data: bytes) -> Dict[str, bytes]:
-    """Attribute -> the field that holds its value, of the attributes of a node."""
+    """The attributes of a node: key -> the field with the value."""
     entries = {}
     position = 0
     while position < len(data):
@@ -173,7 +173,7 @@ def split_attrs(data: bytes) -> Dict[str, bytes]:
 
 
 def payloads(data: bytes) -> List[bytes]:
-    """Contents of the length-delimited fields that `data` consists of."""
+    """The contents of the length-delimited fields in `data`."""
     found = []
     position = 0
     while position < len(data):

@@ -1,6 +1,6 @@
-"""What is known about TensorFlow op types: which hold variables, write them, hold other state, or read data.
+"""Tables of TensorFlow op types: those that hold variables, write them, hold other state, or read data.
 
-Tables only. The functions that use them are in epl.ir.view and in the passes.
+The functions that use them are in epl.ir.view and in the passes.
 """
 
 # Ops that are a variable: one output, a reference or a handle.
@@ -8,10 +8,10 @@ REF_VARIABLES = frozenset(["Variable", "VariableV2", "AutoReloadVariable"])
 RESOURCE_VARIABLES = frozenset(["VarHandleOp"])
 VARIABLES = REF_VARIABLES | RESOURCE_VARIABLES
 
-# Ops that give the value of the variable that they take.
+# Ops that return the value of a variable.
 READS = frozenset(["Identity", "ReadVariableOp"])
 
-# Ops that write a variable, which is their first input (fused optimizers write several: all are among the inputs).
+# Ops that write a variable, their first input (fused optimizers write several, all of them inputs).
 _REF_WRITES = [
     "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin",
     "ScatterMul", "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate",
@@ -32,11 +32,11 @@ _RESOURCE_WRITES = [
 ] + ["Resource" + name for name in _REF_WRITES if "Apply" in name]  # fmt: skip
 ROW_WRITES = frozenset(name for name in _REF_WRITES + _RESOURCE_WRITES if "Scatter" in name or "SparseApply" in name)
 SLICE_WRITES = frozenset(["StridedSliceAssign", "ResourceStridedSliceAssign"])
-REF_WRITES = frozenset(_REF_WRITES)  # they give the reference that they take
+REF_WRITES = frozenset(_REF_WRITES)  # they return their input, the reference
 WRITES = frozenset(_REF_WRITES + _RESOURCE_WRITES)
 PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
 
-# Ops that hold state which all replicas of a process share: their data is drawn from it, or they look things up in it.
+# Ops that hold state which all replicas of a process share: they draw data from it, or look values up in it.
 SHARED_STATE = frozenset(
     [
         "Iterator", "IteratorV2", "OneShotIterator", "IteratorFromStringHandle", "IteratorFromStringHandleV2",
@@ -51,7 +51,7 @@ SHARED_STATE = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
-# Ops that draw the next piece of data: each replica runs its own and so gets a piece of its own.
+# Ops that draw the next piece of data: each replica runs its own op and so gets different data.
 DATA_SOURCES = frozenset(
     [
         "IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional", "OptionalGetValue",
@@ -71,12 +71,12 @@ GENERATORS = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
-# Ops that fill a queue: what they need is the input pipeline, which all replicas of a process share.
+# Ops that fill a queue: they and their ancestors are the input pipeline, which all replicas of a process share.
 ENQUEUES = frozenset(
     ["QueueEnqueue", "QueueEnqueueV2", "QueueEnqueueMany", "QueueEnqueueManyV2", "BarrierInsertMany"]  # fmt: skip
 )  # fmt: skip
 
-# Ops that find a staging area by its shared name, on their own device. What one puts another of them must take.
+# Ops that find a staging area by its shared name, on their own device, where one puts values and another gets them.
 STAGING = frozenset(
     [
         "Stage", "StageClear", "StagePeek", "StageSize", "Unstage",
@@ -94,13 +94,13 @@ SWITCHES = frozenset(["Switch", "RefSwitch"])
 MERGES = frozenset(["Merge", "RefMerge"])
 CONTROL_FLOW = ENTERS | EXITS | NEXT_ITERATIONS | SWITCHES | MERGES | {"LoopCond"}
 
-# Ops that hand on what they take: references always, values that may be handles.
+# Ops that pass their input on: always a reference; a value, which may be a handle.
 REFERENCE_FLOW = frozenset(["RefEnter", "RefExit", "RefIdentity", "RefMerge", "RefNextIteration", "RefSwitch"])
 VALUE_FLOW = frozenset(["Enter", "Exit", "Identity", "Merge", "NextIteration", "Switch"])
 
 PLACEHOLDERS = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
 
-# What a restore reads from.
+# Ops that read a checkpoint.
 CHECKPOINT_READS = frozenset(["RestoreV2", "Restore", "RestoreSlice"])
 
 # Ops that need the process of the script: its Python functions, its files.

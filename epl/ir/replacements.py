@@ -1,11 +1,11 @@
-"""Replacements: ops that compute in place of ops of the user, as those of mixed precision do in half precision.
+"""Replacements: ops that replace ops of the user, as the half copies of mixed precision do.
 
     x --> MatMul --> y --> loss            x --> Cast --> MatMul' --> computed --> Cast --> restored --> loss
                                    =>      x --> MatMul --> y
                                                             runs no more
 
-TensorFlow cannot change the type of an op that exists. So the op of the user stays, and nothing takes it any more; who
-asks for its output gets what its replacement computes, in the type of the output.
+TensorFlow cannot change the type of an existing op. So the op of the user stays, without consumers; a fetch of its
+output gets the value of the replacement, in the type of the output.
 """
 
 from typing import List, NamedTuple, Optional, Sequence
@@ -17,12 +17,12 @@ from epl.ir.walks import topological_order
 
 
 class Replacement(NamedTuple):
-    """What is computed in place of an output of an op of the user.
+    """The replacement of an output of an op of the user.
 
     Attributes:
-      original: the output, which is computed no more.
-      computed: what replaces it, possibly in another type.
-      restored: the same in the type of the original; None in a loop or branch, where no run can ask for it.
+      original: the output, which is no longer computed.
+      computed: the tensor that replaces it, possibly in another type.
+      restored: the same in the type of the original; None in a loop or branch, where no run can fetch it.
     """
 
     original: tf.Tensor
@@ -31,7 +31,7 @@ class Replacement(NamedTuple):
 
 
 def in_order(nodes: Sequence[node_wire.Node]) -> List[node_wire.Node]:
-    """Nodes in the order of their creation, but each after its producers: a replacement is younger than what takes it.
+    """Nodes in creation order, but each after its producers: a replacement is created after its consumers.
 
     The back edge of a loop is not followed.
     """

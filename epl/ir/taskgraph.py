@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 if TYPE_CHECKING:
     from epl.strategies.parallel_strategy import ParallelStrategy
 
-# Of conversions of weights to half precision: the attribute that marks them.
+# Marks conversions of weights to half precision.
 WEIGHT_ATTR = "_epl_weight_copy"
-# Of an op that prints, and does so in replica 0 of a process alone.
+# Marks an op that prints, only in replica 0 of a process.
 REPLICA_0_ATTR = "_epl_replica_0"
 
-# NodeDef attributes in which the facts about an op travel with the graph.
+# NodeDef attributes that hold facts about an op.
 TASKGRAPH_ATTR = "_epl_taskgraph"
 PHASE_ATTR = "_epl_phase"
 HOST_ATTR = "_epl_host"  # on the CPU of its process, whichever device its stage runs on
@@ -18,7 +18,7 @@ DEFAULT_ATTR = "_epl_default"  # a PlaceholderWithDefault that is never fed: it 
 
 
 class Phase:
-    """What an op was built for."""
+    """The purpose of an op."""
 
     FORWARD = "forward"  # also: no phase attribute
     BACKWARD = "backward"
@@ -31,7 +31,7 @@ class TaskGraph(NamedTuple):
     Attributes:
       index: position in the order of annotation.
       strategy: the `Replicate` or `Split` that annotated them.
-      outer: of a split in a scope of `replicate`, the `Replicate`, with which it is in one stage; else None.
+      outer: for a split in a scope of `replicate`, that `Replicate`, whose stage it shares; else None.
     """
 
     index: int  # type: ignore[assignment]  # hides a method of tuple

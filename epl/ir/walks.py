@@ -1,15 +1,15 @@
-"""Topological order: each node after those that it waits for (Kahn 1962), else by number."""
+"""Topological order: each node after the nodes that it waits for (Kahn 1962), otherwise by number."""
 
 import heapq
 from typing import Callable, Iterable, List, Mapping
 
 
 def topological_order(waiting: Mapping[int, int], released: Callable[[int], Iterable[int]]) -> List[int]:
-    """Orders nodes; those that wait for each other in a circle, and what is behind them, are left out.
+    """Orders nodes; the nodes of a cycle, and all nodes after them, are left out.
 
     Args:
-      waiting: by node, for how many others it waits.
-      released: gives the nodes that wait for a node, each as often as it counts that node.
+      waiting: by node, the number of nodes that it waits for.
+      released: returns the nodes that wait for a node, each as often as it counts that node.
     """
     left = dict(waiting)
     ready = sorted(node for node, count in left.items() if not count)  # sorted, so a heap

@@ -1,9 +1,9 @@
 """Automatic mixed precision (`amp.level`) while the user builds the model: conversion, and scaling of gradients.
 
 When the model is first differentiated by its variables, the ops of its forward pass get half copies
-(`epl.parallel.amp.half_ops`); TensorFlow then differentiates those. A later call of tf.gradients converts what it needs
-besides. The gradients of the objective are multiplied by the loss scale, all that is returned is divided by it, so that
-the user sees true gradients. What becomes of a step whose gradients overflow is `epl.parallel.amp.loss_scale`'s.
+(`epl.parallel.amp.half_ops`); TensorFlow then differentiates those. A later call of tf.gradients also converts the ops
+that only it needs. The gradients of the objective are multiplied by the loss scale, and the returned gradients are
+divided by it, so the user gets true gradients. `epl.parallel.amp.loss_scale` skips steps whose gradients overflow.
 """
 
 import logging
@@ -28,11 +28,11 @@ logger = logging.getLogger("epl")
 
 
 class ConvertedModel(NamedTuple):
-    """What is known of a model that was converted.
+    """State of a model with half copies.
 
     Attributes:
       weight_casts: the conversions of weights in the forward pass.
-      seen: names of the ops about which it is decided.
+      seen: names of the ops that were considered so far.
     """
 
     weight_casts: List[tf.Operation]
@@ -40,7 +40,7 @@ class ConvertedModel(NamedTuple):
 
 
 def begin(graph: Graph, request: GradientsRequest) -> GradientsRequest:
-    """Converts what a call of tf.gradients needs; nothing without `amp.level`, or before the model is trained.
+    """Makes half copies for a call of tf.gradients; none without `amp.level`, or before a call by variables.
 
     Args:
       graph: the annotated model.
@@ -66,7 +66,7 @@ def begin(graph: Graph, request: GradientsRequest) -> GradientsRequest:
 
 
 def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequence[Any]) -> None:
-    """Gives half copies to what `ys` need and was not seen before; tensors that the call names keep their type."""
+    """Makes half copies of ops that `ys` need and no earlier call did; tensors that the call names keep their type."""
     config = Env.get().config
     cluster = Env.get().cluster
     assert cluster is not None
@@ -88,7 +88,7 @@ def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequ
 def finish(
     graph: Graph, request: GradientsRequest, gradients: Sequence[Optional[Gradient]]
 ) -> List[Optional[Gradient]]:
-    """The gradients as the user asked for them: true, and of the type of what they are the gradients of."""
+    """The gradients for the user: divided by the loss scale, each in the type of its `x`."""
     result: List[Any] = list(gradients)
     state = graph.state_of(ConvertedModel)
     if state is None:
@@ -100,7 +100,7 @@ def finish(
         with in_taskgraph(graph.tf_graph, taskgraph_index(request.seed_scale.op)):
             inverse = 1.0 / request.seed_scale
     made = [i for i, gradient in enumerate(result) if gradient is not None]
-    # In the order of the backward pass, which is that in which gradients are sent.
+    # In the order of the backward pass, in which gradients are all-reduced.
     for i in sorted(made, key=lambda i: tf_compat.op_id(first_tensor(result[i]).op)):
         dtype = request.dtypes[i]
         if dtype is not None:
@@ -111,10 +111,10 @@ def finish(
 
 
 def fetched(graph: Graph, fetches: Sequence[tf.Tensor], feeds: Iterable[tf.Tensor]) -> List[tf.Tensor]:
-    """What a run gives for what the user asks for: values that are computed, in the type that they were to have.
+    """The tensors to fetch for the user's fetches: values of half copies, in the user's types.
 
     Raises:
-      FeedError: what is fed has a half copy.
+      FeedError: a tensor with a half copy is fed.
     """
     if not graph.replacements:
         return list(fetches)

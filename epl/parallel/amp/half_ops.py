@@ -4,10 +4,10 @@
     x --> Cast ------------------+--> MatMul' --> half --> Relu' --> half --> Cast --> loss
                                                    '--> Cast --> summary
 
-A value is converted once for all that take it in half precision, but a weight for each of them: late, when the other
-input is there, and again for the backward pass, so that no copy of a weight outlives its use. The gradient of a weight
-comes back through the conversion, in float32. In a loop the gradient's own loop converts the weight anew, where it
-would otherwise keep a copy per iteration.
+A value is converted once for all its half-precision consumers. A weight is converted for each consumer: late, when the
+other input exists, and again for the backward pass, so that no copy of a weight outlives its use. The gradient of a
+weight flows back through the conversion, in float32. The backward loop of a tf.while_loop converts a weight again;
+otherwise TensorFlow would keep one copy per iteration.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from epl.parallel.amp.op_selection import HalfSelection, type_attr
 from epl.utils import tf_compat
 
 _MARKS = (TASKGRAPH_ATTR, PHASE_ATTR)
-_NAMED = "_EPL_AMP_"  # in the names of what is made here
+_NAMED = "_EPL_AMP_"  # in the names of half copies and conversions
 
 
 def make_half_copies(graph: Graph, view: GraphView, choice: HalfSelection, half: tf.DType) -> List[tf.Operation]:
-    """Adds half copies to the graph, and lets everything else take them; notes them in `graph.replacements`.
+    """Adds half copies to the graph and connects all other ops to them; notes them in `graph.replacements`.
 
     Args:
       graph: the annotated model, before it is differentiated.
-      view: of it.
-      choice: what gets half copies.
+      view: its view.
+      choice: the ops that get half copies.
       half: the type in which they compute.
 
     Returns:
@@ -54,7 +54,7 @@ def is_of_half_copies(name: str) -> bool:
 
 
 def use_half_copies(graph: Graph) -> None:
-    """Lets ops that were made later, or by the differentiation, take the half copies of what they take."""
+    """Connects ops that the user or the differentiation built later to the half copies of their inputs."""
     if not graph.replacements:
         return
     replaced = {copy.original.op for copy in graph.replacements.values()}
@@ -71,7 +71,7 @@ def use_half_copies(graph: Graph) -> None:
 
 
 def convert_again(casts: Sequence[tf.Operation], last_id: int) -> None:
-    """Gives ops created after op number `last_id`, the backward pass, conversions of weights of their own."""
+    """Converts weights again for the backward pass: the ops created after op number `last_id`."""
     for cast in casts:
         if tf_compat.control_flow_context_of(cast) is not None:
             continue
@@ -88,7 +88,7 @@ def convert_again(casts: Sequence[tf.Operation], last_id: int) -> None:
 
 
 def weight_in_gradient_loop(original: Callable[..., Any], state: Any, value: tf.Tensor) -> Any:
-    """What a loop of the backward pass takes of its forward loop: a weight that the loop reads is converted anew."""
+    """The value that a backward loop gets from its forward loop: a converted weight is converted again."""
     op = value.op
     if op.type != "Cast" or not _is_weight_cast(op) or not tf_compat.is_loop_invariant(op.inputs[0]):
         return original(state, value)
@@ -113,11 +113,11 @@ class _Maker:
         self._view = view
         self._choice = choice
         self._half = half
-        self._casts: Dict[str, tf.Tensor] = {}  # by the name of what is converted to half precision
-        self._back: Dict[Tuple[str, Optional[int]], tf.Tensor] = {}  # (original, TaskGraph) -> what is restored there
+        self._casts: Dict[str, tf.Tensor] = {}  # by the name of the tensor converted to half precision
+        self._back: Dict[Tuple[str, Optional[int]], tf.Tensor] = {}  # (original, TaskGraph) -> its restored value
 
     def make(self, node: int) -> None:
-        """Makes the half copy of a node whose producers have theirs."""
+        """Makes the half copy of a node; those of its producers were made before."""
         op = self._operation(node)
         places = self._choice.places[node]
         inputs = [None if self._is_weight(tensor) else self._input(i, tensor, op) for i, tensor in enumerate(op.inputs)]
@@ -139,7 +139,7 @@ class _Maker:
             tf_compat.add_control_inputs(copy, controls)
 
     def connect(self) -> None:
-        """Lets what has no half copy take what the half copies compute."""
+        """Connects ops without a half copy to the values of the half copies."""
         halves = set(self._choice.half)
         consumers = self._view.consumers()
         for node in self._choice.half:
@@ -163,7 +163,7 @@ class _Maker:
             _replace_controls(self._graph, op)
 
     def _restore(self, original: tf.Tensor, taskgraph: Optional[int]) -> tf.Tensor:
-        """What the half copy computes, in the type of the original: converted after the way to another TaskGraph."""
+        """The value of a half copy in the type of the original; another TaskGraph receives it in half precision."""
         half = self._graph.replacements[original.name].computed
         if half.dtype == original.dtype:
             return half
@@ -174,7 +174,7 @@ class _Maker:
         return self._back[key]
 
     def _input(self, position: int, tensor: tf.Tensor, op: tf.Operation) -> tf.Tensor:
-        """An input of the half copy of `op` that is no weight."""
+        """An input of the half copy of `op` that is not a weight."""
         node = self._view.index[op.name]
         copy = self._graph.replacements.get(tensor.name)
         if position not in self._choice.places[node].inputs:
@@ -190,7 +190,7 @@ class _Maker:
         return self._casts[tensor.name]
 
     def _weight(self, tensor: tf.Tensor, op: tf.Operation, late: Sequence[tf.Operation]) -> tf.Tensor:
-        """A weight in half precision, for the half copy of `op` alone, made after `late`."""
+        """A weight in half precision, only for the half copy of `op`; converted after `late`."""
         context = tf_compat.control_flow_context_of(op)
         late = [other for other in late if tf_compat.output_context_of(other) is context]
         cast = _cast(tensor, self._half, op, context, late, is_weight=True)
@@ -227,7 +227,7 @@ def _half_copy(graph: Graph, op: tf.Operation) -> tf.Operation:
 
 
 def _replace_controls(graph: Graph, op: tf.Operation) -> None:
-    """Lets an op wait for half copies in place of the ops that these replace."""
+    """Moves an op's control inputs from replaced ops to their half copies."""
     controls = [_half_copy(graph, other) for other in op.control_inputs]
     tf_compat.remove_control_inputs(op)
     tf_compat.add_control_inputs(op, controls)
@@ -275,7 +275,7 @@ def _mark(op: tf.Operation, name: str) -> Optional[tf.AttrValue]:
 
 @contextlib.contextmanager
 def _plain(tf_graph: tf.Graph) -> Iterator[None]:
-    """Ops made inside are in no scope of the user: of names, devices, control dependencies, colocation or marks."""
+    """Ops created inside ignore all scopes of the user: names, devices, control dependencies, colocation, marks."""
     marks = [(mark, tf_compat.set_attr_scope(tf_graph, mark, None)) for mark in _MARKS]
     try:
         with tf_graph.as_default(), tf_graph.control_dependencies(None), tf_graph.device(None):

@@ -5,12 +5,12 @@
                                              +--> finite? --> good steps + 1, after 2000 of them scale x 2
                                                       '-----> good steps = 0, scale / 2
 
-A fixed scale skips nothing. The check is made behind the boundary, where gradients are those of all replicas, stages
-and micro batches, so all of them decide alike. Gradients that the user changes on the way (clips, for example) are
-checked as tf.gradients returned them, too: a clip by value makes a number of an infinite one. What is found there makes
-one of the applied gradients a NaN, which reaches all replicas as that gradient does.
+A fixed scale skips no step. The check is made after the gradient boundary, on the gradients of all replicas, stages and
+micro batches, so all replicas decide alike. If the user changes gradients (clips them, for example), those that
+tf.gradients returned are checked, too: a clip by value makes an infinite gradient finite. If one of them is not finite,
+one of the applied gradients becomes NaN, and its all-reduce tells all replicas.
 
-With `amp.debug_log`, replica 0 of each process says of a skipped step which gradient was the first that was not finite.
+With `amp.debug_log`, replica 0 of each process names the first gradient of a skipped step that was not finite.
 """
 
 import sys
@@ -28,7 +28,7 @@ from epl.parallel.accumulation.apply import control_flow_v1
 from epl.utils import tf_compat
 
 FIRST_SCALE = 2.0**15
-GOOD_STEPS = 2000  # of which no gradient overflowed, before the scale grows
+GOOD_STEPS = 2000  # steps without overflow before the scale grows
 _FACTOR = 2.0
 
 Pair = Tuple[Optional[Gradient], Any]
@@ -43,12 +43,12 @@ class ScaleUpdate(NamedTuple):
 
 
 class LossScale:
-    """What the gradients of the objective are multiplied by: one for all calls of tf.gradients of a graph.
+    """The factor of the objective's gradients: one for all calls of tf.gradients of a graph.
 
     Attributes:
       is_dynamic: whether it adapts.
-      scale, good_steps: its variables, if it does.
-      updates: by the calls of apply_gradients, in the order in which they were built.
+      scale, good_steps: its variables, if it is dynamic.
+      updates: its updates by the calls of apply_gradients, in the order in which they were built.
     """
 
     def __init__(self, graph: Graph, value: Union[str, float]) -> None:
@@ -62,13 +62,13 @@ class LossScale:
                 self.good_steps = _variable("good_steps", 0.0)
 
     def read(self) -> Optional[tf.Tensor]:
-        """Its value; None if it is 1."""
+        """The value; None if it is 1."""
         if self.is_dynamic:
             return self.scale.read_value()
         return None if self._value == 1.0 else tf.constant(self._value, tf.float32, name="loss_scale")
 
     def update(self, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
-        """What adapts it to what became of a step, and its value before; noted in `updates`."""
+        """The op that adapts the scale after a step, and the value before; noted in `updates`."""
         scale, good = (
             tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
             for variable in (self.scale, self.good_steps)
@@ -91,18 +91,18 @@ class LossScale:
 
 
 def loss_scale_of(graph: Graph) -> LossScale:
-    """The loss scale of a graph, made when it is first asked for."""
+    """The loss scale of a graph, created at the first call."""
     found = graph.state_of(LossScale)
     return found or graph.keep(LossScale, LossScale(graph, Env.get().config.amp.loss_scale))
 
 
 def mark_overflow(graph: Graph, pairs: List[Pair], changed: bool) -> List[Pair]:
-    """Lets the gradients that are applied show whether those that tf.gradients returned are finite.
+    """Makes an applied gradient NaN if one that tf.gradients returned is not finite.
 
     Args:
       graph: the annotated model.
-      pairs: what is applied.
-      changed: whether some gradient is another than tf.gradients returned.
+      pairs: the (gradient, variable) pairs to apply.
+      changed: whether the user has changed a gradient after tf.gradients.
     """
     if not changed or not _skips(graph):
         return pairs
@@ -124,7 +124,7 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
 
     Args:
       graph: the annotated model.
-      pairs: what is applied, behind the boundaries.
+      pairs: the (gradient, variable) pairs to apply, after the boundaries.
       apply: applies them.
 
     Returns:
@@ -139,7 +139,7 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
     loss_scale = loss_scale_of(graph)
 
     def apply_as_user() -> tf.Operation:
-        """Under the names that the ops have without the branch: variables are named by them."""
+        """Applies with the op names of a step without tf.cond: variables are named after them."""
         graph.common_branches.append(tf_compat.current_context(graph.tf_graph))
         with tf.name_scope(user_scope + "/" if user_scope else None):
             result = apply()
@@ -172,7 +172,7 @@ def _variable(name: str, value: float) -> tf.Variable:
 
 
 def _all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether all gradients are finite: found for each TaskGraph by itself, then for all of them."""
+    """Whether all gradients are finite: computed for each TaskGraph, then for all of them."""
     by_taskgraph: Dict[Optional[int], List[tf.Tensor]] = {}
     for gradient in gradients:
         values = first_tensor(gradient)
@@ -190,7 +190,7 @@ def _finite(values: tf.Tensor) -> tf.Tensor:
 
 
 def _returned(graph: Graph, pairs: Sequence[Pair]) -> Dict[str, Tuple[str, Gradient]]:
-    """What tf.gradients returned and the pairs are computed from."""
+    """The gradients from tf.gradients that the pairs are computed from."""
     ops = [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None]
     return upstream(returned_gradients(graph), ops)
 
@@ -210,11 +210,11 @@ def _elements(gradient: Any) -> float:
     return float("inf") if count is None else count
 
 
-# ---- What is said of it
+# ---- The message
 
 
 def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor, scale: tf.Tensor) -> tf.Operation:
-    """Names the first gradient that is not finite, in the order of the backward pass."""
+    """Prints the first gradient that is not finite, in the order of the backward pass."""
     checked: List[Tuple[str, Gradient]] = list(_returned(graph, pairs).values())
     checked += [
         (variable_name(variable) or str(variable), gradient) for gradient, variable in pairs if gradient is not None

@@ -2,13 +2,13 @@
 
 | list | meaning |
 | --- | --- |
-| ALLOW | fast in half precision, and safe: always computed in it |
-| DENY | needs the range or the sums of float32: never, nor what leads from it into further such ops |
-| INFER | safe if its inputs are: between two ops of half precision, and not behind one of DENY |
-| CLEAR | computes nothing that rounds: follows what stands beside it |
-| PRESERVE | keeps its type, whatever stands in the other lists |
+| ALLOW | fast and safe in half precision: always computed in it |
+| DENY | needs the range or the sums of float32: stays in float32, and so do the ops of INFER after it |
+| INFER | safe if its inputs are: in half precision between two ops of half precision, if not after an op of DENY |
+| CLEAR | does not round: has the type of its neighbours |
+| PRESERVE | keeps its type, even if it is in another list |
 
-What is in no list is computed in float32. Tables alone; `op_selection.py` is what uses them.
+Ops in no list compute in float32. This module is tables only; `op_selection.py` uses them.
 """
 
 ALLOW = frozenset(
@@ -52,7 +52,7 @@ CLEAR = frozenset(
     ]  # fmt: skip
 )  # fmt: skip
 
-# State, constants, and what leads values into branches and loops: what a loop carries stays float32.
+# State, constants, and the ops of branches and loops: loop variables stay float32.
 PRESERVE = frozenset(
     [
         "AutoReloadVariable", "ConcatV2", "Const", "Enter", "Exit", "Mean", "Merge", "NextIteration", "NoOp",
@@ -66,7 +66,7 @@ PRESERVE = frozenset(
 # The attribute that names the type in which an op computes, where it is not "T".
 TYPE_ATTR = {"Cast": "DstT", "Gather": "Tparams", "GatherNd": "Tparams", "GatherV2": "Tparams"}
 
-# Op types that TensorFlow differentiates with kernels of their own, which must exist in half precision, too.
+# Op types whose gradients use other kernels, which must exist in half precision, too.
 GRADIENT_KERNELS = {
     "AvgPool": ("AvgPoolGrad",),
     "AvgPool3D": ("AvgPool3DGrad",),

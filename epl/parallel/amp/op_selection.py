@@ -4,14 +4,14 @@
           half       half        half     half       float       float   half
 
 1. Ops of ALLOW are half.
-2. Those of DENY stay float, and so do those of INFER behind them, also where ops of CLEAR lie between.
-3. What is left of INFER and CLEAR is half between two ops of half precision,
-4. and ops of CLEAR beside one.
+2. Ops of DENY stay float, and so do ops of INFER after them, also where ops of CLEAR lie between.
+3. The remaining ops of INFER and CLEAR are half between two ops of half precision,
+4. and ops of CLEAR next to one.
 
-(The rules of TensorFlow's own rewriter for mixed precision.) Ops of INFER and CLEAR that take a number of the script
-which half precision makes zero or infinite stay float: tf.maximum(x, 1e-9). What is computed from variables and
-constants alone stays float: its result is converted where it is used. So does what a loop carries or a branch hands on,
-as its ops are in PRESERVE, and what has no kernel in half precision on its device. Nothing is changed here.
+(These are the rules of TensorFlow's own rewriter for mixed precision.) Ops of INFER and CLEAR stay float if they read a
+number that half precision makes zero or infinite: tf.maximum(x, 1e-9). Values computed from variables and constants
+alone stay float, and their result is converted where it is used. Loop variables and outputs of branches stay float, as
+their ops are in PRESERVE; so do ops without a half-precision kernel on their device. This module changes nothing.
 """
 
 import collections
@@ -31,7 +31,7 @@ from epl.utils import tf_compat
 _CPU = re.compile(r"/(?:device:)?cpu\b", re.IGNORECASE)
 _FLOAT = tf.float32.as_datatype_enum
 _FOLLOWING = op_lists.INFER | op_lists.CLEAR
-# What gives numbers of the script other shapes, and repeats them: 1e-9 * tf.ones_like(x).
+# Ops that reshape, repeat or scale a number of the script: 1e-9 * tf.ones_like(x).
 _HAND_ON = frozenset(
     ["BroadcastTo", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Tile", "Transpose"]
 )
@@ -46,13 +46,13 @@ class TypedPorts(NamedTuple):
 
 
 class HalfSelection(NamedTuple):
-    """What computes in half precision; nodes of a view.
+    """The ops that compute in half precision, as nodes of a view.
 
     Attributes:
       half: the nodes, each after its producers.
-      places: of these.
-      weights: nodes that are computed from variables, and from constants, alone.
-      constants: those computed from constants alone.
+      places: their inputs and outputs in half precision.
+      weights: nodes that are computed from variables and constants alone.
+      constants: nodes that are computed from constants alone.
     """
 
     half: List[int]
@@ -78,12 +78,12 @@ def choose(
 
     Args:
       tf_graph: the graph.
-      view: of it.
+      view: its view.
       roots: the nodes that are differentiated.
-      kept: nodes that stay as they are, besides.
+      kept: further nodes that stay as they are.
       half: tf.float16 or tf.bfloat16.
-      device_type: "CPU" or "GPU": where ops run that are not pinned to a CPU.
-      has_kernel: tells which kernels there are.
+      device_type: "CPU" or "GPU", for ops that are not pinned to a CPU.
+      has_kernel: whether a kernel exists.
     """
     needed = view.ancestors(roots)
     order = [node for node in data_order(view) if node in needed]
@@ -98,7 +98,7 @@ def choose(
 
     def may_follow(node: int) -> bool:
         converted = _converted(view, node, listed[node])
-        return not converted <= weights and converted.isdisjoint(lossy)  # a lookup takes a whole table
+        return not converted <= weights and converted.isdisjoint(lossy)  # not a lookup's full table
 
     possible = {
         node
@@ -146,7 +146,7 @@ class _Places:
         self._view = view
 
     def is_float(self, node: int) -> bool:
-        """Whether it computes in float32, with a gradient that is the type's own."""
+        """Whether a node computes in float32 and has the default gradient of its op type."""
         attrs = self._view.nodes[node].attr
         key = type_attr(self._view.types[node])
         return key in attrs and attrs[key].type == _FLOAT and "_gradient_op_type" not in attrs
@@ -172,7 +172,7 @@ class _Places:
 
 
 class _Able:
-    """Knows whether kernels exist, those of the gradient included."""
+    """Finds whether half-precision kernels exist for an op and its gradient."""
 
     def __init__(self, view: GraphView, half: tf.DType, device_type: str, has_kernel: HasKernel) -> None:
         self._view = view
@@ -195,7 +195,7 @@ class _Able:
 
 
 class _Edges:
-    """Who passes float values to whom, among ops of the lists."""
+    """The edges for float values among ops of the lists."""
 
     def __init__(self, view: GraphView, listed: Dict[int, TypedPorts]) -> None:
         self.up: Dict[int, List[int]] = {node: [] for node in listed}
@@ -211,7 +211,7 @@ class _Edges:
 
     @staticmethod
     def reach(starts: Iterable[int], edges: Dict[int, List[int]], through: Set[int]) -> Set[int]:
-        """The nodes of `through` that lie behind `starts` along edges, with nothing but such nodes between."""
+        """The nodes of `through` that paths from `starts` reach through nodes of `through` alone."""
         found: Set[int] = set()
         stack = list(starts)
         while stack:
@@ -223,7 +223,7 @@ class _Edges:
 
 
 def _denied(view: GraphView, edges: _Edges, listed: Dict[int, TypedPorts]) -> Set[int]:
-    """The ops of DENY, those of INFER behind them, and those of CLEAR on the way to these."""
+    """The ops of DENY, those of INFER after them, and those of CLEAR between these."""
     deny = {node for node in listed if view.types[node] in op_lists.DENY}
     infer = {node for node in listed if view.types[node] in op_lists.INFER}
     clear = {node for node in listed if view.types[node] in op_lists.CLEAR}
@@ -252,13 +252,13 @@ def _constant(tf_graph: tf.Graph, view: GraphView, order: Iterable[int]) -> Tupl
 
 
 def _converted(view: GraphView, node: int, places: TypedPorts) -> Set[int]:
-    """The nodes whose values would be converted for an op."""
+    """The nodes whose values would be converted for an op in half precision."""
     inputs = data_inputs(view, node)
     return {inputs[position][0] for position in places.inputs}
 
 
 def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:
-    """The nodes that hand on a number of the script that half precision makes zero or infinite: 1e-9, -1e9."""
+    """The nodes whose value is a number of the script that half precision makes zero or infinite: 1e-9, -1e9."""
     found: Set[int] = set()
     for node in order:
         op_type = view.types[node]
@@ -276,7 +276,7 @@ def _lossy(view: GraphView, order: Iterable[int], half: tf.DType) -> Set[int]:
 def _casts(
     view: GraphView, order: Iterable[int], kept: Collection[int], listed: Dict[int, TypedPorts], chosen: Set[int]
 ) -> Set[int]:
-    """Conversions of other types to float32 for ops of half precision alone."""
+    """Casts of integers or booleans to float32 whose consumers all compute in half precision."""
     consumers = view.consumers()
     found = set()
     for node in order:

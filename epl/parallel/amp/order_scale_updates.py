@@ -1,8 +1,8 @@
-"""Several optimizers of one model adapt one loss scale: in one run, in the order in which they were built.
+"""Orders the updates of the loss scale by several optimizers: in one run, they follow the order of their creation.
 
     read --> update 0 --> write --> barrier --> read --> update 1 --> write
 
-Without an order replicas could come to different scales. The barrier is fed in runs without both updates.
+Otherwise replicas could compute different scales. Runs without both updates feed the barrier.
 """
 
 from epl.ir.control_flow import depths_of, ends_of

@@ -1,4 +1,4 @@
-"""What mixed precision cannot do, and where `amp.level` means nothing."""
+"""Models that mixed precision refuses, and a warning where `amp.level` has no effect."""
 
 import logging
 
@@ -11,7 +11,7 @@ logger = logging.getLogger("epl")
 
 
 def warn_of_precision(graph: Graph, config: Config) -> None:
-    """Warns where `amp.level` means nothing."""
+    """Warns if `amp.level` has no effect."""
     if config.amp.level and not graph.replacements:
         logger.warning(
             "amp.level is %r and has no effect: %s.",
@@ -23,9 +23,9 @@ def warn_of_precision(graph: Graph, config: Config) -> None:
 
 
 def refuse_unskipped(graph: Graph, config: Config) -> None:
-    """Raises PlanError for updates that a dynamic loss scale cannot skip: EPL sees those of optimizers.
+    """Raises PlanError for updates by hand, which a dynamic loss scale cannot skip: EPL knows only optimizers' updates.
 
-    Beside an optimizer what the script writes may be taken back, as in adversarial training.
+    In a model that also has an optimizer, such writes are allowed: adversarial training, for example, undoes them.
     """
     if not graph.replacements or config.amp.loss_scale != "dynamic" or graph.apply_calls:
         return

@@ -1,1 +1,1 @@
-"""Pipelines: micro batches, their schedule, and what is ordered by it."""
+"""Pipelines: micro batches, their schedule, and the ops that it orders."""

@@ -1,12 +1,12 @@
-"""The micro batches of a pipeline: what differs between them is cloned, gradients are accumulated, outputs merged.
+"""The micro batches of a pipeline: ops that differ between them are cloned, gradients accumulated, outputs merged.
 
                                           x ----> forward ----> gradient ---+
     x --> forward --> gradient | apply    x/1 --> forward/1 --> gradient/1 --> sum, / M | apply
                                     =>    ...                               |
                                           variables, apply: shared
 
-Micro batch 0 is the user's own graph. Sums are made in the order of the micro batches, one gradient at a time, so that
-no more than two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
+Micro batch 0 is the user's own graph. Gradients are added in the order of the micro batches, one at a time, so that at
+most two of each are alive. Data is read in the order of the micro batches, all of it at the start of a step.
 """
 
 from typing import Iterable, Iterator, Mapping, Sequence, Set, Tuple
@@ -79,10 +79,10 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _free_colocated(rewrite: RewriteContext, view: GraphView) -> None:
-    """Undoes what TensorFlow colocates with an op of another stage: these ops belong to their own stage.
+    """Removes TensorFlow's colocation of ops with an op of another stage.
 
-    It keeps what leads a value into a branch on the device of the value, and a tensor array on that of what is written
-    into it first. A switch of a variable stays with the variable.
+    TensorFlow colocates a Switch with its input, and a tensor array with the first value written into it. A Switch of a
+    variable stays with the variable.
     """
     for node in view.of_types(["Switch", "TensorArrayV3"]):
         attrs = view.nodes[node].attr
@@ -96,7 +96,7 @@ def _free_colocated(rewrite: RewriteContext, view: GraphView) -> None:
 def _note_stages(
     rewrite: RewriteContext, view: GraphView, copied: Set[int], stages: Sequence[int], copies: Iterable[int]
 ) -> None:
-    """Keeps the stage of every op, those of the further micro batches included."""
+    """Notes the stage of every op, including those of the further micro batches."""
     rewrite.stage_of = {proto.name: stage for proto, stage in zip(view.nodes, stages)}
     for prefix in [rewrite.micro_prefix(copy) for copy in copies]:
         rewrite.stage_of.update((prefix + view.nodes[node].name, stages[node]) for node in copied)
@@ -112,9 +112,9 @@ def _clone(
     inputs: Mapping[str, str],
     keys: Mapping[Tuple[int, int], tf.AttrValue],
 ) -> Iterator[node_wire.Node]:
-    """One copy of the ops per further micro batch, and `extra` ops; random ops draw other numbers. The copies.
+    """Adds a copy of the ops per further micro batch, and `extra` ops; returns the copies. Random copies get own seeds.
 
-    `keys` are those of copies of collectives, by micro batch and node.
+    `keys` are the keys of the copies of collectives, by micro batch and node.
     """
     seeds = OwnSeeds(view)
     random = [node for node in copied if seeds.is_random(view.nodes[node])]
@@ -142,7 +142,7 @@ def _clone(
 
 
 def _merge_outputs(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps) -> None:
-    """The value of each output over the micro batches of a replica; what is computed once per step has but one."""
+    """Merges each output over the micro batches of a replica, except outputs that are computed once per step."""
     for output in rewrite.plan.outputs:
         if view.index[output.tensor.partition(":")[0]] in ops.once:
             continue
@@ -153,9 +153,9 @@ def _merge_outputs(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps)
 
 
 def _use_merged_values(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, writes: Set[int]) -> None:
-    """What runs once per step takes merged values; a value that is not merged is one micro batch's and is refused.
+    """Connects ops that run once per step to merged values; refuses a value that differs and is not merged.
 
-    What it takes of a variable that micro batches write is read when it runs.
+    A variable that micro batches write is read again when such an op runs.
     """
     boundaries = boundary_nodes(view, rewrite.trainings)
     fixed = boundaries | ops.cloned
@@ -182,14 +182,14 @@ def _use_merged_values(rewrite: RewriteContext, view: GraphView, ops: MicroBatch
 
 
 def _read_late(rewrite: RewriteContext, read: tf.Operation, taker: tf.Operation) -> tf.Tensor:
-    """What `read` gives once all that `taker` waits for is done."""
+    """The variable of `read`, read again after all control inputs of `taker`."""
     stage = rewrite.stage_of[read.name]
     with rewrite.building("micro_batches/reads", stage), tf.control_dependencies(taker.control_inputs):
         return read_variable(read)
 
 
 def _refuse_aggregated(view: GraphView, ops: MicroBatchOps, boundaries: Set[int]) -> None:
-    """A gradient of gradients that were accumulated before has no micro batches to be accumulated over."""
+    """Refuses gradients that are computed from accumulated gradients: they have no micro batches to accumulate over."""
     for node in sorted(boundaries):
         if any(producer in ops.once for producer in view.producers[node]):
             raise PlanError(

@@ -1,16 +1,16 @@
-"""Which ops of a pipeline's graph each micro batch has a copy of, and in which action of the schedule they run.
+"""Which ops of a pipeline's graph are copied for each micro batch, and in which action of the schedule they run.
 
     data source --> ... --> objective --> gradients | boundary --> clip, apply
     \\_____________ once per micro batch __________/  \\__ once per step _____/
 
-An op differs between micro batches if data, a placeholder, a random number or other state of its own reaches it.
-What a step needs of such ops is copied; the rest (variables, what depends on them alone) is shared. A write of a value
-that differs (statistics of batch norm, a metric) happens once per micro batch, in order; one that gets its value from
-gradients, or from no batch at all (the global step, a learning rate that is fed), once per step.
+An op differs between micro batches if it depends on data, a placeholder, a random number or other state of its own.
+Such ops are copied if the step needs them; the others (variables, ops that depend on variables alone) are shared. A
+write of a value that differs (statistics of batch norm, a metric) runs once per micro batch, in order; a write of a
+value from gradients, or from no batch (the global step, a learning rate that is fed), runs once per step.
 
-Within a copy, what depends on the gradient of the objective is the backward pass (B) of its stage, what comes before
-is the forward pass (F). Data is read ahead of both, in the order of the micro batches. Tables of op types say what
-holds state; nothing else is known by name.
+Within a copy, the ops that depend on the gradient of the objective are the backward pass (B) of their stage, the others
+are the forward pass (F). Data is read before both, in the order of the micro batches. Tables of op types tell which ops
+hold state; no op is recognized by its name.
 """
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -46,12 +46,12 @@ class MicroBatchOps(NamedTuple):
     """Nodes of a graph by how often they run in a step.
 
     Attributes:
-      cloned: once per micro batch.
-      varying: those whose value differs between micro batches; the other clones do no more than wait for them.
-      sources: those of them that read data.
-      inputs: the sources and the placeholders, and what they need.
-      writes: those of them that write variables.
-      once: what is computed from gradients after they were accumulated, and the other writes.
+      cloned: nodes that run once per micro batch.
+      varying: nodes whose value differs between micro batches; the other cloned nodes only wait for such nodes.
+      sources: cloned nodes that read data.
+      inputs: the sources and the placeholders, with the ops that they need.
+      writes: cloned nodes that write variables.
+      once: nodes that run once per step: those computed from accumulated gradients, and the other writes.
     """
 
     cloned: Set[int]
@@ -70,15 +70,15 @@ def find_micro_batch_ops(
     outputs: Iterable[int],
     repeated: Iterable[int] = (),
 ) -> MicroBatchOps:
-    """Tells apart what runs once per micro batch and what runs once per step.
+    """Finds the nodes that run once per micro batch, and those that run once per step.
 
     Args:
       tf_graph: the graph.
-      view: of it.
+      view: its view.
       trainings: its backward passes.
-      writes: the writes of a training step, initializers left out.
+      writes: the writes of a training step, without initializers.
       outputs: nodes whose value is merged over micro batches.
-      repeated: nodes that run in every micro batch that needs them, whatever they are computed from.
+      repeated: nodes that run in every micro batch that needs them, even if they depend on no data (collectives).
     """
     boundaries = boundary_nodes(view, trainings)
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
@@ -116,18 +116,18 @@ def _micro_batch_writes(
     boundaries: Set[int],
     loops: Dict[int, int],
 ) -> Set[int]:
-    """The writes that happen once per micro batch.
+    """The writes that run once per micro batch.
 
-    They write what is computed from a batch, or from a variable that such a write writes, or they count for such a
-    write, which takes the new count. Of these, those that wait for gradients belong to the end of the step: a moving
-    average of all variables after the update.
+    Such a write writes a value computed from a batch, or from a variable that another such write writes; or it
+    increments a counter that another such write reads. Writes that wait for gradients are excluded: they belong to the
+    end of the step, as a moving average of all variables after the update does.
 
     Args:
-      view: of the graph.
-      writes: those to choose from.
-      may_count: those of them that may be counters; the global step counts steps.
-      computed: what is computed from a batch. A placeholder that no gradient needs gives none: it sets things by hand.
-      boundaries: where gradients are accumulated.
+      view: view of the graph.
+      writes: the candidates.
+      may_count: candidates that may be counters; the global step is not, it counts steps.
+      computed: nodes computed from a batch. A placeholder that no gradient needs is no batch: the user sets a value.
+      boundaries: the gradient boundaries, where gradients are accumulated.
       loops: see `loops_of`.
     """
     found = _among(writes, computed, loops)
@@ -142,7 +142,7 @@ def _micro_batch_writes(
 
 
 def _counting(view: GraphView, writes: Set[int], counted: Set[int]) -> Set[int]:
-    """Those of `writes` whose new value one of `counted` needs."""
+    """The `writes` whose new value one of `counted` needs."""
     needed = view.ancestors(counted)
     found = set()
     for write in writes & needed:
@@ -153,19 +153,19 @@ def _counting(view: GraphView, writes: Set[int], counted: Set[int]) -> Set[int]:
 
 
 def takers_of_new_value(view: GraphView, write: int) -> Set[int]:
-    """The nodes that may take what was written: those that take the variable, or the reference that the write gives."""
+    """The nodes that may read the written value: readers of the variable, or of the reference the write returns."""
     takers = {node for node in view.consumers()[write] if view.takes_data(node, write)}
     return takers | readers_of(view, view.variable_inputs(write)) - {write}
 
 
 def _among(writes: Set[int], varying: Set[int], loops: Dict[int, int]) -> Set[int]:
-    """The writes that vary, or happen in a loop that does."""
+    """The writes that differ between micro batches, or are in a loop that does."""
     entered = {loops[node] for node in varying if node in loops}
     return {node for node in writes if node in varying or loops.get(node, -1) in entered}
 
 
 def _varying(view: GraphView, roots: Set[int], boundaries: Set[int], loops: Dict[int, int]) -> Set[int]:
-    """What is computed from the roots. The frame of a loop is one thing: with anything in it, its counter is."""
+    """The nodes computed from the roots. If one node of a loop is, all inputs of the loop are, such as its counter."""
     while True:
         found = data_descendants(view, roots, boundaries)
         entered = {loops[node] for node in found if node in loops}
@@ -176,7 +176,7 @@ def _varying(view: GraphView, roots: Set[int], boundaries: Set[int], loops: Dict
 
 
 def _fed_inputs(view: GraphView) -> List[int]:
-    """The placeholders in front of the model: feeding one cuts off what it waits for. Not those in the midst of it."""
+    """The placeholders before the model, not those inside it: a feed cuts off the ops that a placeholder waits for."""
     variables = set(view.of_types(op_types.VARIABLES))
     return [node for node in view.of_types(op_types.PLACEHOLDERS) if variables.isdisjoint(view.ancestors([node]))]
 
@@ -188,17 +188,17 @@ def find_actions(
     stages: Sequence[int],
     of_gradients: Iterable[int] = (),
 ) -> List[Actions]:
-    """Per training, the nodes of each action of micro batch 0; those of no training are in none.
+    """Per training, the nodes of each action of micro batch 0; nodes that no training needs are in none.
 
     Args:
-      view: of the graph.
-      ops: what each micro batch has.
+      view: view of the graph.
+      ops: the nodes of each micro batch.
       trainings: the backward passes.
-      stages: of the nodes of `view`.
+      stages: the stage of each node.
       of_gradients: nodes that belong to backward passes although they may depend on no gradient.
 
     Raises:
-      PlanError: the forward pass goes back to an earlier stage, or the backward pass is not known.
+      PlanError: the forward pass goes back to an earlier stage, or the backward pass is unknown (tf.GradientTape).
     """
     shared = set(view.of_types(op_types.SHARED_STATE | op_types.VARIABLES))
     boundaries = boundary_nodes(view, trainings)
@@ -223,7 +223,7 @@ def find_actions(
 
 
 def _refuse_tape(view: GraphView, training: Training) -> None:
-    """Gradients of a tape are all in the TaskGraph in which it was asked for them, and begin nobody knows where."""
+    """Refuses gradients of a tape: they are all in the TaskGraph of its `gradient` call, without a known beginning."""
     if training.seeds:
         return
     for node in view.ancestors(boundary_nodes(view, [training])):
@@ -237,7 +237,7 @@ def _refuse_tape(view: GraphView, training: Training) -> None:
 
 
 def _first_of_backward_pass(view: GraphView, training: Training) -> Set[int]:
-    """The seeds; in place of those that the user made (grad_ys), which may be a part of the model, what takes them."""
+    """The seeds; instead of seeds that the user built (grad_ys), which may belong to the model, their consumers."""
     seeds = {view.index[seed.op.name] for seed in training.seeds}
     own = {node for node in seeds if view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE}
     takers = {consumer for node in seeds - own for consumer in view.consumers()[node]}
@@ -245,11 +245,11 @@ def _first_of_backward_pass(view: GraphView, training: Training) -> Set[int]:
 
 
 def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]) -> Set[int]:
-    """What is part of the backward pass without depending on gradients, and would let it begin before its time.
+    """Nodes of the backward pass that do not depend on gradients, so that they could run too early.
 
-    It is the counter of a loop, and the zeros that stand for the gradient of a branch that was not taken. (A control
-    edge to the Merge that takes them would not do: TensorFlow's dependency optimizer removes it, as if a Merge waited
-    for all of its inputs.)
+    They are the counter of a loop, and the zeros for the gradient of a branch that was not taken. (A control edge to
+    the Merge that reads them does not help: TensorFlow's dependency optimizer removes it, as if a Merge waited for all
+    of its inputs.)
     """
     entered = {loops[node] for node in backward if node in loops}
     found = {node for node, loop in loops.items() if loop in entered}
@@ -263,7 +263,7 @@ def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]
 def _behind_later_stages(
     view: GraphView, ops: MicroBatchOps, backward: Set[int], stages: Sequence[int], boundaries: Set[int]
 ) -> Set[int]:
-    """What TensorFlow made while differentiating from forward values of later stages: indices of sparse gradients."""
+    """Nodes of the differentiation that use forward values of later stages, such as indices of sparse gradients."""
     late = {
         node
         for node in ops.cloned - backward
@@ -274,7 +274,7 @@ def _behind_later_stages(
 
 
 def _check_direction(view: GraphView, training: Training, actions: Actions, stages: Sequence[int]) -> None:
-    """Forward data flows from earlier to later stages, gradients the other way; the order of a schedule needs it."""
+    """Refuses forward data that flows to an earlier stage, and gradients that flow to a later one."""
     for (stage, kind), nodes in actions.items():
         for node in nodes:
             for producer in view.producers[node]:
@@ -295,23 +295,23 @@ def _check_direction(view: GraphView, training: Training, actions: Actions, stag
 
 
 def _is_of_gradients(view: GraphView, training: Training) -> bool:
-    """Whether gradients are differentiated."""
+    """Whether the objective is computed from gradients."""
     nodes = view.ancestors(view.index[y.op.name] for y in training.ys)
     return any(view.nodes[node].attr[PHASE_ATTR].s == _BACKWARD_PHASE for node in nodes)
 
 
 def _own_state(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
-    """Data sources, placeholders, random ops and other ops with state that is not a variable."""
+    """Data sources, placeholders, random ops and other ops whose state is not a variable."""
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
     stateful -= op_types.SHARED_STATE | op_types.VARIABLES | op_types.WRITES | COLLECTIVE_OP_TYPES.keys()
     state = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
-    # What takes a variable itself reads it; it differs only if the variable does.
+    # A stateful op on a variable only reads it: its value differs only if the variable does.
     state.update(n for n in view.of_types(stateful) if not view.variable_inputs(n))
     return state
 
 
 def readers_of(view: GraphView, variables: Iterable[int]) -> Set[int]:
-    """The nodes that take one of the variables, and those that take what hands it on."""
+    """The nodes that use one of the variables, directly or through ops that pass the variable on."""
     consumers = view.consumers()
     found: Set[int] = set()
     stack = list(variables)
@@ -325,5 +325,5 @@ def readers_of(view: GraphView, variables: Iterable[int]) -> Set[int]:
 
 
 def _readers(view: GraphView, writes: Set[int]) -> Set[int]:
-    """The nodes that take a variable that one of `writes` writes."""
+    """The nodes that use a variable that one of `writes` writes."""
     return readers_of(view, {variable for node in writes for variable in view.variable_inputs(node)})

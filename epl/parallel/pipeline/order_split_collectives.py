@@ -1,11 +1,11 @@
-"""Collectives of a split in a pipeline: those of a micro batch follow those of the one before, stream by stream.
+"""Orders the collectives of a split in a pipeline: in each stream, a micro batch follows the one before.
 
     a ──▶ b               a ──▶ b ──▶ a/1 ──▶ b/1
-          `──▶ c    =>          `──▶ c                         c: of micro batch 0 alone
+          `──▶ c    =>          `──▶ c                         c: only in micro batch 0
 
-A stream is what epl/parallel/sharding/stage_streams.py says. All ranks of a group do the same, so that they meet in one
-order whatever the schedule is, and in runs that no schedule orders. Where `c` runs, and which of them a run needs, is
-said by needed_collectives.py, when the copies are in the graph.
+Streams: see `epl/parallel/sharding/stage_streams.py`. All ranks of a group have the same order, so their collectives
+match with any schedule, and also in runs that no schedule orders. When the copies are in the graph,
+`needed_collectives.py` decides where `c` runs, and which collectives a run needs.
 """
 
 from typing import Dict, List, Sequence, Set, Tuple
@@ -22,7 +22,7 @@ Streams = Dict[StagePass, List[int]]
 
 
 def streams_of(rewrite: RewriteContext, view: GraphView) -> Streams:
-    """The nodes of the collectives of each stream, in their order; no streams without a split."""
+    """The nodes of the collectives of each stream, in order; no streams without a split."""
     ranks = replica_groups(rewrite.graph)
     if ranks is None or not isinstance(ranks.resharder, StageResharder):
         return {}
@@ -41,17 +41,17 @@ def nodes_of(streams: Streams, backward_only: bool = False) -> Set[int]:
 def order_streams(
     rewrite: RewriteContext, view: GraphView, streams: Streams, copied: Set[int], copies: Sequence[int], waits: Waits
 ) -> None:
-    """Lets the first collective of a micro batch wait for the last of the one before.
+    """In each stream, the first collective of a micro batch waits for the last one of the micro batch before.
 
-    Each waits for those before it in its stream, so those of which there are copies are the first ones.
+    A collective waits for the earlier ones of its stream, so the collectives with copies are the first ones.
 
     Args:
-      rewrite: `collectives` gets the copies.
-      view: of the graph before it is cloned.
+      rewrite: its `collectives` gets the copies.
+      view: view of the graph before it is cloned.
       streams: from `streams_of`.
-      copied: nodes of which each micro batch has a copy.
+      copied: nodes that are copied for each micro batch.
       copies: the further micro batches.
-      waits: what waits is entered here.
+      waits: the waits are added here.
     """
     for nodes in streams.values():
         names = [view.nodes[node].name for node in nodes if node in copied]
@@ -63,7 +63,7 @@ def order_streams(
 def keys_of_copies(
     view: GraphView, streams: Streams, copied: Set[int], copies: Sequence[int]
 ) -> Dict[Tuple[int, int], tf.AttrValue]:
-    """By micro batch and node, the keys of the copies of collectives, which messages show."""
+    """By micro batch and node, the keys of the copies of collectives; messages contain them."""
     keys = {node: view.nodes[node].attr["key"].s.decode() for node in nodes_of(streams) & copied}
     return {
         (copy, node): tf.AttrValue(s=f"{key} of micro batch {copy}".encode())

@@ -1,19 +1,19 @@
-"""Writes of micro batches happen in the order of the micro batches, on values read after the write before.
+"""Orders the writes of micro batches: each write reads its variable after the write of the micro batch before.
 
     read --> write                read --> write
                           =>                 '-----.
     read/1 --> write/1            read/1* --> write/1        * waits, too
 
-They wait, besides, for all data of the step: a step for which there is not enough data changes nothing.
+All writes also wait for all data of the step, so a step that runs out of data changes nothing.
 
-A write whose new value another write takes (the count of an average without bias) waits for that one, too:
+Where another write reads the new value (the count of an average without bias), the next write waits for that one, too:
 
     count --> average             count --> average
                           =>                 '-----.
     count/1 --> average/1         count/1* --> average/1
 
-A write in a branch is waited for where the branch ends, as what waits for an op of a branch that is not taken never
-runs; a write in a loop waits where the loop begins.
+Ops that wait for a write in a branch wait for the end of the branch: an op that waits for an op of a branch that is not
+taken never runs. A write in a loop waits at the beginning of the loop.
 """
 
 from typing import Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
@@ -34,7 +34,7 @@ from epl.utils.errors import PlanError
 
 
 def order_reads(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, copies: Iterable[int]) -> None:
-    """The data sources of a micro batch wait for those of the one before that are read whenever they are."""
+    """A data source waits for those data sources of the micro batch before that every run of it reads, too."""
     ends = _ends_of_sources(view, ops)
     for source, companions in _read_together(rewrite, view, ops, set(ends)).items():
         for copy in copies:
@@ -47,7 +47,7 @@ def order_reads(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, co
 def _read_together(
     rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, sources: Set[int]
 ) -> Dict[int, Set[int]]:
-    """For each data source, those that whatever needs it needs: waiting for another one would read more data."""
+    """By data source, the sources that all its users need; a wait for another source would read more data."""
     if len(sources) < 2:
         return {source: {source} for source in sources}
     outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs} & ops.cloned
@@ -70,14 +70,14 @@ def order_writes(
     """Adds the control edges of the writes of `ops`.
 
     Args:
-      rewrite: of which the micro batches are cloned.
-      view: of the graph before that.
-      ops: what is cloned.
-      boundaries: where the gradients are accumulated.
-      stages: of the nodes of `view`.
+      rewrite: the rewriting, after micro batches were cloned.
+      view: view of the graph before that.
+      ops: the nodes of each micro batch.
+      boundaries: the gradient boundaries, where gradients are accumulated.
+      stages: the stage of each node.
 
     Raises:
-      PlanError: a write in a branch that nothing shows the end of.
+      PlanError: a write in a branch or loop without outputs, whose end cannot be waited for.
     """
     if not ops.writes:
         return
@@ -131,7 +131,7 @@ def order_writes(
 
 
 def _readers_of(view: GraphView, write: int) -> Set[int]:
-    """What reads the variables of a write, and what hands on such a value (`v.read_value()`)."""
+    """The reads of the variables of a write, with identities of their values (`v.read_value()`)."""
     found = micro_batches.readers_of(view, view.variable_inputs(write))
     consumers = view.consumers()
     stack = [node for node in found if view.types[node] in op_types.READS]
@@ -143,7 +143,7 @@ def _readers_of(view: GraphView, write: int) -> Set[int]:
 
 
 def _taken_by(view: GraphView, leading: Dict[int, Set[int]]) -> Dict[int, Set[int]]:
-    """Write -> the other writes that take its new value. `leading`: what leads to each write."""
+    """Write -> the other writes that read its new value. `leading`: the nodes that each write needs."""
     found: Dict[int, Set[int]] = {}
     for other, path in leading.items():
         for write in path.intersection(leading) - {other}:
@@ -153,7 +153,7 @@ def _taken_by(view: GraphView, leading: Dict[int, Set[int]]) -> Dict[int, Set[in
 
 
 def _leading_to(view: GraphView, ops: MicroBatchOps, nodes: Set[int], roots: Set[int]) -> Dict[int, Set[int]]:
-    """For each of the roots, which of `nodes` it needs; in one pass over the graph, with a bit for each of them."""
+    """By root, the `nodes` that it needs: one pass over the graph, with a bit for each node."""
     of_interest = sorted(nodes & ops.cloned)
     bit = {node: 1 << place for place, node in enumerate(of_interest)}
     masks: Dict[int, int] = {}
@@ -175,9 +175,9 @@ def _read_again(
     before: List[tf.Operation],
     stage: int,
 ) -> None:
-    """What leads to a write alone reads the variable by itself, after `before`.
+    """Adds another read of a variable, after `before`, for the consumers of `reader` that only a write needs.
 
-    The gradients need the same reader, and not the write: were it to wait, it would pull the write into their runs.
+    The gradients need `reader` but not the write: if `reader` waited, their runs would run the write, too.
     """
     op = rewrite.operation(rewrite.micro_prefix(copy) + view.nodes[reader].name)
     takers = {node for node in takers if view.takes_data(node, reader)}
@@ -193,9 +193,9 @@ def _read_again(
 
 
 def _read_once(rewrite: RewriteContext, view: GraphView, reader: int, copy: int) -> None:
-    """What else takes such a reader, the forward pass, sees the value of before the step, as micro batch 0 does.
+    """Connects the other consumers of `reader`, the forward pass, to the read of micro batch 0.
 
-    Nothing orders it and the writes of the micro batches before.
+    They get the value of before the step: nothing orders their own read and the writes of earlier micro batches.
     """
     (first,), (own,) = (_operations(rewrite, view, [reader], number) for number in (0, copy))
     if own.type in op_types.READS:
@@ -206,7 +206,7 @@ def _read_once(rewrite: RewriteContext, view: GraphView, reader: int, copy: int)
 
 
 def _beginnings(view: GraphView, nodes: Set[int], loops: Dict[int, int], ops: MicroBatchOps) -> Set[int]:
-    """The nodes; in place of those in a loop what leads into the loop."""
+    """The nodes; instead of a node in a loop, the inputs of the loop."""
     entered = {loops[node] for node in nodes if node in loops}
     if not entered:
         return nodes
@@ -225,7 +225,7 @@ def read_variable(read: tf.Operation) -> tf.Tensor:
 
 
 def _ends_of_sources(view: GraphView, ops: MicroBatchOps) -> Dict[int, Set[int]]:
-    """What shows that a data source was read, or that its branch was not taken; sources in loops show nothing."""
+    """By data source, the nodes that run after it, or after its branch if that is not taken; none for one in a loop."""
     if not ops.sources:
         return {}
     depths = depths_of(view)
@@ -243,10 +243,9 @@ def _wait_for_all_writes(
 ) -> None:
     """Ops of a step that wait for a write of micro batch 0 (tf.group of updates) wait for those of the others, too.
 
-    So do those that take a reference from it, as the new value of a metric does: they see all that was written before
-    they run. They wait through one op for all that wait for the same: with updates among the control dependencies of
-    `minimize`, thousands of ops wait for each of hundreds of writes. It waits behind a placeholder: feeding that one,
-    in a run of micro batch 0 alone, leaves the others out.
+    So do ops that read the reference which the write returns, such as the new value of a metric. All ops that wait for
+    the same writes share one barrier: with updates among the control dependencies of `minimize`, thousands of ops wait
+    for each of hundreds of writes. A run of micro batch 0 alone feeds the barrier, which leaves the others out.
     """
     leading = view.descendants(ops.writes) & ops.cloned
     references = ops.writes.intersection(view.of_types(op_types.REF_WRITES))
@@ -266,7 +265,7 @@ def _wait_for_all_writes(
 
 
 def _barrier(rewrite: RewriteContext, awaited: List[tf.Operation], stage: int) -> tf.Operation:
-    """What waits for ops of other micro batches, in runs that do not feed it."""
+    """An op that waits for ops of other micro batches, in runs that do not feed the barrier."""
     with rewrite.building("micro_batches/writes", stage):
         name, barrier = build_barrier(awaited)
     rewrite.later_writes.append(name)

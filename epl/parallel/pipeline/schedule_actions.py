@@ -4,9 +4,9 @@
 
     sinks of 0F0 --> barrier --> sources of 0F1 ... sinks of 0F1 --> barrier --> sources of 0B0
 
-The sources of an action are its ops that nothing inside of it feeds, the sinks those that feed nothing inside of it:
-every op of the action lies between the two. Ops within a loop, or in a branch of tf.cond that may not be taken, are
-no sources or sinks themselves: the loop and the cond as a whole are.
+The sources of an action are its ops without a producer in it, the sinks its ops without a consumer in it: every op of
+the action lies between the two. Ops in a loop, or in a branch of tf.cond, which may not be taken, are no sources or
+sinks: the loop and the cond as a whole are.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -21,8 +21,8 @@ from epl.parallel.rewriting.barriers import Barrier, add_barrier
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import PlanNodes, Waits
 
-# (number of the training, action) -> the barriers before and behind it; the first action of a device has none before
-# it, the last none behind.
+# (number of the training, action) -> the barriers before and after it; the first action of a device has none before
+# it, the last none after it.
 Between = Dict[Tuple[int, Action], Tuple[Optional[Barrier], Optional[Barrier]]]
 
 
@@ -39,11 +39,11 @@ def order_actions(
     """The barriers of the plan's schedule, for every training by itself, to be added to the graph with the clones.
 
     Args:
-      rewrite: `barriers` is filled.
-      view: of the graph before it is cloned.
+      rewrite: its `barriers` is filled.
+      view: view of the graph before it is cloned.
       trainings: the nodes of the actions of micro batch 0.
-      waits: what waits for the barriers is entered here.
-      between: the barriers around each action are entered here.
+      waits: the waits for the barriers are added here.
+      between: the barriers around each action are added here.
     """
     schedule = from_text(rewrite.plan.schedule)
     depths = depths_of(view)

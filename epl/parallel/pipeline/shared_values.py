@@ -1,4 +1,4 @@
-"""What copies for micro batches take from elsewhere, and so needs no copies: constants, and the shape of a tensor.
+"""Values that micro batches share, so that their ops need no copies: computed constants, and the shape of a tensor.
 
     perm --> InvertPermutation --> Transpose         perm --> InvertPermutation --> Transpose
                                                =>    [1, 0, 2] -------------------> Transpose/1
@@ -6,8 +6,8 @@
     x --> Shape   --> f                              x/1 --> Shape/1 --> f/1
      `--> Shape_1 --> g                        =>                `-----> g/1
 
-TensorFlow works out the value of `perm` and the like for each op that takes it whenever an op is added to a graph,
-which is a fifth of the time that it takes to add the clones. Micro batch 0, the user's own graph, stays as it is.
+When an op is added to a graph, TensorFlow evaluates constant inputs such as `perm` for each op that reads them: a fifth
+of the time to add the clones. Micro batch 0, the user's own graph, stays as it is.
 """
 
 from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -23,19 +23,19 @@ from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.plan_nodes import PlanNodes
 from epl.utils import tf_compat
 
-# Values of more elements, or behind more ops, are left to be computed.
+# Values of more elements, or computed by more ops, are not folded.
 _MOST_ELEMENTS = 64
 _MOST_OPS = 20
-_WHOLE = (tf.int32, tf.int64)  # of which each kind of device computes the same
+_WHOLE = (tf.int32, tf.int64)  # types for which all kinds of devices compute equal values
 _BACKWARD = node_wire.string(Phase.BACKWARD.encode())
 
 
 class SharedValues(NamedTuple):
-    """What copies take in place of what the originals take.
+    """The inputs of copies that differ from those of the originals.
 
     Attributes:
-      inputs: input of an original, as in a NodeDef -> what its copies take; a name of an original stands for its copy.
-      merged: ops that get no copies -> those whose copies stand for theirs.
+      inputs: input of an original, as in a NodeDef -> input of its copies; the name of a copied op means its copy.
+      merged: ops without copies -> the ops whose copies replace theirs.
       nodes: constants to be added with the copies.
     """
 
@@ -47,14 +47,14 @@ class SharedValues(NamedTuple):
 def share_values(
     rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
 ) -> SharedValues:
-    """Finds what needs no copies; `rewrite.micro_merged` and `rewrite.folded` are filled.
+    """Finds the ops that need no copies; fills `rewrite.micro_merged` and `rewrite.folded`.
 
     Args:
-      rewrite: of which the micro batches are to be cloned.
-      view: of the graph before that.
-      ops: what differs between micro batches.
+      rewrite: the rewriting, before micro batches are cloned.
+      view: view of its graph.
+      ops: the nodes of each micro batch.
       trainings: the nodes of the actions of micro batch 0.
-      stages: of the nodes of `view`.
+      stages: the stage of each node.
     """
     merged = _equal_shapes(rewrite, view, ops, trainings, stages)
     inputs = {}
@@ -69,7 +69,7 @@ def share_values(
 def _equal_shapes(
     rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps, trainings: Sequence[Actions], stages: Sequence[int]
 ) -> Dict[int, int]:
-    """Ops that give the shape of a tensor for a gradient -> the first one that does so in the same actions."""
+    """Ops that compute the shape of a tensor for a gradient -> the first op that does so in the same actions."""
     outputs = {view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs}
     kept = outputs.union(*[view.producers[node] for node in boundary_nodes(view, rewrite.trainings)])
     first: Dict[Tuple[Hashable, ...], int] = {}
@@ -91,20 +91,20 @@ def _reads_variable(view: GraphView, node: int) -> bool:
 
 
 class _Constants:
-    """Whole numbers that are computed from constants alone: axes, permutations, shapes; each is worked out once."""
+    """Integers that are computed from constants alone: axes, permutations, shapes; each is evaluated once."""
 
     def __init__(self, rewrite: RewriteContext, view: GraphView, stages: Sequence[int]) -> None:
         self._rewrite = rewrite
         self._view = view
         self._stages = stages
-        self._structures: Dict[int, Optional[int]] = {}  # node -> number of what it computes, if it is a constant
+        self._structures: Dict[int, Optional[int]] = {}  # node -> number of its computation, if constant
         self._numbers: Dict[Tuple[Hashable, ...], Optional[int]] = {}
         self._foldable: Dict[str, bool] = {}
-        self._names: Dict[Tuple[int, int], str] = {}  # what is computed, stage -> constant; "" for none
+        self._names: Dict[Tuple[int, int], str] = {}  # computation, stage -> constant; "" for none
         self._added: Dict[int, PlanNodes] = {}
 
     def replace(self, nodes: Set[int], inputs: Dict[str, str]) -> List[tf.NodeDef]:
-        """Enters into `inputs` what copies of `nodes` take in place of computed constants; the new constants."""
+        """Adds to `inputs` the constants that replace computed inputs of copies of `nodes`; returns new constants."""
         view = self._view
         folded: Set[int] = set()
         for node in sorted(nodes):
@@ -142,11 +142,11 @@ class _Constants:
         return name
 
     def _structure(self, node: int, before: int = 0) -> Optional[int]:
-        """A number for what a node computes from constants, equal for equal computations; None for anything else.
+        """A number for the computation of a node from constants, equal for equal computations; None for other nodes.
 
         Args:
           node: the node.
-          before: how many ops were followed to it.
+          before: number of ops between it and its consumer in the copies.
         """
         if node in self._structures:
             return self._structures[node]
@@ -170,7 +170,7 @@ class _Constants:
         return self._structures[node]
 
     def _can_fold(self, op_type: str) -> bool:
-        """Whether ops of a type compute the same whenever they run."""
+        """Whether ops of a type return the same value in every run."""
         if op_type not in self._foldable:
             self._foldable[op_type] = (
                 op_type not in op_types.PLACEHOLDERS | op_types.CONTROL_FLOW

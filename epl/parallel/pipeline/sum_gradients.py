@@ -1,14 +1,14 @@
-"""Gradients of the micro batches are summed, in their order, and take the place of micro batch 0's.
+"""Gradients of the micro batches are summed, in their order; the sum replaces micro batch 0's gradient.
 
     g ----> boundary          g ------> + ------> + --> / M --> boundary
                          =>   g/1 -----'         /
                               g/2 --------------'
 
-One gradient at a time: no more than two of each are alive. So the next action of the device waits for the additions of
-a backward pass; a busy machine would run them late, and keep what was not added yet. TensorFlow's optimizer makes one
-AddN of additions in a row, which keeps all that it takes, but not of additions that wait for something. So each waits
-for the beginning of the backward pass of its micro batch, which its gradient needs anyway: for the merge in the barrier
-there, as the optimizer removes an edge from another op as superfluous.
+One gradient is added at a time, so at most two of each are alive. Two kinds of control edges keep it so. The next
+action of the device waits for the additions of a backward pass; otherwise a busy machine runs them late and keeps the
+gradients. And each addition waits for the beginning of the backward pass of its micro batch, which its gradient needs
+anyway: TensorFlow's optimizer would otherwise join a chain of additions into one AddN, which keeps all its inputs. The
+edge comes from the merge in the barrier; an edge from another op would be removed as superfluous.
 """
 
 from typing import List, Optional, Sequence, Tuple
@@ -28,10 +28,10 @@ from epl.parallel.rewriting.plan_nodes import PlanNodes
 
 
 class GradientSums:
-    """The mean, or sum, of each gradient over the micro batches, which takes the place of micro batch 0's.
+    """The mean, or sum, of each gradient over the micro batches, which replaces micro batch 0's gradient.
 
     Attributes:
-      nodes: those of dense gradients, to be added to the graph with the clones.
+      nodes: the nodes for dense gradients, to be added to the graph with the clones.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class GradientSums:
         """Makes the nodes, and lets barriers wait for them.
 
         Args:
-          rewrite: the ops of the micro batches are noted in it.
-          view: of the graph before it is cloned.
+          rewrite: the rewriting; its `micro_batched` is filled.
+          view: view of the graph before it is cloned.
           trainings: by training, the nodes of the actions of micro batch 0.
           between: the barriers around each action, which are not in the graph yet.
         """
@@ -68,7 +68,7 @@ class GradientSums:
     def _barriers(
         self, number: int, actions: Actions, node: int, between: Between
     ) -> List[Tuple[Optional[Barrier], Optional[Barrier]]]:
-        """By micro batch, the barriers before and behind the action that computes `node`."""
+        """By micro batch, the barriers before and after the action that computes `node`."""
         copies = range(self._rewrite.plan.num_micro_batch)
         for (stage, kind), members in actions.items():
             if node in members:
@@ -81,7 +81,7 @@ class GradientSums:
         gradient: tf.Tensor,
         barriers: Sequence[Tuple[Optional[Barrier], Optional[Barrier]]],
     ) -> str:
-        """Adds the nodes for one gradient, each addition between its barriers; the name of the result."""
+        """Adds the nodes for one gradient, each addition between its barriers; returns the name of the result."""
         name = f"{len(self._dense)}/{{}}{{}}"
         dtype = gradient.dtype.base_dtype
         total, *parts = _names_in_all_micro_batches(self._rewrite, gradient)
@@ -96,7 +96,7 @@ class GradientSums:
         return total
 
     def apply(self) -> None:
-        """Lets the boundaries of the gradients take the sums, which are in the graph by now."""
+        """Connects the boundaries of the gradients to the sums, which are in the graph by now."""
         rewrite = self._rewrite
         for bound, name in self._dense:
             replace_source(rewrite, bound, rewrite.operation(name).outputs[0])
@@ -125,7 +125,7 @@ def of_all_micro_batches(rewrite: RewriteContext, tensor: tf.Tensor) -> List[tf.
 
 
 def _names_in_all_micro_batches(rewrite: RewriteContext, tensor: tf.Tensor) -> List[str]:
-    """The names of the tensor in every micro batch; one that all share stands there M times."""
+    """The names of the tensor in every micro batch; M times the same for a tensor that they share."""
     if tensor.op.name not in rewrite.micro_batched:
         return [tensor.name] * rewrite.plan.num_micro_batch
     return [rewrite.micro_prefix(copy) + tensor.name for copy in range(rewrite.plan.num_micro_batch)]

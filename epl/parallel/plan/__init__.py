@@ -1,1 +1,1 @@
-"""The plan: what the rewriting of a graph will do, decided before the graph changes, and agreed on by all processes."""
+"""The plan for the rewriting of a graph: made before the graph changes, and compared between all processes."""

@@ -1,4 +1,4 @@
-"""What the processes of a job must agree on, and how they find out where they do not.
+"""Comparisons between the processes of a job: settings, plans, graphs and collectives must be equal.
 
     first session that trains      join the job              Job.join, or a job of this process alone
     (split, ZeRO: earlier)         versions, configuration   `meet`, once after each epl.init
@@ -6,8 +6,8 @@
                                    the user's graph          `compare_graphs`: a digest; its ops only if it differs
     end of transform               the collectives           `compare_facts`
 
-Every process gives its own text and gets those of all, so all of them raise the same error, within a second. Processes
-that serve a model of others take part in the first comparison alone: what they built is not what runs.
+Every process sends its own text and receives those of all, so all of them raise the same error, within a second.
+Processes that only serve a model of others take part in the first comparison only, as their own graph does not run.
 """
 
 import json
@@ -27,7 +27,7 @@ from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
 from epl.utils.errors import PlanError, PlanMismatchError
 from epl.utils.version import VERSION
 
-# What concerns one process alone: its devices, its patience, its messages.
+# Settings that may differ between processes: devices, timeouts, messages.
 OWN_KEYS = frozenset(
     [
         "cluster.run_visible_devices",
@@ -39,17 +39,17 @@ OWN_KEYS = frozenset(
 )
 
 
-# ---- Who is there
+# ---- The processes of the job
 
 
 def meet() -> Job:
     """Joins the job of this process and compares versions and configuration, once after each `epl.init`.
 
-    Blocks until all processes of the job do the same. To be called before a graph gets a name (`Env.new_graph_name`): a
-    worker with other settings may give it none.
+    Blocks until all processes of the job do the same. Call it before a graph gets a name (`Env.new_graph_name`): a
+    worker with other settings may not name it at all.
 
     Raises:
-      JobError: a process did not appear in time; the message names it.
+      JobError: a process did not join in time; the message names it.
       PlanMismatchError: the processes have different versions or configurations.
     """
     env = Env.get()
@@ -61,7 +61,7 @@ def meet() -> Job:
 
 
 def _job_of_one(config: Config) -> Job:
-    """Collectives need a job, if only of this process."""
+    """Starts a job of this process alone, as collectives need a job."""
     return Job.start(
         hosts=["localhost:0"],
         process=0,
@@ -72,17 +72,17 @@ def _job_of_one(config: Config) -> Job:
 
 
 def process_server() -> Any:
-    """The ProcessServer of the living job; None as long as no model has spanned processes."""
+    """The ProcessServer of the current job; None as long as no model has spanned processes."""
     server = Env.get().process_server
     return None if server is None or server.service.over else server
 
 
 def refuse_missing_workers(name: str, owners: Sequence[int]) -> None:
-    """Raises PlanError for a model whose replicas a worker should run that serves another: it is waited for in vain.
+    """Raises PlanError if the owner of a replica serves another model: it would never join the run of this one.
 
     Args:
-      name: of the plan.
-      owners: of the replicas.
+      name: name of the plan.
+      owners: the owners of the replicas.
     """
     server = process_server()
     gone = sorted(server.serving & set(owners)) if server is not None else []
@@ -103,7 +103,7 @@ def refuse_local_session() -> NoReturn:
     )
 
 
-# ---- What is compared
+# ---- The comparisons
 
 
 def compare_plans(plan: plans.Plan) -> None:
@@ -125,16 +125,16 @@ def compare_graphs(name: str, graph: Graph, digest: GraphDigest) -> None:
     """Raises PlanMismatchError unless the graphs of all processes compute and update the model alike.
 
     Args:
-      name: of the plan.
+      name: name of the plan.
       graph: the annotated model.
-      digest: of it, as the user built it.
+      digest: the digest of its graph, as the user built it.
     """
     tops = _exchange("digest of the graph of " + name, digest.top)
     first, top = tops[0]
     others = [worker for worker, other in tops if other != top]
     if not others:
         return
-    pair = (first, others[0])  # the same in all processes, which so raise the same error
+    pair = (first, others[0])  # the same in all processes, so all raise the same error
     own = _cluster().worker_index
     listed = dict(_exchange("ops of the graph of " + name, json.dumps(digest.ops()) if own in pair else ""))
     chosen = first_difference(*[[OpDigest(*op) for op in json.loads(listed[worker])] for worker in pair])
@@ -154,8 +154,8 @@ def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
     """Raises PlanMismatchError unless all processes have the same facts.
 
     Args:
-      name: of the plan.
-      what: the facts are, for keys and messages.
+      name: name of the plan.
+      what: the kind of facts, for keys and messages.
       mine: the facts of this process, by name.
     """
     text = "\n".join(f"{key}\t{mine[key]}" for key in sorted(mine))
@@ -172,12 +172,12 @@ def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
 
 
 def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
-    """What worker 0 says, in every process.
+    """Broadcasts a text from worker 0 to every process.
 
     Args:
-      plan: of the graph that it is about.
-      what: it is, for the key.
-      text: what worker 0 says; that of the others counts for nothing.
+      plan: the plan of the graph.
+      what: the kind of text, for the key.
+      text: the text; only that of worker 0 counts.
     """
     return text if plan.workers == 1 else _exchange(f"{what} of {plan.name}", text)[0][1]
 
@@ -207,10 +207,10 @@ def _compare_settings(job: Job, config: Config) -> None:
 
 
 def _exchange(key: str, text: str) -> List[Tuple[int, str]]:
-    """Gives a text to the other processes and gets theirs, by worker; of those that still run the script."""
+    """Sends a text to the other processes and returns theirs, by worker; only of those that still run the script."""
     job, server = Job.current(), process_server()
     assert job is not None
-    if server is not None and server.service.job is job:  # processes that serve take part in its rounds alone
+    if server is not None and server.service.job is job:  # serving processes exchange only through it
         given = server.service.exchange(key, text)
         return [(worker, other) for worker, other in enumerate(given) if other is not None]
     return [(worker, data.decode()) for worker, data in enumerate(job.exchange(key, text.encode()))]

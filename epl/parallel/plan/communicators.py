@@ -8,8 +8,8 @@ from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_gr
 from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.plan.stages import span_processes
 
-PROCESSES = "/processes"  # behind a plan's name, that of the communicator of its processes
-PARTS = "/parts"  # and those of the ranks that hold the same part of what is split
+PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
+PARTS = "/parts"  # after a plan's name: the communicators of the ranks that hold the same shards
 
 
 def ranks_of_stage(plan: Plan, stage: int) -> List[int]:
@@ -23,16 +23,16 @@ def processes_of(stages: Sequence[Stage]) -> List[List[int]]:
 
 
 def transport_of(plan: Plan, name: str = "") -> str:
-    """How the collectives of a plan, or the communicator of that name, move data.
+    """The transport of the collectives of a plan, or of the communicator `name`.
 
-    What the processes exchange are variables: where these are in host memory, it does not go through a device.
+    The communicator of processes exchanges variables: if these are in host memory, it does not use a device.
     """
     on_host = name == plan.name + PROCESSES and section(plan, OffloadSection) is not None
     return "auto" if on_host else transport_between(plan.device_type)
 
 
 def transport_between(device_type: str) -> str:
-    """How collectives on devices of that type move data."""
+    """The transport of collectives on devices of a type."""
     return "nccl" if device_type == "GPU" else "auto"
 
 
@@ -64,7 +64,7 @@ def gate_communicator(plan: Plan, group: GradientGroup) -> str:
 
 
 def part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
-    """Of the ranks of a stage that hold the same part, one in each group of a split."""
+    """The communicators of the ranks of a stage that hold the same shard, one rank in each group of a split."""
     holders = list(zip(*split_groups(plan)))
     across = span_processes(plan.stages, plan.owners)
     return SubCommunicators(name, holders, ranks_of_stage(plan, stage), transport_of(plan), across)

@@ -1,14 +1,14 @@
 """Devices of a split that has devices of its own: `cluster.colocate_split_and_replicate` is off.
 
-    epl.replicate(1), epl.split(2)      device 0    device 1, 2      a model replica as the layout deals it out
+    epl.replicate(1), epl.split(2)      device 0    device 1, 2      a model replica in the layout
     rank                                0           1
     stage 0, replicated                 device 0    device 0         each with the rows of its own batch
-    stage 1, split                      device 1    device 2         each with its part
+    stage 1, split                      device 1    device 2         each with its shard
 
-A split of n devices has n ranks, as always, and each of them needs the replicated code for the rows of its batch. That
-runs on a device of the replicated TaskGraph, in the same process if there is one: what goes from one to the other is a
-copy between devices, as in a pipeline, and as there a process without devices of stage 0 serves those that have some.
-Several ranks may share a device.
+A split of n devices has n ranks, as always, and each rank needs the replicated ops for the rows of its batch. These run
+on a device of the replicated TaskGraph, in the same process if possible. Values are copied between the two devices, as
+in a pipeline; and as there, a process without devices of stage 0 serves the processes that have some. Several ranks may
+share a device.
 """
 
 import logging
@@ -25,15 +25,15 @@ logger = logging.getLogger("epl")
 
 
 def has_dedicated_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> bool:
-    """Whether the splits of a model are on other devices than the TaskGraphs beside them.
+    """Whether the splits of a model are on other devices than its other TaskGraphs.
 
-    They are not where each asks for all devices of the job: then all share them.
+    If each TaskGraph asks for all devices of the job, they share the devices.
     """
     return _could_have_dedicated_devices(taskgraphs, cluster) and not _each_asks_for_all(taskgraphs, cluster)
 
 
 def tell_of_shared_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> None:
-    """Logs that a split shares its devices though the configuration does not say so."""
+    """Logs that a split shares its devices although the configuration does not ask for it."""
     if _could_have_dedicated_devices(taskgraphs, cluster) and _each_asks_for_all(taskgraphs, cluster):
         logger.info(
             "Each of %s asks for all %d devices of the job, so they share them, as with "
@@ -59,15 +59,15 @@ def _could_have_dedicated_devices(taskgraphs: Sequence[TaskGraph], cluster: Clus
 
 
 def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[VirtualDevice]:
-    """The devices of each TaskGraph, one for each rank of each split group; or those of all, if the layout says so.
+    """The devices of each TaskGraph, one per rank of each split group; one list for all, if the layout shares devices.
 
     Args:
-      taskgraphs: of a model whose splits have devices of their own.
-      cluster: of the devices.
+      taskgraphs: the TaskGraphs of a model whose splits have devices of their own.
+      cluster: the devices.
 
     Raises:
       LayoutError: the devices of the job are not a multiple of those of a model replica.
-      PlanError: the TaskGraphs have numbers of devices that do not go together.
+      PlanError: the TaskGraphs have numbers of devices that do not fit together.
       NotAvailableError: ranks would share a GPU.
     """
     splits = [one.strategy for one in taskgraphs if one.strategy.name_of_kind == "split"]
@@ -129,7 +129,7 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
 
 
 def _one_for_each(devices: Sequence[str], others: Sequence[str]) -> List[str]:
-    """A device for each of the others, in equal shares; of the same process as far as these allow."""
+    """A device for each of the others, in equal shares; of the same process if possible."""
     near = [[name for name in devices if worker_of(name) == worker_of(other)] for other in others]
     alone = [[] if names else list(devices) for names in near]
     chosen: Dict[int, str] = {}

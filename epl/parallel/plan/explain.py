@@ -1,9 +1,9 @@
-"""What a user is told when a graph is rewritten: one line on standard error, by worker 0, and the plan on request.
+"""The message to the user when a graph is rewritten: one line on standard error, by worker 0; the plan on request.
 
     EPL: 4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 5 buckets; EPL_EXPLAIN=1 for the plan
 
-`EPL_EXPLAIN=1` adds the plan, `EPL_EXPLAIN=0` leaves the line out. Where the script shows the log `epl` at level INFO,
-line and plan are in the log, of every worker; a level above INFO, set for that log, leaves them out.
+`EPL_EXPLAIN=1` adds the plan, `EPL_EXPLAIN=0` leaves the line out. If the script shows the logger `epl` at level INFO,
+every worker logs line and plan there instead; a level above INFO, set for that logger, leaves them out.
 """
 
 import logging
@@ -20,10 +20,10 @@ _EXPLAIN = "EPL_EXPLAIN"
 
 
 def tell(plan: Plan, cluster: Cluster) -> None:
-    """Tells the user what a graph becomes.
+    """Tells the user the plan of a graph.
 
-    Python shows warnings only unless the script asks for more, and its logs are its own: so the line goes to standard
-    error directly, unless the log shows it.
+    By default Python shows only warnings, and the setup of logging is the script's. So the line goes to standard error,
+    unless the logger shows it.
     """
     wanted = os.environ.get(_EXPLAIN, "").strip().lower()
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():

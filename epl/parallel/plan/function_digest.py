@@ -1,15 +1,15 @@
-"""Digests of what ops compute; calls of functions as if the body of the function stood in place of the call.
+"""Digests of the computation of ops; a call of a function counts as the body of the function, inlined.
 
     x, y --> f(a, b) = (a + 1, b) --> 0: x + 1        y, x --> g(b, a) = (b, a + 1) --> 1: x + 1
 
-Names of functions, and the order of arguments and outputs, are no part of it. Names hold numbers of the process; and
-AutoGraph, which makes the branches and loops of a tf.function, has the order from sets of names, which Python orders
-otherwise in every process.
+Names of functions, and the order of arguments and outputs, do not count. Names contain numbers of the process; and
+AutoGraph, which writes the branches and loops of a tf.function, takes the order from sets of names, which Python orders
+differently in every process.
 
-Tensors with one digest have one value, so that it does not matter which of them is which argument:
+Tensors with equal digests have equal values, so their order as arguments does not matter:
 
-    draws and sources      two that are alike give two values: numbered in the order in which the script makes them
-    what a loop keeps      told apart by initial values, then by what the body makes of them, turn after turn:
+    draws and sources      equal ones return different values: numbered in the order in which the script builds them
+    loop variables         distinguished by initial values, then by their values in the body, iteration by iteration:
 
         s = q = 0; repeat: s, q = s + x, q + s      turn 0: {s, q}      turn 1: {s: (0, 0 + x)}, {q: (0, 0 + 0)}
 """
@@ -36,16 +36,16 @@ from typing import (
 from epl.ir import node_wire, op_types
 
 LOOPS = frozenset(["StatelessWhile", "While"])
-# Ops that call functions with their own last inputs as arguments, and give what the functions give.
+# Ops that call functions with their own last inputs as arguments, and return their results.
 CALLS = LOOPS | {"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf"}
-# Attributes of such a call that say what its arguments say, in their order.
+# Attributes of such a call that only repeat the types and shapes of its arguments, in order.
 ATTRS_OF_ARGUMENTS = frozenset(["T", "Tin", "Tout", "output_shapes"])
 
-# Those that run functions with state, such as draws: two calls with the same arguments may give two values.
+# Calls of stateful functions, such as draws: two calls with equal arguments may return different values.
 _STATEFUL_CALLS = frozenset(["If", "StatefulPartitionedCall", "While"])
 
 _SIZE = 12  # bytes of a digest
-_BACK_EDGE = b"back edge".ljust(_SIZE)  # of a loop, in the first turn
+_BACK_EDGE = b"back edge".ljust(_SIZE)  # input from the back edge of a loop in the first turn
 _OF_ITSELF = b"calls itself".ljust(_SIZE)
 
 _Found = TypeVar("_Found")
@@ -53,12 +53,12 @@ Digests = Tuple[bytes, ...]
 
 
 class OpKind(NamedTuple):
-    """What an op is, whatever it takes.
+    """An op without its inputs.
 
     Attributes:
-      digest: of its type and attributes, without functions.
-      called: names of the functions in its attributes, or the one that its type names.
-      draws: whether two such ops that take the same may give two values.
+      digest: digest of its type and attributes, without functions.
+      called: names of the functions in its attributes, or of the function that is its type.
+      draws: whether two such ops with equal inputs may return different values.
     """
 
     digest: bytes
@@ -67,11 +67,11 @@ class OpKind(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an op or a function computes.
+    """The digests of the results of an op or a function.
 
     Attributes:
-      digest: of all of it.
-      outputs: a digest for each output; None where `digest` and the name of the output tell enough.
+      digest: digest of the computation.
+      outputs: a digest for each output; None if `digest` and the name of the output suffice.
     """
 
     digest: bytes
@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """An op in a body: what it takes, as the number of an argument or op and the name of the output."""
+    """An op in a body; an input is the number of an argument or op, and the name of its output."""
 
     op_type: str
     kind: OpKind
@@ -88,7 +88,7 @@ class _Node(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A function: its ops by number, behind the arguments, producers first; back edges of loops; what it returns."""
+    """A function: its ops by number (after those of arguments), producers first; back edges of loops; its results."""
 
     nodes: Dict[int, _Node]
     back_edges: Set[int]
@@ -96,14 +96,14 @@ class _Body(NamedTuple):
 
 
 class Functions:
-    """The functions of a graph, and what ops compute that may call them."""
+    """The functions of a graph, and digests of ops that may call them."""
 
     def __init__(self, library: Iterable[Any], kind: Callable[[str, bytes], OpKind]) -> None:
-        """Keeps what is needed.
+        """Reads the library.
 
         Args:
           library: FunctionDefs.
-          kind: op type, serialized attributes -> what an op in a body is.
+          kind: op type, serialized attributes -> the kind of an op in a body.
         """
         self._library = {function.signature.name: function for function in library}
         self._kind = kind
@@ -115,15 +115,15 @@ class Functions:
         return name in self._library
 
     def draws(self, op_type: str) -> bool:
-        """Whether an op of the type calls functions whose state may let two calls give two values."""
+        """Whether an op of the type calls stateful functions, so that equal calls may return different values."""
         return op_type in _STATEFUL_CALLS or (op_type in self and self._library[op_type].signature.is_stateful)
 
     def result(
         self, op_type: str, kind: OpKind, values: List[bytes], control: List[bytes], drawn: Counter[bytes]
     ) -> Result:  # fmt: skip
-        """What an op computes from inputs with the digests `values`, after ops with the digests `control`.
+        """The result of an op for inputs with the digests `values`, after ops with the digests `control`.
 
-        `drawn` counts the ops of one graph or body that draw, by digest; the caller keeps it for the next ones.
+        `drawn` counts the drawing ops of one graph or body, by digest; the caller passes it for all of them.
         """
         result = self._unnumbered(op_type, kind, values, sorted(control))
         if not kind.draws:
@@ -165,7 +165,7 @@ class Functions:
         return Result(own, tuple(hash_of(own, one) for one in made))
 
     def _numbered(self, name: str) -> bytes:
-        """What a function computes of arguments that are known by their numbers alone."""
+        """The digest of a function whose arguments are known only by their numbers."""
         if name not in self._library:  # an op type
             return hash_of(name.encode())
         count = len(self._library[name].signature.input_arg)
@@ -173,7 +173,7 @@ class Functions:
         return hash_of(result.digest, *(result.outputs or ()))
 
     def _inlined(self, name: str, arguments: Digests) -> Result:
-        """What a function computes of its arguments; computed once for all calls with the same ones."""
+        """The result of a function for its arguments; computed once for all calls with equal arguments."""
         if name in self._open:
             return Result(_OF_ITSELF, (_OF_ITSELF,) * len(self._library[name].signature.output_arg))
         if (name, arguments) not in self._known:
@@ -187,7 +187,7 @@ class Functions:
         return self._known[name, arguments]
 
     def _results(self, body: _Body, results: Dict[int, Result]) -> Dict[int, Result]:
-        """Of arguments and ops; `results`: of arguments, and what back edges bring."""
+        """The results of arguments and ops, given in `results` those of arguments and back edges."""
         drawn: Counter[bytes] = collections.Counter()
         for number, node in body.nodes.items():
             values = [value_of(results, *taken) for taken in node.data]
@@ -201,7 +201,7 @@ class Functions:
         return self._bodies[name]
 
     def _read(self, function: Any) -> _Body:
-        """Numbers arguments and ops of a FunctionDef, and puts the ops in order."""
+        """Numbers the arguments and ops of a FunctionDef, and sorts the ops."""
         signature = function.signature
         types = {argument.name: "" for argument in signature.input_arg}
         types.update((node.name, node.op) for node in function.node_def)
@@ -228,7 +228,7 @@ class Functions:
         return _Body({node: nodes[node] for node in order}, back_edges, returned)
 
     def _position(self, op_type: str, output: str) -> str:
-        """The name of an output in a body; of a call the position, as in a graph."""
+        """The name of an output in a body; for a call its position, as in a graph."""
         name, _, position = output.partition(":")
         if op_type in self._library:
             position = str([one.name for one in self._library[op_type].signature.output_arg].index(name))
@@ -236,7 +236,7 @@ class Functions:
 
 
 def value_of(results: Mapping[int, Result], node: int, output: str = "^") -> bytes:
-    """The digest of an output of an op: of a call by position, "" the first one; of the op itself if it is "^"."""
+    """The digest of an op's output: for a call by position ("" is the first); for "^" the digest of the op itself."""
     result = results[node]
     if output == "^" or (result.outputs is None and not output):
         return result.digest
@@ -244,7 +244,7 @@ def value_of(results: Mapping[int, Result], node: int, output: str = "^") -> byt
 
 
 def _with_number(result: Result, number: int) -> Result:
-    """The same of the first one that is alike, so that most digests need no second hash."""
+    """Adds the number of a draw to its digests; the first one keeps them, so most draws need no second hash."""
     if number == 1:
         return result
     mark = b"number %d" % number
@@ -253,14 +253,14 @@ def _with_number(result: Result, number: int) -> Result:
 
 
 def settled(kept: Digests, turn: Callable[[Digests], Tuple[Digests, _Found]]) -> Tuple[Digests, _Found]:
-    """Digests of what a loop keeps: taken from turn to turn until another turn tells no more of them apart.
+    """Digests of loop variables: updated turn by turn until another turn distinguishes no more of them.
 
     Args:
-      kept: digests of it before the first turn.
-      turn: such digests -> those after another turn, which differ where the former do; what else the turn found.
+      kept: their digests before the first turn.
+      turn: digests -> the digests after another turn, which differ where the former do; and another result.
 
     Returns:
-      What the last turn gave.
+      The results of the last turn.
     """
     while True:
         following, found = turn(kept)
@@ -270,18 +270,18 @@ def settled(kept: Digests, turn: Callable[[Digests], Tuple[Digests, _Found]]) ->
 
 
 def first_turn(back_edges: Iterable[int]) -> Dict[int, Result]:
-    """What back edges bring to the first turn of their loop."""
+    """The results of back edges in the first turn of their loop."""
     return {node: Result(_BACK_EDGE, None) for node in back_edges}
 
 
 def with_back_edges(
     back_edges: Set[int], results_of: Callable[[Dict[int, Result]], Dict[int, Result]]
 ) -> Dict[int, Result]:  # fmt: skip
-    """What the ops of a graph compute that may have loops with back edges (control flow v1).
+    """The results of the ops of a graph that may have loops with back edges (control flow v1).
 
     Args:
-      back_edges: ops that bring values to the next turn.
-      results_of: what these bring -> what all ops compute.
+      back_edges: ops that pass values to the next turn.
+      results_of: results of these -> results of all ops.
     """
     order = sorted(back_edges)
 
@@ -295,10 +295,10 @@ def with_back_edges(
 def producers_first(
     nodes: Set[int], taken: Callable[[int], Sequence[int]], back_edges: Set[int]
 ) -> Iterator[int]:  # fmt: skip
-    """The nodes, each after those that it takes, except at the back edges of loops."""
-    done = set(back_edges)  # for those that take them
+    """The nodes, each after its producers, except at the back edges of loops."""
+    done = set(back_edges)  # for their consumers
     ready: Set[int] = set()
-    for first in sorted(nodes):  # the order of creation is such an order, but for few edges that were changed
+    for first in sorted(nodes):  # creation order is nearly right: few edges were changed
         stack = [first]
         while stack:
             node = stack[-1]
@@ -314,10 +314,10 @@ def producers_first(
 
 
 def hash_of(*pieces: bytes) -> bytes:
-    """Of pieces that are digests, or end with a character that they do not have."""
+    """A digest of pieces that are digests, or end with a character that occurs only there."""
     return hashlib.blake2b(b"".join(pieces), digest_size=_SIZE).digest()
 
 
 def sized_hash_of(*pieces: bytes) -> bytes:
-    """For pieces of any length: where each ends counts, too."""
+    """A digest of pieces of any length, including their lengths."""
     return hash_of(*[b"%d:" % len(piece) + piece for piece in pieces])

@@ -1,4 +1,4 @@
-"""Which gradients are aggregated where: at apply_gradients, or at tf.gradients before it."""
+"""Groups of gradients to aggregate, and where: at apply_gradients, or earlier, at tf.gradients."""
 
 import logging
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -21,14 +21,14 @@ logger = logging.getLogger("epl")
 
 
 class BoundaryGroup(NamedTuple):
-    """The gradients to aggregate together.
+    """Gradients that are aggregated together.
 
     Attributes:
-      name: for keys and messages.
-      stage: of their variables.
-      of_parts: whether the ranks of a split group need no gradients of each other: other groups have the same ones, of
-        their own batches. With one group there is nothing to aggregate.
-      boundaries: (variable, identity in front of which it is done).
+      name: name in keys and messages.
+      stage: the stage of their variables.
+      of_parts: whether they are gradients of shards: the ranks of a split group do not aggregate them with each other,
+        but each with the same rank of the other groups. With one group there is nothing to aggregate.
+      boundaries: (variable, identity whose input is replaced by the aggregated gradient).
     """
 
     name: str
@@ -38,10 +38,10 @@ class BoundaryGroup(NamedTuple):
 
 
 def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[BoundaryGroup]:
-    """Where gradients are aggregated: at each apply_gradients, or earlier.
+    """The groups: one for each apply_gradients, and one for gradients that the user applies without an optimizer.
 
-    Earlier, at tf.gradients, with `communication.clip_after_allreduce` or a split, and for gradients that no optimizer
-    receives but that the user writes into variables by other means.
+    Gradients are aggregated earlier, at tf.gradients, with `communication.clip_after_allreduce` or a split, and if the
+    user writes them into variables without an optimizer.
     """
     by_identity = _boundaries_of_gradients(graph)
     ranks = replica_groups(graph)
@@ -52,7 +52,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
         upstream = earliest.keys() & by_identity.keys()
         taken.update(upstream)
         boundaries = list(applied.boundaries)
-        if config.communication.clip_after_allreduce or ranks is not None:  # one norm for parts and replicas
+        if config.communication.clip_after_allreduce or ranks is not None:  # one norm over shards and replicas
             boundaries = list(earliest.values())
         elif applied.changed and upstream and len(stages[0].devices) > 1:
             logger.warning(
@@ -71,7 +71,7 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
 
 
 def _by_ranks(ranks: ReplicaGroups, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
-    """The gradients that are aggregated over all ranks, and those that are over the same rank of each split group."""
+    """Divides a group: gradients to aggregate over all ranks, and those over the same rank of each split group."""
     of_all = tuple(one for one in group.boundaries if not ranks.is_complete(*one))
     of_parts = tuple(one for one in group.boundaries if ranks.is_complete(*one))
     if of_all:
@@ -81,7 +81,7 @@ def _by_ranks(ranks: ReplicaGroups, group: BoundaryGroup) -> Iterator[BoundaryGr
 
 
 def find_trainings(graph: Graph) -> List[Training]:
-    """The backward passes that train, one for each apply_gradients, and one for gradients that are written without."""
+    """The backward passes that train: one per apply_gradients, and one for gradients written without an optimizer."""
     by_identity = _boundaries_of_gradients(graph)
     trainings: List[Tuple[str, Sequence[Boundary]]] = []
     taken: Set[str] = set()
@@ -94,7 +94,7 @@ def find_trainings(graph: Graph) -> List[Training]:
 
 
 def find_trained_by_hand(graph: Graph) -> List[str]:
-    """In a script without optimizer, the variables whose gradients are computed into what trained variables get."""
+    """In a script without optimizer, the variables whose gradients are written into trained variables."""
     by_identity = _boundaries_of_gradients(graph)
     trained = {variable for variable, _ in by_identity.values()}
     found = []
@@ -136,7 +136,7 @@ def _boundaries_of_gradients(graph: Graph) -> Dict[str, Boundary]:
 def _by_stage(
     groups: Sequence[Tuple[str, Sequence[Boundary]]], tf_graph: tf.Graph, stages: Sequence[Stage]
 ) -> List[BoundaryGroup]:
-    """One group per stage: each stage has devices, and so communicators, of its own."""
+    """Divides groups by stage: each stage has its own devices, and so its own communicators."""
     result = []
     for name, boundaries in groups:
         by_stage: Dict[int, List[Boundary]] = {}
@@ -178,9 +178,9 @@ def control_flow_context(group: BoundaryGroup) -> Optional[object]:
 
 
 def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> Dict[str, Boundary]:
-    """By name, the boundaries of tf.gradients that an apply_gradients is computed from.
+    """By name, the boundaries of tf.gradients that the gradients of an apply_gradients are computed from.
 
-    A gradient that comes from none of them (one of the user's own making) stands there with that of apply_gradients.
+    A gradient that is computed from none of them (by the user's own ops) has its boundary of apply_gradients.
     """
     own = {first_tensor(gradient).op: (variable, gradient) for variable, gradient in applied.boundaries}
     found, consumers = walk_up(list(own), returned)
@@ -197,9 +197,9 @@ def _earliest_boundaries(applied: ApplyCall, returned: Dict[str, Boundary]) -> D
 
 
 def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], taken: Set[str]) -> List[Boundary]:
-    """The boundaries of tf.gradients that the user writes into variables other than through an optimizer.
+    """The boundaries of gradients that the user writes into variables without an optimizer.
 
-    A gradient that goes into an accumulator from which an optimizer is fed later is aggregated there, not here.
+    A gradient that is added to an accumulator variable, which an optimizer reads later, is aggregated there instead.
     """
     names = [name for name in by_identity if name not in taken]
     if not names:
@@ -221,7 +221,7 @@ def _written_without_optimizer(graph: Graph, by_identity: Dict[str, Boundary], t
 
 
 def _without_repetition(groups: Sequence[Tuple[str, Sequence[Boundary]]]) -> List[Tuple[str, Sequence[Boundary]]]:
-    """Each boundary once, in the first group that names it; groups without any are left out."""
+    """Each boundary once, in the first group that has it; empty groups are left out."""
     seen: Set[Any] = set()
     result: List[Tuple[str, Sequence[Boundary]]] = []
     for name, boundaries in groups:

@@ -1,9 +1,9 @@
-"""The first difference of two graphs whose digests differ, in words that a user knows.
+"""The first difference of two graphs whose digests differ, in the user's words.
 
     worker 0    Const 0.01 --> ApplyAdam        worker 1    Const 0.5 --> ApplyAdam
 
-An op differs first if those that it takes do not differ: here the constants, not the updates that take them. The facts
-about such an op are its own process's to tell.
+An op differs first if its producers do not differ: here the constants, not the updates that read them. The process that
+has the op describes it.
 """
 
 import os
@@ -18,7 +18,7 @@ from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
 from epl.utils import tf_compat
 from epl.utils.source_line import user_line
 
-# What optimizers call their hyperparameters, by the names that TensorFlow's update ops have for them.
+# The names of hyperparameters in optimizers, by their names in TensorFlow's update ops.
 HYPERPARAMETERS = {
     "alpha": "learning rate",
     "beta1": "beta1",
@@ -34,22 +34,22 @@ HYPERPARAMETERS = {
     "rho": "decay (rho)",
     "sign_decay": "sign decay",
 }
-# Ops that hand a hyperparameter on as it is.
+# Ops that pass a hyperparameter on unchanged.
 _PASSES_ON = frozenset(["Cast", "Identity", "Enter", "Switch"])
 _LONGEST_VALUE = 60  # characters
 
 
 class OpFacts(NamedTuple):
-    """What one process says of an op.
+    """The description of an op by its process.
 
     Attributes:
-      name: of the op.
-      type: of the op.
-      line: of the user's program that made it.
-      words: what a constant is to the user, such as "the learning rate of Adam"; "" if that is not known.
-      value: of a constant.
-      attributes: those that are compared, as text.
-      inputs: the tensors and ops that it takes.
+      name: name of the op.
+      type: its type.
+      line: the line of the user's script that built it.
+      words: the meaning of a constant, such as "the learning rate of Adam"; "" if it is not known.
+      value: the value of a constant.
+      attributes: the compared attributes, as text.
+      inputs: its inputs.
     """
 
     name: str
@@ -62,9 +62,9 @@ class OpFacts(NamedTuple):
 
 
 def first_difference(ours: Sequence[OpDigest], theirs: Sequence[OpDigest]) -> Tuple[str, str]:
-    """The names of the ops that differ first, of either graph; "" where the other graph has all that one has.
+    """The names of the ops that differ first, one of each graph; "" if the other graph has all ops of a graph.
 
-    Ops of one name are compared first: where they differ and their producers do not, that is it.
+    Ops with equal names come first: such an op is returned if it differs and its producers do not.
     """
     named = [{op.name: op.digest for op in ops} for ops in (ours, theirs)]
     known = [set(digests.values()) for digests in named]
@@ -82,13 +82,13 @@ def first_difference(ours: Sequence[OpDigest], theirs: Sequence[OpDigest]) -> Tu
                 return op.name, op.name
     first, second = _roots(ours, known[1]), _roots(theirs, known[0])
     new = [[name for name in first if name not in named[1]], [name for name in second if name not in named[0]]]
-    if any(new):  # what takes them differs, too
+    if any(new):  # their consumers differ, too
         first, second = new
     return (first or [""])[0], (second or [""])[0]
 
 
 def _roots(ops: Sequence[OpDigest], there: Set[str]) -> List[str]:
-    """The ops whose digests are not `there` although those of all their producers are."""
+    """The ops whose digests are not in `there`, while those of all their producers are."""
     return [
         op.name
         for op in ops
@@ -97,7 +97,7 @@ def _roots(ops: Sequence[OpDigest], there: Set[str]) -> List[str]:
 
 
 def facts_of(digest: GraphDigest, tf_graph: tf.Graph, name: str) -> Optional[OpFacts]:
-    """What this process says of one of its ops; None for the name ""."""
+    """The facts about an op of this process; None for the name ""."""
     if not name:
         return None
     view = digest.view
@@ -116,14 +116,14 @@ def facts_of(digest: GraphDigest, tf_graph: tf.Graph, name: str) -> Optional[OpF
 
 
 def _attributes(digest: GraphDigest, entry: node_wire.Node) -> Dict[str, str]:
-    """Those that are compared as they are: not the value of a constant, nor the names of functions."""
+    """The attributes that are compared as text: not the value of a constant, nor the names of functions."""
     names = [name for name in digest.rules.kept(entry.op, entry.attr) if name != "value"]
     values = {name: entry.attr[name] for name in names}
     return {name: _shortened(str(value)) for name, value in values.items() if not value.HasField("func")}
 
 
 def in_words(workers: Sequence[int], facts: Sequence[Optional[OpFacts]]) -> str:
-    """The difference between two ops of two workers, of which one may lack its op."""
+    """The difference between the ops of two workers, in words; one worker may lack the op."""
     here, there = facts
     if here is None and there is None:
         return "what differs is inside a loop, in what it does with variables that begin alike"
@@ -143,7 +143,7 @@ def in_words(workers: Sequence[int], facts: Sequence[Optional[OpFacts]]) -> str:
 
 
 def _differing(here: OpFacts, there: OpFacts) -> Tuple[str, Tuple[Any, Any]]:
-    """Of two ops with one name: what differs, and the values."""
+    """The first difference of two ops with one name, in words, and its two values."""
     name = repr(here.name)
     if here.type != there.type:
         return "the type of op " + name, (here.type, there.type)
@@ -170,7 +170,7 @@ def _place(facts: OpFacts) -> str:
 
 
 def _words(view: GraphView, tf_graph: tf.Graph, constant: int) -> str:
-    """What a constant is to the update op that it reaches first, as its hyperparameter; else ""."""
+    """The hyperparameter that a constant is for the first update op that depends on it; "" if none."""
     consumers = view.consumers()
     level, seen, is_direct = [constant], {constant}, True
     while level:
@@ -190,7 +190,7 @@ def _words(view: GraphView, tf_graph: tf.Graph, constant: int) -> str:
 
 
 def _hyperparameter(view: GraphView, tf_graph: tf.Graph, producer: int, update: int) -> str:
-    """Such as "the learning rate of Adam", if that is what an update op takes from a node."""
+    """The hyperparameter that an update op reads from a node, such as "the learning rate of Adam"; "" if none."""
     op_type = view.types[update]
     arguments = tf_compat.op_def(tf_graph, op_type).input_arg
     for argument, name, taken in zip(arguments, view.nodes[update].input, view.producers[update]):

@@ -1,24 +1,24 @@
-"""A digest of what computes and updates the model, equal in two processes whose graphs do the same.
+"""A digest of the ops that compute and update the model, equal in two processes whose graphs compute the same.
 
     top digest   = of the digests of all compared ops
-    op's digest  = of its type, its attributes, and the digests of the ops that it takes data and control from
+    op's digest  = of its type, its attributes, and the digests of its producers of data and control
 
-Names of ops are no part of it: a summary that one worker alone builds shifts the numbers in the names of later ops.
-Compared is what the gradients and the updates of variables are computed from, as the user built it:
+Names of ops do not count: a summary that only one worker builds shifts the numbers in the names of later ops.
+Compared are the gradients, the updates of variables and all ops that these depend on, as the user built them:
 
-    iterators, queues, tables, placeholders     where the walk ends: data, and what prepares it, may differ
-    draws, sources that are alike               by the order in which the script makes them
+    iterators, queues, tables, placeholders     end the search: data, and the input pipeline, may differ
+    draws, sources that are equal               by the order in which the script builds them
     random seeds                                left out: attributes `seed`, `seed2`, the seed of stateless ops
     strings in constants                        left out: file names, vocabularies
     names in attributes                         left out: `shared_name`, frames of loops, the token of a py_func
     devices, attributes that begin with "_"     left out: placement is the plan's; it is compared there
-    functions, loops                            by what they do for a call (function_digest.py), not by what runs them
-    sums                                        in whatever order
+    functions, loops                            by their computation for a call (function_digest.py)
+    sums                                        in any order
     variables                                   by name, type and shape; initial values come from worker 0
 
-With `epl.split` or `zero.level` part of the graph exists already when it is compared, and differs by rank: what EPL
-built for the parts is left out, as are shapes of parts. Of a split the user's own ops are compared, not their
-gradients.
+With `epl.split` or `zero.level` EPL has already added ops when the graph is compared, and these differ by rank: ops
+that EPL built for shards are left out, and so are shapes of shards. In a split the user's own ops are compared, not
+their gradients.
 """
 
 import collections
@@ -47,7 +47,7 @@ from epl.parallel.plan.function_digest import (
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 
-# Attributes that may differ between workers that compute the same.
+# Attributes that may differ between workers with equal computations.
 OMITTED_ATTRS = frozenset(
     [
         "seed", "seed2", "shared_name", "container", "token", "message",
@@ -55,7 +55,7 @@ OMITTED_ATTRS = frozenset(
         "frame_name", "stack_name", "tensor_array_name", "source",  # of loops: names of ops are in them
     ]  # fmt: skip
 )  # fmt: skip
-# Ops that take their seed as an input, and which.
+# Ops with their seed as an input -> the index of the input.
 SEED_INPUTS = {
     "StatelessMultinomial": 2,
     "StatelessRandomNormal": 1,
@@ -63,14 +63,14 @@ SEED_INPUTS = {
     "StatelessRandomUniformInt": 1,
     "StatelessTruncatedNormal": 1,
 }
-# Of ops that bring data in, all that counts.
+# The only attributes of data sources that count.
 SOURCE_ATTRS = frozenset(["dtype", "output_types", "component_types", "key_dtype", "value_dtype", "T"])
-# What the walk from the gradients upward does not look beyond.
+# Ops at which the search upward from the gradients ends.
 SOURCES = (
     op_types.DATA_SOURCES | op_types.SHARED_STATE | op_types.GENERATORS | op_types.OF_SCRIPT - op_types.PYTHON
     | {"Placeholder", "PlaceholderV2"}
 )  # fmt: skip
-# Two that take the same may give two values. Other ops that draw random numbers have an attribute `seed2`.
+# Two of these with equal inputs may return different values. Other random ops have an attribute `seed2`.
 _DRAWS = SOURCES | op_types.PYTHON | frozenset(SEED_INPUTS)
 
 _OF_PARTS = hash_of(b"EPL's own")
@@ -88,10 +88,10 @@ class OpDigest(NamedTuple):
     """One compared op.
 
     Attributes:
-      name: of the op.
-      type: of the op.
-      digest: of the op and all that it is computed from.
-      producers: positions in the list of ops, whose digests are part of its own.
+      name: name of the op.
+      type: its type.
+      digest: digest of the op and all ops that it depends on.
+      producers: positions in the list of ops; their digests are part of its digest.
     """
 
     name: str
@@ -101,12 +101,12 @@ class OpDigest(NamedTuple):
 
 
 class GraphDigest:
-    """The digest of one graph, and what it is made of.
+    """The digest of one graph, with those of its ops.
 
     Attributes:
       top: the digest, in hexadecimal digits.
       view: the graph as it was read.
-      rules: what of its ops counts.
+      rules: the ops and attributes that count.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -120,9 +120,9 @@ class GraphDigest:
         self.top = hash_of(*sorted({result.digest for result in self._results.values()})).hex()
 
     def ops(self) -> List[OpDigest]:
-        """The compared ops; each stands after its producers, except at the back edges of loops.
+        """The compared ops, each after its producers, except at the back edges of loops.
 
-        Inside a loop (control flow v1) digests are those of its first turn: in later turns a difference is everywhere.
+        In a loop (control flow v1) digests are those of its first turn: in later turns a difference is in all ops.
         """
         ends = self.rules.compared.intersection(self.view.of_types(op_types.NEXT_ITERATIONS | op_types.EXITS))
         fixed = {node: self._results[node] for node in ends}
@@ -141,7 +141,7 @@ class GraphDigest:
     def _computed(
         self, order: List[int], results: Dict[int, Result], fixed: Mapping[int, Result]
     ) -> Dict[int, Result]:  # fmt: skip
-        """What all compared ops compute; `results`: what back edges bring; `fixed`: of ops that are known."""
+        """The results of all compared ops, given those of back edges (`results`) and of known ops (`fixed`)."""
         drawn: Counter[bytes] = collections.Counter()
         for node in order:
             results[node] = fixed[node] if node in fixed else self._result(node, results, drawn)
@@ -163,13 +163,13 @@ class GraphDigest:
 
 
 class Rules:
-    """What of a graph counts.
+    """The nodes and attributes of a graph that count.
 
     Attributes:
-      compared: the nodes that do.
-      parts: nodes that are known by nothing but that they are there: EPL made them for variables in parts.
-      variables: nodes that are variables, whole or in parts.
-      functions: what calls compute.
+      compared: the nodes that count.
+      parts: nodes that all have one fixed digest: EPL built them for sharded variables.
+      variables: the nodes of variables, sharded or not.
+      functions: computes the digests of calls.
     """
 
     def __init__(self, graph: Graph, view: GraphView) -> None:
@@ -185,7 +185,7 @@ class Rules:
         self._held: FrozenSet[str] = frozenset()
         sharded = graph.state_of(ShardedVariables)
         if sharded is not None:
-            # Sums of gradients that are kept between runs are as large as the parts.
+            # Accumulated gradients, which are kept between runs, have the shapes of shards.
             self._held = frozenset(sharded.variables).union(graph.local_variables)
             self.parts = {view.index[op.name] for op in graph.parts_ops}
             self.parts.update(view.of_types(COLLECTIVE_OP_TYPES))
@@ -197,7 +197,7 @@ class Rules:
         writes = view.descendants(gradients).intersection(view.writes())
         computing = view.ancestors(gradients | objectives, self._ends.__contains__)
         self.compared = view.ancestors(computing | writes, self._ends.__contains__)
-        # Constants of updates may be shapes of parts.
+        # Constants of updates may be shapes of shards.
         self._of_updates = set() if sharded is None else self.compared - computing
 
     def taken(self, node: int) -> Sequence[int]:
@@ -205,7 +205,7 @@ class Rules:
         return () if node in self._ends else self._view.producers[node]
 
     def kind(self, node: int) -> OpKind:
-        """The type and the attributes that count; worked out once for all nodes with the same ones."""
+        """The type and the attributes that count; computed once for all nodes with equal ones."""
         entry = self._view.nodes[node]
         key = (entry.op, b"", entry.name) if entry.name in self._held else (entry.op, entry.serialized_attrs, "")
         if entry.op == "Const" and (node in self._seeds or node in self._of_updates):
@@ -215,7 +215,7 @@ class Rules:
         return self._known[key]
 
     def kept(self, op_type: str, names: Iterable[str]) -> List[str]:
-        """Those of an op's attributes that count, sorted."""
+        """The attributes of an op that count, sorted."""
         names = sorted(name for name in names if name[0] != "_" and name not in OMITTED_ATTRS)
         if op_type in SOURCES:
             return [name for name in names if name in SOURCE_ATTRS]
@@ -224,7 +224,7 @@ class Rules:
         return [name for name in names if name != "shape"] if op_type in op_types.PLACEHOLDERS else names
 
     def _kind(self, op_type: str, values: Dict[str, bytes], role: str) -> OpKind:
-        """What an op is by its attributes; `role` as in `_is_left_out`."""
+        """The kind of an op by its attributes; `role` as in `_is_left_out`."""
         if op_type == "Const" and self._is_left_out(values, role):
             values = {}
         called = [op_type] if op_type in self.functions else []
@@ -243,7 +243,7 @@ class Rules:
 
 
 def _gradients(graph: Graph, view: GraphView) -> Tuple[Set[int], Set[int]]:
-    """The nodes of gradients as the user gets them, and those of what is differentiated, a lowered split included."""
+    """The nodes of the gradients that the user gets, and of the objectives, including the ops of a lowered split."""
     boundaries = [one for call in graph.gradient_calls for one in call.boundaries]
     boundaries += [one for applied in graph.apply_calls for one in applied.boundaries]
     gradients = {view.index[first_tensor(gradient).op.name] for _, gradient in boundaries}

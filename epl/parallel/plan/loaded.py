@@ -1,11 +1,11 @@
-"""A plan that is there already: models are changed from it, and nothing is searched for.
+"""Loaded plans: models are rewritten by an existing plan, without a search.
 
     plan = from_json(text)               # of an earlier run of the same script
     with use_plan(plan):
-        build and first run of the model     split, ZeRO, recomputation, automatic stages: as the plan says
+        build and first run of the model     split, ZeRO, recomputation, automatic stages: as in the plan
 
-Each feature asks `given` before it decides. When the graph is planned, what was made must be that plan: a model or a
-configuration that does not fit is refused by the first difference.
+Each feature asks `given` before it decides. When the graph is planned, the new plan must be equal to the loaded one: a
+model or a configuration that does not fit is refused with the first difference.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ _in_use = _InUse()
 
 @contextlib.contextmanager
 def use_plan(plan: Plan) -> Iterator[None]:
-    """The model that is built and run first inside, in this thread, is changed from this plan.
+    """A model that is built and first run inside, in this thread, is rewritten by this plan.
 
     Args:
-      plan: that of an earlier run of the same script, as `from_json` reads it.
+      plan: the plan of an earlier run of the same script, from `from_json`.
     """
     _in_use.plans.append(plan)
     try:
@@ -44,10 +44,10 @@ def use_plan(plan: Plan) -> Iterator[None]:
 
 
 def given(kind: Type[_Section]) -> Optional[_Section]:
-    """The section that a feature is to follow, by its class; None: it decides itself.
+    """A feature's section of the loaded plan, by its class; None if no plan is in use, so that the feature decides.
 
     Raises:
-      PlanError: a plan is in use, and has nothing of the feature.
+      PlanError: a plan is in use and lacks the section.
     """
     if not _in_use.plans:
         return None
@@ -58,12 +58,12 @@ def given(kind: Type[_Section]) -> Optional[_Section]:
 
 
 def misfit(why: str) -> PlanError:
-    """The error for a model that cannot be built as the plan in use says."""
+    """The error for a model that the plan in use does not fit."""
     return PlanError(f"The model does not fit the plan that it is to be built from: {why}.")
 
 
 def refuse_other_plan(plan: Plan) -> None:
-    """Raises PlanError if a plan is in use, and the one that was made of the model is another."""
+    """Raises PlanError if a plan is in use and differs from the plan of the model."""
     if not _in_use.plans:
         return
     difference = plans.first_difference(plan, plans.renamed(_in_use.plans[-1], plan.name))

@@ -1,4 +1,4 @@
-"""The plan: what will be done, as an immutable value that can be printed, hashed and compared between processes."""
+"""The plan: an immutable value that can be printed, hashed and compared between processes."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ class Stage(NamedTuple):
     """TaskGraphs that run together, on one device of each model replica.
 
     Attributes:
-      taskgraphs: their indices.
+      taskgraphs: the indices of the TaskGraphs.
       strategy: the annotation, for messages.
       devices: by replica, the name of the device in the job.
     """
@@ -30,7 +30,7 @@ class BatchPart(NamedTuple):
 
     Attributes:
       reader: rank of the replica that reads the batch; its own rank, or that of another one of the same process.
-      index, parts: it has the rows of the part `index` of so many.
+      index, parts: the replica has the rows of part `index` of `parts`.
     """
 
     reader: int
@@ -44,7 +44,7 @@ class Reduction(NamedTuple):
     Attributes:
       variable: name of the variable's op.
       dtype: name of the gradient's dtype.
-      shape: static shape, None entries where unknown, None if the rank is.
+      shape: static shape, with None for unknown entries; None if the rank is unknown.
       sparse: an IndexedSlices, gathered rather than summed.
     """
 
@@ -61,7 +61,7 @@ class Transfer(NamedTuple):
       communicator: its name; transfers of one communicator run in their order in the plan.
       key: names the collective, the same on every rank.
       members: indices into the group's reductions.
-      scattered: each rank gets its part of each (ZeRO), else every rank gets all.
+      scattered: whether it is a reduce-scatter: each rank gets its shards (ZeRO); otherwise each gets all.
     """
 
     communicator: str
@@ -73,9 +73,8 @@ class Transfer(NamedTuple):
 class GradientGroup(NamedTuple):
     """The gradients of one apply_gradients call for the variables of one stage.
 
-    They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over those that hold the
-      same
-    part in another group of a split; without transfers if there is no other group.
+    They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over the ranks that hold
+    the same shard, one in each group of a split; without transfers if there is only one group.
     """
 
     name: str
@@ -90,10 +89,10 @@ class Output(NamedTuple):
 
     Attributes:
       tensor: its name.
-      stage: that computes it.
+      stage: the stage that computes it.
       scope: "global" (all replicas) or "local" (those of one process).
       merge: "concat", "mean" or "sum".
-      communicator: for global outputs.
+      communicator: the communicator of a global output, else "".
     """
 
     tensor: str
@@ -104,20 +103,20 @@ class Output(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which replicas there are, where their stages run and in which order, and what they exchange.
+    """The replicas of a model, the devices and the schedule of their stages, and their communication.
 
     Attributes:
       name: prefix of the communicators.
-      workers, device_type: processes of the job, and what their devices are.
-      stages: of the model; one, unless it is a pipeline.
+      workers, device_type: number of processes of the job, and the type of their devices.
+      stages: the stages of the model; one, unless it is a pipeline.
       owners: by replica (its rank), the process that builds and runs it; ascending.
-      batch_parts: by rank, the rows of a batch that it has; () if each replica reads batches of its own.
+      batch_parts: by rank, the rows of a batch that it has; () if each replica reads its own batches.
       num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
       schedule: text form of the Schedule of a pipeline; "" with one stage.
       reduce_method: "mean" or "sum" over the micro batches and replicas.
       fp16_scale: gradients are sent as float16 after multiplication by it; None: sent as they are.
-      features: what the features in use have decided, one section each.
-      groups, outputs: see there.
+      features: the decisions of the features in use, one section each.
+      groups, outputs: the groups of gradients, and the merged outputs.
     """
 
     name: str
@@ -146,17 +145,17 @@ def ranks_of(plan: Plan, worker: int) -> List[int]:
 
 
 def worker_of(device: str) -> int:
-    """The process that a device of the job belongs to."""
+    """The process of a device of the job."""
     return int(_TASK.search(device).group(1))  # type: ignore[union-attr]  # devices of a Stage name their task
 
 
 def host_of_device(device: str) -> str:
-    """The first CPU device of the process that a device of the job belongs to."""
+    """The first CPU device of the process of a device of the job."""
     return f"/job:worker/replica:0/task:{worker_of(device)}/device:CPU:0"
 
 
 def section(plan: Plan, kind: Type[_Section]) -> Optional[_Section]:
-    """What the plan says of a feature, by the class of its section; None if the feature is not in use."""
+    """A feature's section of the plan, by its class; None if the feature is not in use."""
     return next((one for one in plan.features if isinstance(one, kind)), None)
 
 
@@ -167,7 +166,7 @@ def split_groups(plan: Plan) -> Tuple[Tuple[int, ...], ...]:
 
 
 def renamed(plan: Plan, name: str) -> Plan:
-    """The plan with another name, with which those of its communicators begin."""
+    """The plan with another name, which the names of its communicators then begin with."""
 
     def moved(communicator: str) -> str:
         is_own = communicator.startswith(plan.name + "/")
@@ -190,19 +189,19 @@ def from_json(text: str) -> Plan:
     """The plan that `to_json` wrote.
 
     Raises:
-      ValueError: it wrote something else.
+      ValueError: the text is not from `to_json`.
     """
     plan: Plan = values.from_json(Plan, text)
     return plan
 
 
 def plan_hash(plan: Plan) -> str:
-    """Equal exactly for equal plans."""
+    """A hash of a plan, equal for equal plans only."""
     return hashlib.sha256(to_json(plan).encode()).hexdigest()
 
 
 def compared(plan: Plan) -> Plan:
-    """What of a plan is the same in all processes. Names of ops may differ: those after a summary of one worker do."""
+    """The plan without names of ops, which may differ between processes: a summary of one worker shifts them."""
     sections = tuple(
         one.without_names() if isinstance(one, (PartitionSection, SplitSection, RecomputeSection)) else one
         for one in plan.features
@@ -239,7 +238,7 @@ def _describe_transfers(group: GradientGroup) -> str:
 
 
 def describe(plan: Plan) -> str:
-    """The plan as a few lines for a person."""
+    """The plan in a few lines, for people."""
     lines = [
         "{}: {} over {} worker(s) = {} replica(s) of {} stage(s) on {}, gradients by {}{}".format(
             plan.name,

@@ -1,6 +1,6 @@
-"""Makes the plan from the annotated model, the configuration and the cluster; refuses what cannot be done.
+"""Makes the plan from the annotated model, the configuration and the cluster; refuses gradients it cannot aggregate.
 
-Nothing of the graph is changed here.
+It does not change the graph.
 """
 
 from typing import List, Optional, Sequence, Tuple
@@ -44,14 +44,14 @@ def make_plan(
     config: Config,
     cluster: Cluster,
 ) -> Plan:
-    """The plan for `graph`, of which the `refuse_` functions have refused nothing.
+    """The plan for `graph`, after all `refuse_` functions have accepted it.
 
     Args:
       name: prefix of communicator names, the same in every process.
       graph: the annotated model.
-      stages, owners: what `plan_stages` found.
-      batch_parts: what `plan_batch_parts` found.
-      groups: what `find_groups` found.
+      stages, owners: the results of `plan_stages`.
+      batch_parts: the result of `plan_batch_parts`.
+      groups: the result of `find_groups`.
       config: the configuration.
       cluster: the devices.
 
@@ -72,7 +72,7 @@ def make_plan(
         schedule="" if schedule is None else to_text(schedule),
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
-        features=(),  # each is asked when the rest is known
+        features=(),  # filled when the rest is known
         groups=tuple(_plan_group(name, group, config, graph) for group in groups),
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )
@@ -120,7 +120,7 @@ def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List
     collected = {output.tensor for output in outputs}
     for call in graph.gradient_calls:
         for y in call.ys:
-            # The objective: a mean over the samples, so its value over all local replicas is the mean of theirs.
+            # The objective is a mean over the samples, so the local replicas' values are merged by their mean.
             in_branch = tf_compat.control_flow_context_of(y.op) is not None
             is_scalar = y.shape.ndims == 0 and y.dtype.is_floating
             if y.name not in collected and is_scalar and call.boundaries and not in_branch:
@@ -143,7 +143,7 @@ def _reduction(variable: str, gradient: Gradient) -> Reduction:
 
 
 def _of_any_rank(shard: Optional[ShardInfo], reduction: Reduction) -> Reduction:
-    """The gradient of the largest part of a variable, or of what is no part: the plan is the same for all ranks."""
+    """The gradient with the shape of the variable's largest shard, so that the plan is the same for all ranks."""
     if shard is None:
         return reduction
     shape: List[Optional[int]] = list(shard.full_shape)

@@ -1,4 +1,4 @@
-"""What no plan can be made for, whatever the features are: refused before anything of the graph is changed."""
+"""Refusals that do not depend on features, made before the graph is changed."""
 
 import tensorflow.compat.v1 as tf
 

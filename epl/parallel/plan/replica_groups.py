@@ -1,7 +1,7 @@
-"""Ranks that compute one replica of the model together, as those of a split do: what planner and passes ask of them.
+"""Groups of ranks that compute one replica of the model together, as in a split: the interface for planner and passes.
 
-The ranks of a group have shards of weights, each the same ones as the rank in its place in every other group. So a
-group is one replica in data parallelism, and its rows are those of all its ranks.
+The ranks of a group hold shards of weights, equal to those of the corresponding rank in every other group. So a group
+is one replica in data parallelism, with the rows of all its ranks.
 """
 
 from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
@@ -15,17 +15,17 @@ from epl.parallel.sharding.resharding import Resharder
 
 
 class ReplicaGroups:
-    """The groups of one graph. The feature that makes them implements it.
+    """The groups of one graph, implemented by the feature that makes them.
 
     Attributes:
-      complete: names of the ops of gradients that the ranks of a group need not make a mean of.
+      complete: names of the ops of gradients that are not averaged over the ranks of a group.
     """
 
     complete: Set[str]
 
     @property
     def groups(self) -> Tuple[Tuple[int, ...], ...]:
-        """Ranks of the job, by group."""
+        """The ranks of the job, by group."""
         raise NotImplementedError
 
     @property
@@ -35,23 +35,23 @@ class ReplicaGroups:
 
     @property
     def sub_communicators(self) -> List[SubCommunicators]:
-        """Of the groups, and of the ranks that have the same shards."""
+        """The communicators of the groups, and of the ranks that have the same shards."""
         raise NotImplementedError
 
     @property
     def lowered_ops(self) -> FrozenSet[tf.Operation]:
-        """The ops of the user that others run in place of."""
+        """The ops of the user that were replaced."""
         raise NotImplementedError
 
     def is_complete(self, variable: str, gradient: Gradient) -> bool:
-        """Whether each rank has the gradient that it needs: that of its own shard, or all of a sparse one.
+        """Whether each rank computes the gradient that it needs: that of its own shard, or a full sparse one.
 
-        The mean of equal dense gradients is made all the same: it keeps the ranks equal to the last bit.
+        Equal dense gradients are averaged nevertheless: this keeps the ranks equal to the last bit.
         """
         raise NotImplementedError
 
     def note_gradient(self, variable: str, gradient: Gradient) -> None:
-        """The gradient of a variable passes this boundary."""
+        """Notes a boundary of a variable's gradient."""
         raise NotImplementedError
 
     def has_shard(self, variable: str) -> bool:
@@ -59,19 +59,19 @@ class ReplicaGroups:
         raise NotImplementedError
 
     def is_of_group(self, output: str) -> bool:
-        """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
+        """Whether the ranks of a group compute the value of an output together, given the name of the merged tensor."""
         raise NotImplementedError
 
     def output(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What is merged in place of a tensor in an output collection."""
+        """The tensor that is merged in place of a tensor of an output collection."""
         raise NotImplementedError
 
     def local(self, item: Any) -> Any:
-        """What a rank computes in place of a tensor or op of the user; the same if it computes that itself."""
+        """The replacement of a tensor or op of the user on a rank; the same tensor or op if there is none."""
         raise NotImplementedError
 
     def users_tensors(self) -> Dict[str, str]:
-        """Name of a tensor that a rank computes in place of one of the user -> that of the user's."""
+        """Name of a tensor that replaces one of the user -> the name of the user's tensor."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Gradients of which each rank needs a shard alone, as with ZeRO: what planner and aggregation ask of them."""
+"""Gradients that can be reduce-scattered, as with ZeRO: the interface for planner and aggregation."""
 
 from typing import NamedTuple, Optional
 
@@ -13,8 +13,8 @@ class Cut(NamedTuple):
     """Where a gradient is cut.
 
     Attributes:
-      part: what the optimizer gets: an identity.
-      member: shape and placement.
+      part: an identity, which the optimizer reads.
+      member: full shape, and placement of the shards.
     """
 
     part: tf.Tensor
@@ -22,7 +22,7 @@ class Cut(NamedTuple):
 
 
 class ScatteredGradients:
-    """Those of one graph. The feature that cuts gradients implements it."""
+    """The gradients of one graph that are cut into shards, implemented by the feature that cuts them."""
 
     @property
     def resharder(self) -> Resharder:
@@ -30,9 +30,9 @@ class ScatteredGradients:
         raise NotImplementedError
 
     def scatters(self, gradient: Gradient) -> bool:
-        """Whether nothing but this rank's shard is needed of a gradient that is to be reduced."""
+        """Whether a gradient can be reduce-scattered: the graph uses only this rank's shard of the reduced gradient."""
         raise NotImplementedError
 
     def cut_of(self, gradient: tf.Tensor) -> Optional[Cut]:
-        """Where a gradient is cut, if nothing else becomes of it."""
+        """Where a gradient is cut, if its shard is its only use."""
         raise NotImplementedError

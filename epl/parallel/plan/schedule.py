@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
     """What every device of a pipeline does, in order.
 
     Attributes:
-      name: of the strategy that it comes from, without white space.
+      name: name of the pipeline strategy, without white space.
       num_micro_batch: M; every stage runs M forward and M backward passes.
       device_of_stage: per stage the device that runs it: an index into the devices of one model replica. Stages that
         share a device are interleaved on it.
@@ -87,10 +87,10 @@ def to_text(schedule: Schedule) -> str:
 
 
 def from_text(text: str) -> Schedule:
-    """The schedule that `to_text` wrote. Checks the form alone; `validate` checks what it says.
+    """The schedule that `to_text` wrote. Checks only the form; `validate` checks the content.
 
     Raises:
-      ValueError: a line or a word is not of that form; the message says which, and what is expected.
+      ValueError: a line or a word does not have that form; the message says which, and what is expected.
     """
     lines = text.strip().split("\n")
     header = _HEADER.match(lines[0].strip())
@@ -129,18 +129,18 @@ def _parse_line(line: str, device: int) -> Tuple[Action, ...]:
 def validate(
     schedule: Schedule, dependencies: Optional[Dependencies] = None, max_in_flight: Optional[Sequence[int]] = None
 ) -> None:
-    """Checks that a schedule can be carried out and does all of the work.
+    """Checks that a schedule can run and has all actions.
 
     Args:
       schedule: the schedule.
       dependencies: the data flow between stages, pairs of an earlier and a later stage, skip connections included;
-        the chain of stages when None. Gradients flow the other way round.
+        the chain of stages when None. Gradients flow in the opposite direction.
       max_in_flight: per stage, how many micro batches may be between their forward and the end of their backward pass.
 
     Raises:
-      ValueError: an action is missing, is there twice, does not belong to the schedule or stands on a device that is
-        not its stage's; a pass runs a micro batch before an earlier one; a backward pass stands before its forward
-        pass; the devices wait for each other in a circle; or more micro batches are in flight than allowed.
+      ValueError: an action is missing, occurs twice, does not belong to the schedule or is on a device that is not its
+        stage's; a pass runs a micro batch before an earlier one; a backward pass comes before its forward pass; the
+        devices wait for each other in a cycle; or more micro batches are in flight than allowed.
     """
     check_devices(schedule.device_of_stage)
     if schedule.num_micro_batch < 1:
@@ -173,7 +173,7 @@ def check_devices(device_of_stage: Sequence[int]) -> None:
 
 
 def execution_order(schedule: Schedule, dependencies: Optional[Dependencies] = None) -> List[Action]:
-    """All actions in an order that respects the devices' orders and the data flow, whatever the actions' times.
+    """All actions in an order that respects the devices' orders and the data flow, for any times of the actions.
 
     Raises:
       ValueError: there is none: devices wait for each other, or for an action that no device runs.
@@ -202,11 +202,11 @@ def execution_order(schedule: Schedule, dependencies: Optional[Dependencies] = N
 
 
 class Sources(NamedTuple):
-    """The data flow between stages, seen from the stage that waits.
+    """The data flow between stages, by the stage that waits.
 
     Attributes:
       earlier: per stage, the stages whose outputs it reads.
-      later: per stage, the stages that read its outputs, and so give it gradients.
+      later: per stage, the stages that read its outputs, and so send it gradients.
     """
 
     earlier: Tuple[Tuple[int, ...], ...]
@@ -251,7 +251,7 @@ def sources_of_stages(num_stages: int, dependencies: Optional[Dependencies] = No
 def peak_in_flight(schedule: Schedule) -> Tuple[int, ...]:
     """Per stage, how many micro batches have at most run forward and not finished backward: activations in memory.
 
-    It follows from the order of each device, whatever the actions' times.
+    It follows from the order of each device, for any times of the actions.
     """
     now = [0] * schedule.num_stages
     peak = [0] * schedule.num_stages
@@ -263,7 +263,7 @@ def peak_in_flight(schedule: Schedule) -> Tuple[int, ...]:
 
 
 def _check_actions(schedule: Schedule) -> None:
-    """Each action once, on its stage's device, backward after forward, micro batch after micro batch."""
+    """Checks that each action occurs once, on its stage's device, backward after forward, micro batches in order."""
     expected = set(all_actions(schedule.num_stages, schedule.num_micro_batch))
     seen: Set[Action] = set()
     for device, actions in enumerate(schedule.actions):
@@ -311,7 +311,7 @@ def _check_in_flight(schedule: Schedule, max_in_flight: Sequence[int]) -> None:
 
 
 def _deadlock(schedule: Schedule, position: Sequence[int], waiting: Dict[Action, List[int]]) -> str:
-    """Says how devices wait for each other, following what blocks the first until a device comes round again."""
+    """Describes how devices wait for each other: follows the blocking actions until a device occurs again."""
     missing_of = {device: action for action, devices in waiting.items() for device in devices}
     trail: List[int] = []
     device = min(missing_of)

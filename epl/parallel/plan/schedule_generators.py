@@ -1,7 +1,7 @@
-"""The pipeline strategies: each gives the order in which the devices run the stages' passes.
+"""The pipeline strategies: each generates the order in which the devices run the stages' passes.
 
-`generate` is the entry; `GENERATORS` is the table of strategies. A generator emits a schedule and nothing else; what a
-schedule is, and whether it is right, is `epl/parallel/plan/schedule.py`.
+`generate` is the entry; `GENERATORS` is the table of strategies. A generator only emits a schedule;
+`epl/parallel/plan/schedule.py` defines and validates schedules.
 
 With one stage per device, three stages and five micro batches (a digit: forward, a digit in brackets: backward):
 
@@ -22,8 +22,8 @@ Orders = Tuple[Tuple[Action, ...], ...]
 def generate(strategy: str, device_of_stage: Sequence[int], num_micro_batch: int) -> Schedule:
     """The schedule of a pipeline strategy.
 
-    It is right for any data flow from earlier to later stages: it is made for the chain of stages, which asks for more
-    than skip connections and branches do.
+    It is valid for any data flow from earlier to later stages: it is made for the chain of stages, whose dependencies
+    imply those of skip connections and branches.
 
     Args:
       strategy: a key of `GENERATORS`, in upper or lower case.
@@ -118,9 +118,9 @@ def _interleaved(num_devices: int, num_turns: int, num_micro_batch: int, extra: 
     """Interleaved 1F1B (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM", section 2.2): a device runs its stages in turn, each over a block of micro batches.
 
-    The paper's blocks have as many micro batches as there are devices, which M must then be a multiple of. Blocks that
-    are larger by the remainder, shared out, keep the bubble as short for every M from D on: a block of D or more is
-    back at the first device when that has finished it. Larger blocks stand first, as the warm-up covers one.
+    The paper's blocks have D micro batches each, so M must be a multiple of D. Here the remainder is shared out among
+    the blocks, which keeps the bubble as short for every M >= D: a block of D or more is back at the first device when
+    that has finished it. Larger blocks come first, as the warm-up covers one block.
 
     Args:
       num_devices: D; stage s is on device s % D.
@@ -151,9 +151,9 @@ def _blocks(num_micro_batch: int, count: int) -> List[range]:
 def _list_schedule(device_of_stage: Tuple[int, ...], num_micro_batch: int, bounds: Sequence[int]) -> Orders:
     """1F1B for any assignment: simulates the devices, each taking the best action that is ready (list scheduling).
 
-    Best is what starts first; of those a backward pass; then the earlier micro batch, then the later stage. A stage
-    whose micro batches in flight have reached its bound takes no further one. It cannot get stuck: each stage takes its
-    micro batches in order, so that the first unfinished one finds none of the bound used up by those after it.
+    The best action starts first; among equals a backward pass, then the earlier micro batch, then the later stage. A
+    stage starts no micro batch beyond its bound of those in flight. There is no deadlock: each stage takes its micro
+    batches in order, so later ones never use up the bound before the first unfinished one.
     """
     passes = _Passes(device_of_stage, num_micro_batch, bounds)
     orders: List[List[Action]] = [[] for _ in range(max(device_of_stage) + 1)]
@@ -178,7 +178,7 @@ class _Passes:
         self._next = {kind: [0] * num_stages for kind in (FORWARD, BACKWARD)}
         self._free = [0] * (max(device_of_stage) + 1)
         self._end: Dict[Action, int] = {}
-        self._ready: Dict[Action, int] = {Action(0, FORWARD, 0): 0}  # when what it reads is there
+        self._ready: Dict[Action, int] = {Action(0, FORWARD, 0): 0}  # when its inputs are ready
 
     def take_next(self) -> Action:
         """Runs the action that starts first among all devices, and returns it."""

@@ -1,7 +1,7 @@
-"""What a pipeline schedule costs: times of its actions, idle time, micro batches in flight; and its picture.
+"""Simulates a pipeline schedule: times of its actions, idle time, micro batches in flight; and draws it.
 
 A simulation takes the order of each device from the schedule and the times of the passes from the caller; nothing else
-competes for the devices. `bubble_bound` gives the idle time that equal stages cannot avoid, to compare with.
+uses the devices. `bubble_bound` is the idle time that equal stages cannot avoid, for comparison.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -19,7 +19,7 @@ class Simulation(NamedTuple):
       start_s: when each action starts, from 0 on.
       end_s: when each action ends.
       total_s: when the last action ends.
-      bubble: per device the part of `total_s` in which it idles.
+      bubble: per device, its idle share of `total_s`.
       peak_in_flight: per stage, how many micro batches are at most in memory: from the start of their forward pass to
         the end of their backward pass.
     """
@@ -38,15 +38,14 @@ def simulate(
     transfer_s: float = 0.0,
     dependencies: Optional[Dependencies] = None,
 ) -> Simulation:
-    """Runs a schedule on paper: each device takes its actions in order, each as soon as what it reads is there.
+    """Simulates a schedule: each device runs its actions in order, each as soon as its inputs are ready.
 
     Args:
       schedule: the schedule.
       forward_s: seconds of a forward pass over one micro batch, for all stages or per stage.
       backward_s: the same for a backward pass.
-      transfer_s: seconds between the end of a pass and the moment in which another device has its result; sending
-        keeps no device busy.
-      dependencies: the data flow between stages, as `epl.parallel.plan.schedule.validate` takes it.
+      transfer_s: seconds from the end of a pass until another device has its result; no device is busy with it.
+      dependencies: the data flow between stages, see `epl.parallel.plan.schedule.validate`.
 
     Raises:
       ValueError: times are negative or not one per stage, or the devices would wait for ever.
@@ -84,12 +83,12 @@ def _per_stage(name: str, value: PerStage, num_stages: int) -> List[float]:
 
 
 def bubble_bound(num_devices: int, num_micro_batch: int, stages_per_device: int = 1) -> float:
-    """The part of a step in which a device of a pipeline with equal stages idles, no transfer times counted.
+    """The idle share of a step on each device of a pipeline with equal stages, without transfer times.
 
-    With one stage per device (D - 1) / (M + D - 1) (Huang et al. 2019, "GPipe", section 2.3). With v interleaved stages
-    per device (D - 1) / (v * M + D - 1): the bubble is v times shorter. Narayanan et al. 2021, "Efficient Large-Scale
-    Language Model Training on GPU Clusters Using Megatron-LM", section 2.2, give it as a part of the time without it,
-    (D - 1) / (v * M).
+    With one stage per device it is (D - 1) / (M + D - 1) (Huang et al. 2019, "GPipe", section 2.3). With v interleaved
+    stages per device it is (D - 1) / (v * M + D - 1): the bubble is v times shorter. Narayanan et al. 2021, "Efficient
+    Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section 2.2, relate it to the time without
+    the bubble: (D - 1) / (v * M).
 
     Args:
       num_devices: D, the devices of one model replica.
@@ -105,14 +104,14 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 2, dependencies: 
         device 0 |F0|F1|..|..|B0:::|..|B1:::|
         device 1 |..|F0|B0:::|F1|B1:::|..|..|
 
-    An action is named in its first column and goes on with `:`; `..` is idle. The stage is shown (`2F0`) when devices
-    run several.
+    The first column of an action has its name, the others `:`; `..` is idle. If devices run several stages, the name
+    includes the stage (`2F0`).
 
     Args:
       schedule: the schedule.
       forward: units of time of a forward pass, a whole number.
-      backward: the same of a backward pass.
-      dependencies: the data flow between stages, as `epl.parallel.plan.schedule.validate` takes it.
+      backward: the same for a backward pass.
+      dependencies: the data flow between stages, see `epl.parallel.plan.schedule.validate`.
 
     Raises:
       ValueError: a pass has no column, or the devices would wait for ever.

@@ -1,19 +1,19 @@
-"""What the plan says of each feature of training: one NamedTuple per feature that is in use.
+"""The sections of the plan: one NamedTuple for each feature of training that is in use.
 
-A section holds what was decided, before the graph is changed from it. It has the names of ops and variables, and no
-object of TensorFlow: a plan can be written as text, compared between processes, and read again.
+A section holds the decisions of a feature, before they change the graph. It has the names of ops and variables, and no
+object of TensorFlow, so a plan can be written as text, compared between processes, and read again.
 """
 
 from typing import Dict, List, NamedTuple, Tuple, Union
 
-_NAMED = 3  # ops of a kind that are named, of all that are counted
+_NAMED = 3  # ops of a kind that a description names; the others are only counted
 
 
 class StageRun(NamedTuple):
-    """Ops of one stage that were created one after the other.
+    """Consecutive ops, in creation order, of one stage.
 
     Attributes:
-      op: name of the first.
+      op: name of the first op.
       stage: the stage.
     """
 
@@ -25,9 +25,9 @@ class PartitionSection(NamedTuple):
     """Stages that were found automatically: `auto.auto_parallel`.
 
     Attributes:
-      policy: how they were found, in words.
-      stages: how many.
-      runs: the ops that the objective needs, in the order of their creation; a run ends where the next one begins.
+      policy: the method that found them, in words.
+      stages: number of stages.
+      runs: the ops that the objective needs, in creation order; a run ends where the next one begins.
     """
 
     policy: str
@@ -47,13 +47,13 @@ class PartitionSection(NamedTuple):
 
 
 class ShardedVariable(NamedTuple):
-    """How a variable lies on the ranks of its group.
+    """The placement of a variable on the ranks of its group.
 
     Attributes:
       variable: name of its op.
-      bytes: of all of it.
-      dim: the dimension that is cut; -1: every rank holds all of it.
-      sizes: of the shards along that dimension, by rank.
+      bytes: size of the full variable.
+      dim: the dimension that is cut; -1: every rank holds the full variable.
+      sizes: sizes of the shards along that dimension, by rank.
     """
 
     variable: str
@@ -67,7 +67,7 @@ class OpChoice(NamedTuple):
 
     Attributes:
       op: its name.
-      inputs, outputs: how these lie on the ranks: "full", "partial", "shard(dim)" or "shard(dim: size+size)".
+      inputs, outputs: their placements: "full", "partial", "shard(dim)" or "shard(dim: size+size)".
     """
 
     op: str
@@ -79,9 +79,9 @@ class SplitSection(NamedTuple):
     """Tensor parallelism: `epl.split`.
 
     Attributes:
-      groups: the ranks that split together, by group.
-      ratios: of the shards, by rank of a group; () if they are as equal as they can be.
-      ops: those that are computed on shards; all others are computed in full on every rank.
+      groups: the ranks of each group.
+      ratios: relative sizes of the shards, by rank of a group; () if they are as equal as possible.
+      ops: the ops that are computed on shards; every rank computes the others in full.
       variables: the variables of the split.
     """
 
@@ -117,7 +117,7 @@ class AmpSection(NamedTuple):
     Attributes:
       dtype: the half type.
       loss_scale: "dynamic", or the number.
-      ops, digest: how many ops compute in the half type, and a digest of their types, in order.
+      ops, digest: number of ops in the half type, and a digest of their op types, in order.
     """
 
     dtype: str
@@ -131,12 +131,12 @@ class AmpSection(NamedTuple):
 
 
 class ZeroSection(NamedTuple):
-    """Shards of weights and of what the optimizer keeps: `zero.level`.
+    """Shards of weights and optimizer state: `zero.level`.
 
     Attributes:
       level: "v0", "v1" or "v2".
-      stages: of the model.
-      variables: the trained variables, in the order in which it was decided about them.
+      stages: number of stages of the model.
+      variables: the trained variables, in the order of the decisions.
     """
 
     level: str
@@ -165,7 +165,7 @@ class ZeroSection(NamedTuple):
 
 
 class AccumulationSection(NamedTuple):
-    """Gradients that are added up over several runs: `pipeline.num_micro_batch` with one stage.
+    """Gradient accumulation over several runs: `pipeline.num_micro_batch` with one stage.
 
     Attributes:
       steps: runs of one training step.
@@ -179,14 +179,14 @@ class AccumulationSection(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """Ops of the forward pass that the backward pass computes a second time, together.
+    """A recomputed segment: ops of the forward pass that the backward pass computes a second time, together.
 
     Attributes:
-      objective: what is differentiated.
-      stage, segment: the stage, and a number in it.
-      ops: how many.
-      first, last: names of the first and the last one, in creation order.
-      digest: of the names of all.
+      objective: names of the tensors that are differentiated.
+      stage, segment: the stage, and the number of the segment in it.
+      ops: number of ops.
+      first, last: names of the first and the last op, in creation order.
+      digest: digest of the names of all ops.
     """
 
     objective: str
@@ -199,14 +199,14 @@ class Recomputed(NamedTuple):
 
 
 class StageDivision(NamedTuple):
-    """Where the segments of a stage begin, among its ops that may be computed a second time.
+    """Where the segments of a stage begin, among its ops that may be recomputed.
 
     Attributes:
       call: number of the call of tf.gradients, among those that train.
-      objective: what it differentiates.
+      objective: names of the tensors that it differentiates.
       stage: the stage.
       starts: the first op of each segment but the first, in the order of the forward pass.
-      whole: numbers of the segments of which everything is kept.
+      whole: numbers of the segments that are kept, not recomputed.
     """
 
     call: int
@@ -217,11 +217,11 @@ class StageDivision(NamedTuple):
 
 
 class RecomputeSection(NamedTuple):
-    """Activations that are computed a second time: `gradient_checkpoint.type`.
+    """Recomputation of activations: `gradient_checkpoint.type`.
 
     Attributes:
-      divisions: what was decided, where the user leaves that to EPL ("auto").
-      segments: what is recomputed.
+      divisions: where EPL lets segments begin ("auto").
+      segments: the recomputed segments.
     """
 
     divisions: Tuple[StageDivision, ...]
@@ -245,11 +245,11 @@ class RecomputeSection(NamedTuple):
 
 
 class Offloaded(NamedTuple):
-    """What is in host memory in place of the device of a stage, for each model replica.
+    """The variables of a stage in host memory, for each model replica.
 
     Attributes:
       stage: the stage.
-      variables, bytes: how many variables there are, slots of optimizers included, and their size.
+      variables, bytes: number of variables, including slots of optimizers, and their size.
     """
 
     stage: int
@@ -261,7 +261,7 @@ class OffloadSection(NamedTuple):
     """Weights in host memory: `offload.level`.
 
     Attributes:
-      stages: what each stage keeps there.
+      stages: the variables that each stage keeps there.
     """
 
     stages: Tuple[Offloaded, ...]
@@ -279,7 +279,7 @@ class GroupedApplySection(NamedTuple):
     """Updates of variables that run group by group: `optimizer.num_apply_group`.
 
     Attributes:
-      groups: how many.
+      groups: number of groups.
     """
 
     groups: int

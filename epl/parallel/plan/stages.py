@@ -1,4 +1,4 @@
-"""The stages of a model: TaskGraphs that run on a device of their own, and which stage each op belongs to.
+"""The stages of a model: TaskGraphs that run on their own device, and the stage of each op.
 
     TaskGraph 0   replica 0: device 0    replica 1: device 2      stage 0
     TaskGraph 1   replica 0: device 1    replica 1: device 3      stage 1
@@ -24,7 +24,7 @@ from epl.parallel.plan.update_stages import stages_of_updates
 from epl.utils.errors import LayoutError, PlanError
 
 _APPLY = node_wire.string(Phase.APPLY.encode())
-# Ops that make a handle of what lives on their device alone.
+# Ops that make a handle for an object on their own device.
 _LOCAL_HANDLES = frozenset(["StackV2", "TensorArrayV3"])
 
 
@@ -74,9 +74,9 @@ def _rank_order(devices: Sequence[str]) -> List[int]:
 
 
 def plan_batch_parts(graph: Graph, cluster: Cluster) -> Tuple[BatchPart, ...]:
-    """By rank, the rows that it has of a batch; () if each replica reads batches of its own.
+    """By rank, the rows of a batch that it has; () if each replica reads its own batches.
 
-    The n devices of `epl.replicate(n)` have one batch together as far as they live in one process:
+    Those of the n devices of `epl.replicate(n)` that are in one process share one batch:
 
         replicate(4) on 2 workers x 2 devices    rank     0  1    2  3
                                                  reader   0  0    2  2
@@ -114,12 +114,13 @@ def _refuse_remainder(together: int, devices: Sequence[str]) -> None:
 
 
 def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int:
-    """How many replicas have a batch together: n of `epl.replicate(n)`, with which all scopes have to agree.
+    """Number of devices that share a batch: the n of `epl.replicate(n)`, which must be equal in all scopes.
 
-    Beside a split on devices of its own it is the ranks of that, if the first scope has several devices.
+    Next to a split on devices of its own it is the number of ranks of the split, if the first scope has several
+    devices.
 
     Raises:
-      PlanError: scopes with different numbers.
+      PlanError: the scopes have different numbers.
     """
     strategies = [one.outer or one.strategy for one in taskgraphs]
     replicated = [one for one in strategies if one.name_of_kind == "replicate"]
@@ -138,13 +139,13 @@ def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int
 
 
 def refuse_other_stages(graph: Graph, cluster: Cluster, stages: Sequence[Stage], setting: str) -> None:
-    """Raises PlanError if scopes that were opened since variables were cut have changed what devices the stages have.
+    """Raises PlanError if scopes that were opened since variables were sharded have changed the devices of the stages.
 
     Args:
       graph: the annotated model.
       cluster: the devices.
-      stages: those of then.
-      setting: by which the user asked for parts.
+      stages: the stages at that time.
+      setting: the setting that asked for shards.
     """
     now, _ = plan_stages(graph, cluster)
     if [stage.devices for stage in now] != [stage.devices for stage in stages]:
@@ -162,7 +163,7 @@ def stage_devices(
 
     Raises:
       LayoutError: the devices of the job do not fit the TaskGraphs.
-      PlanError, NotAvailableError: a split has devices of its own, and cannot have these.
+      PlanError, NotAvailableError: the devices do not fit a split that has devices of its own.
     """
     if not has_dedicated_devices(taskgraphs, cluster):
         annotated = _annotated_stages(taskgraphs)
@@ -182,9 +183,9 @@ def stage_devices(
 
 
 def _annotated_stages(taskgraphs: Sequence[TaskGraph]) -> List[List[TaskGraph]]:
-    """The TaskGraphs of each stage, as they are annotated: a split in a scope of replicate is in the stage of that.
+    """The TaskGraphs of each stage, by the annotations: a split in a scope of replicate is in the stage of that scope.
 
-    A split beside other TaskGraphs is over the devices of all: there is one stage then.
+    A split next to other TaskGraphs uses the devices of all: there is one stage then.
     """
     if any(one.strategy.name_of_kind == "split" and one.outer is None for one in taskgraphs):
         return [list(taskgraphs)]
@@ -208,7 +209,7 @@ def span_processes(stages: Sequence[Stage], owners: Sequence[int]) -> bool:
 
 
 def device_of_stage(stages: Sequence[Stage]) -> List[int]:
-    """Per stage, which device of a model replica runs it, counted from 0; stages may share one.
+    """Per stage, the device of a model replica that runs it, counted from 0; stages may share one.
 
     Raises:
       PlanError: the replicas share devices among their stages in different ways.
@@ -239,9 +240,9 @@ def stage_of_op(op: tf.Operation, stages: Sequence[Stage]) -> int:
 def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     """The stage of every node of a view.
 
-    It is that of the annotation, but for ops that TensorFlow keeps on the device of another op: those colocated with
-    it, and those that take a variable, the handle of a tensor array or a stack, or what passes these on. What an
-    optimizer makes besides is in the stage of the variable that it updates.
+    It is that of the annotation, except for ops that TensorFlow keeps on the device of another op: ops that are
+    colocated with it, and ops that use a variable or the handle of a tensor array or a stack, also through ops that
+    pass these on. Other ops of an optimizer are in the stage of the variable that they update.
     """
     indices = stage_of_taskgraph(stages)
     stage_of = {tf.AttrValue(i=index).SerializeToString(): stage for index, stage in indices.items()}
@@ -249,7 +250,7 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
     applying = {node for node, place in enumerate(places) if place.applies}
     updates: Dict[int, int] = {}
     result, free = _stages_held(view, places, updates)
-    while True:  # what updates the variables, slots among it; then what updates those
+    while True:  # the updates of variables, with new slots; then the updates of these
         more = stages_of_updates(view, result, free, applying, updates)
         if more == updates:
             return result
@@ -258,7 +259,7 @@ def stages_of_nodes(view: GraphView, stages: Sequence[Stage]) -> List[int]:
 
 
 def _stages_held(view: GraphView, places: Sequence["_Place"], updates: Mapping[int, int]) -> Tuple[List[int], Set[int]]:
-    """The stage of every node; and the nodes that are kept with no other: where annotated, or as `updates` says."""
+    """The stage of every node; and the nodes not tied to another one: their stage is annotated, or in `updates`."""
     result = [-1] * len(view)
     free: Set[int] = set()
     holders: Dict[int, int] = {}  # node that is, or passes on, a variable or a handle -> stage
@@ -282,7 +283,7 @@ def _stages_held(view: GraphView, places: Sequence["_Place"], updates: Mapping[i
 
 
 def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping[str, int]) -> List[int]:
-    """The stage of every node, given by name those of the user's ops and their copies; the rest is the plan's own."""
+    """The stage of every node: for the user's ops and their copies from `known`, for the plan's ops from their mark."""
     stage_of = stage_of_taskgraph(stages)
     return [
         known[proto.name] if proto.name in known else stage_of.get(proto.attr[TASKGRAPH_ATTR].i, 0)
@@ -291,12 +292,12 @@ def stages_of_rewritten(view: GraphView, stages: Sequence[Stage], known: Mapping
 
 
 class _Place(NamedTuple):
-    """What the attributes of an op say.
+    """Facts about an op from its attributes.
 
     Attributes:
-      stage: of its annotation.
-      group: name of the op with which TensorFlow keeps it together, or "".
-      applies: whether apply_gradients made it.
+      stage: the stage of its annotation.
+      group: name of the op that it is colocated with, or "".
+      applies: whether apply_gradients created it.
     """
 
     stage: int
@@ -317,5 +318,5 @@ def _group(attrs: node_wire.Attributes) -> str:
 
 
 def colocated_with(view: GraphView, node: int) -> int:
-    """The node with which another one is colocated, or -1."""
+    """The node that another one is colocated with, or -1."""
     return view.index.get(_group(view.nodes[node].attr), -1)

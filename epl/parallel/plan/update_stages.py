@@ -1,8 +1,8 @@
-"""The stage of what an optimizer makes without saying on which device: that of the variable that it updates.
+"""The stages of an optimizer's ops that are not colocated with a variable: that of the variable that they update.
 
 gradient --+
-m -> read -+-> next m -+-> next w -> Assign w      next w, next m and m in the stage of w
-rate (all variables) --'                           the rate where it was
+m -> read -+-> next m -+-> next w -> Assign w      next w, next m and m: in the stage of w
+rate (all variables) --'                           rate: stays in its stage
 """
 
 from typing import Dict, List, Mapping, Sequence, Set
@@ -14,14 +14,14 @@ from epl.ir.view import GraphView
 def stages_of_updates(
     view: GraphView, stages: Sequence[int], free: Set[int], applying: Set[int], known: Mapping[int, int]
 ) -> Dict[int, int]:
-    """The stages of ops made by apply_gradients, variables among them, from which updates of one stage are computed.
+    """The stages of ops and variables of apply_gradients that only updates of one stage depend on.
 
     Args:
       view: the graph.
-      stages: of its nodes, as far as they are known.
-      free: the nodes that TensorFlow keeps with no other.
-      applying: the nodes made by apply_gradients.
-      known: nodes and their stages, from a call before; what updates the variables among them is followed now.
+      stages: the stage of each node, as far as it is known.
+      free: the nodes that are not tied to another one.
+      applying: the nodes created by apply_gradients.
+      known: nodes and their stages, from an earlier call; now the updates of the variables among them are followed.
     """
     made = free & applying
     unknown = made.difference(known)
@@ -39,7 +39,7 @@ def stages_of_updates(
 
 
 def _computed_from(view: GraphView, writes: List[int], applying: Set[int]) -> Set[int]:
-    """The writes and those of `applying` that they take, directly or not; control edges left out."""
+    """The writes, and the nodes of `applying` that they are computed from, along data edges."""
     seen = set(writes)
     stack = list(writes)
     while stack:

@@ -1,7 +1,7 @@
-"""NamedTuples as JSON values and back, by their annotations; and the first place in which two of them differ.
+"""Converts NamedTuples to JSON and back, by their annotations; and finds the first difference of two of them.
 
     Stage((0,), "epl.split(2)", ("cpu:0",))    {"taskgraphs": [0], "strategy": "epl.split(2)", "devices": ["cpu:0"]}
-    where several classes are possible         {"kind": "ZeroSection", "level": "v1", ...}
+    if several classes are possible            {"kind": "ZeroSection", "level": "v1", ...}
 
 A field is an int, float, str or bool, a NamedTuple, a tuple of any of these, or an Optional or a Union of NamedTuples.
 """
@@ -10,8 +10,8 @@ import functools
 import json
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union, get_type_hints
 
-_KIND = "kind"  # the key that names the class where an annotation allows several
-_LABELS = (_KIND, "variable", "op", "tensor")  # what an entry of a list is known by, if it has one of these
+_KIND = "kind"  # the key for the class, if an annotation allows several
+_LABELS = (_KIND, "variable", "op", "tensor")  # keys that name an entry of a list, if it has one
 
 
 def to_json(value: Any) -> str:
@@ -23,24 +23,24 @@ def from_json(kind: Any, text: str) -> Any:
     """The NamedTuple of class `kind` that `to_json` wrote.
 
     Raises:
-      ValueError: the text is another value's; the message says where.
+      ValueError: the text is not of this class; the message says where.
     """
     return _value(kind, json.loads(text), kind.__name__)
 
 
 def first_difference(name: str, mine: Any, other: Any) -> Optional[str]:
-    """The first place in which two NamedTuples of one class differ, in words, or None.
+    """The first difference of two NamedTuples of one class, in words, or None.
 
     Args:
-      name: of the values, for the message.
-      mine: what is here.
-      other: what is there.
+      name: name of the values, for the message.
+      mine: the value of this process.
+      other: the value of another process.
     """
     return _difference(name, _plain(type(mine), mine), _plain(type(other), other))
 
 
 def _plain(annotation: Any, value: Any) -> Any:
-    """A value as JSON knows it."""
+    """A value as a JSON value."""
     if _is_namedtuple(annotation):
         return {field: _plain(hint, getattr(value, field)) for field, hint in _hints(annotation).items()}
     if _is_tuple(annotation):
@@ -52,7 +52,7 @@ def _plain(annotation: Any, value: Any) -> Any:
 
 
 def _value(annotation: Any, plain: Any, where: str) -> Any:
-    """The value of which `_plain` made `plain`."""
+    """The value that `_plain` converted to `plain`."""
     classes = _classes(annotation)
     if plain is None and classes and type(None) in annotation.__args__:
         return plain
@@ -101,7 +101,7 @@ def _items(annotation: Any, count: int) -> List[Any]:
 
 
 def _classes(annotation: Any) -> List[Any]:
-    """What a Union allows besides None; nothing for other annotations."""
+    """The classes of a Union without None; none for other annotations."""
     if getattr(annotation, "__origin__", None) is not Union:
         return []
     return [one for one in annotation.__args__ if one is not type(None)]
@@ -122,7 +122,7 @@ def _difference(where: str, mine: Any, other: Any) -> Optional[str]:
 
 
 def _labels(entries: List[Any]) -> List[Any]:
-    """What the entries of a list are known by: names if each has one, else their numbers."""
+    """The labels of the entries of a list: names if each entry has one, else numbers."""
     if entries and all(isinstance(entry, dict) for entry in entries):
         for key in _LABELS:
             if all(key in entry for entry in entries):
@@ -131,7 +131,7 @@ def _labels(entries: List[Any]) -> List[Any]:
 
 
 def _keys(mine: Dict[str, Any]) -> List[str]:
-    """The keys of an entry, those that name a thing first: a difference is then told by name."""
+    """The keys of an entry, names first, so that a difference is described by name."""
     return sorted(mine, key=lambda key: (key != "workers" and key not in _LABELS, key))
 
 

@@ -1,1 +1,1 @@
-"""Recomputation (gradient checkpoint): activations are computed again for the backward pass."""
+"""Recomputation (gradient checkpoint): activations are computed a second time for the backward pass."""

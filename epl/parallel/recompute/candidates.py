@@ -1,4 +1,4 @@
-"""The automatic choice for a model: its ops as a chain per stage, where it may be cut, and what that gives."""
+"""The segments of a model with `gradient_checkpoint.type` "auto": one chain of ops per stage, cut by `division.py`."""
 
 from typing import Collection, Dict, List, NamedTuple, Sequence, Set
 
@@ -11,7 +11,7 @@ from epl.parallel.recompute.division import Chain, Division, fewest_flops, least
 from epl.parallel.recompute.segments import BackwardPass, SegmentId
 from epl.utils.errors import PlanError
 
-MAX_CANDIDATES = 128  # places where a cut is considered, besides the ends of repeated blocks
+MAX_CANDIDATES = 128  # places where a cut is considered, next to the ends of repeated blocks
 
 
 class Starts(NamedTuple):
@@ -19,7 +19,7 @@ class Starts(NamedTuple):
 
     Attributes:
       starts: the first node of each segment but the first.
-      whole: numbers of the segments of which everything is kept.
+      whole: numbers of the segments that are kept, not recomputed.
     """
 
     starts: Sequence[int]
@@ -27,11 +27,11 @@ class Starts(NamedTuple):
 
 
 class SegmentChoice(NamedTuple):
-    """Segments of a model.
+    """The segments of a model.
 
     Attributes:
-      places: of each node that may be recomputed, its segment.
-      whole: segments of which everything is kept.
+      places: the segment of each node that may be recomputed.
+      whole: segments that are kept, not recomputed.
       divisions: by stage, where its segments begin.
     """
 
@@ -52,12 +52,11 @@ def choose(
 
     Args:
       view: the graph.
-      backward: the passes.
+      backward: the backward pass, with its forward pass.
       recomputable: the nodes that may be recomputed.
-      stages: of each node.
-      costs: of the forward pass.
-      budget: bytes of activations that a stage may have at once, of those that could be recomputed; 0: as few as
-        possible.
+      stages: the stage of each node.
+      costs: costs of the forward pass.
+      budget: bytes of recomputable activations that a stage may hold at once; 0: as few as possible.
 
     Raises:
       PlanError: a stage needs more than the budget.
@@ -76,7 +75,7 @@ def choose(
 def orders_of(backward: BackwardPass, recomputable: Set[int], stages: Sequence[int]) -> Dict[int, List[int]]:
     """By stage, the nodes that may be recomputed, in the order of the forward pass.
 
-    Without those that TensorFlow makes for the backward pass, such as masks: they are created later.
+    Nodes that TensorFlow adds for the backward pass, such as masks, are left out.
     """
     orders: Dict[int, List[int]] = {}
     prepared = min(backward.seeds)
@@ -89,7 +88,7 @@ def orders_of(backward: BackwardPass, recomputable: Set[int], stages: Sequence[i
 def divided(
     view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], divisions: Dict[int, Starts]
 ) -> SegmentChoice:
-    """The segments of a model whose stages are divided so."""
+    """The segments of a model, from the division of its stages."""
     places: Dict[int, SegmentId] = {}
     for stage, order in orders_of(backward, recomputable, stages).items():
         starts = set(divisions[stage].starts)
@@ -118,9 +117,9 @@ def _divide(chain: Chain, candidates: Sequence[int], last_is_whole: bool, budget
 def chain_of(
     view: GraphView, backward: BackwardPass, recomputable: Collection[int], order: Sequence[int], costs: Costs
 ) -> Chain:
-    """The nodes of one stage, in `order`, as a chain. An alias has no memory of its own; its uses are its source's."""
+    """The nodes of one stage, in `order`, as a chain. An alias has no own memory: its uses count for its input."""
     position = {node: at for at, node in enumerate(order)}
-    source: Dict[int, int] = {}  # node -> the position at which its memory was made
+    source: Dict[int, int] = {}  # node -> the position of the op that allocates its memory
     for at, node in enumerate(order):
         first = data_inputs(view, node)[0][0] if view.types[node] in ALIASES else -1
         source[node] = source.get(first, at)
@@ -139,12 +138,12 @@ def chain_of(
 
 
 def cut_candidates(chain: Chain, block_ends: Collection[int] = ()) -> List[int]:
-    """The ends of blocks, and of equal parts of the memory, where each is cut with the least to keep."""
+    """The ends of blocks; and in each of `MAX_CANDIDATES` equal parts of the memory, the cut that keeps least."""
     count = len(chain.sizes)
     change = [0] * (count + 1)
     for at, (size, last) in enumerate(zip(chain.sizes, chain.last)):
-        change[at + 1 if at < count else at] += size  # alive at cuts behind it ...
-        change[min(last + 1, count)] -= size  # ... up to the one in front of its last use
+        change[at + 1 if at < count else at] += size  # alive at cuts after it ...
+        change[min(last + 1, count)] -= size  # ... up to the one before its last use
     alive = []
     total = 0
     for at in range(count):
@@ -165,7 +164,7 @@ def cut_candidates(chain: Chain, block_ends: Collection[int] = ()) -> List[int]:
 
 
 def _ends_of(blocks: Sequence[Sequence[int]], order: Sequence[int]) -> List[int]:
-    """The positions behind the last node of each block."""
+    """The positions after the last node of each block."""
     position = {node: at for at, node in enumerate(order)}
     ends = [max([position[node] for node in block if node in position] or [-1]) + 1 for block in blocks]
     return [end for end in ends if 0 < end < len(order)]
@@ -174,7 +173,7 @@ def _ends_of(blocks: Sequence[Sequence[int]], order: Sequence[int]) -> List[int]
 def _place_prepared(
     view: GraphView, backward: BackwardPass, recomputable: Set[int], stages: Sequence[int], places: Dict[int, SegmentId]
 ) -> None:
-    """What is made for the backward pass belongs to the latest segment that it takes something of."""
+    """Puts nodes that TensorFlow adds for the backward pass into the latest segment that they read from."""
     for node in backward.forward:
         if node in recomputable and node not in places:
             own = [places[p] for p, _ in data_inputs(view, node) if p in places and places[p][0] == stages[node]]

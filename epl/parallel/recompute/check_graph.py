@@ -1,11 +1,11 @@
-"""`gradient_checkpoint.check_gradients`: the backward pass is kept a second time, without recomputation, to compare.
+"""`gradient_checkpoint.check_gradients`: a copy of the backward pass stays without recomputation, for comparison.
 
     f1 --> f2 --> ...            gradient --+
     |      |                                +--> largest difference / largest value
     b1'<-- b2'<-- ...  EPL_CHECK/gradient --+
 
-What is compared runs in the first step of a session alone; the runtime asks for it. Gradients that come through a loop
-are not compared: a loop of the backward pass takes from stacks what the forward loop put there, once.
+The comparison runs only in the first step of a session; `check_run.py` fetches it. Gradients that come through a loop
+are not compared: the backward loop pops the values that the forward loop pushed on stacks, and can do so only once.
 """
 
 import logging
@@ -36,9 +36,9 @@ def keep_plain(
 
     Args:
       rewrite: the rewriting.
-      view: of the graph before it recomputes.
-      backward: the passes.
-      segments: what will be recomputed.
+      view: the graph before recomputation.
+      backward: the backward pass, with its forward pass.
+      segments: the segments that will be recomputed.
       ends: the nodes that pass gradients on.
     """
     changed = view.descendants([use.consumer for segment in segments for use in segment.uses]) & backward.nodes
@@ -69,10 +69,10 @@ def keep_plain(
 
 
 def _copy_variables(rewrite: RewriteContext, view: GraphView, clonable: Set[int], prefix: str) -> FrozenSet[str]:
-    """Gives the clones copies of variables, to be fed: an optimizer does not wait for clones. Their names."""
+    """Connects the clones to copies of variables, which are fed: no optimizer waits for clones. Returns their names."""
     shown = shown_variables(view)
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(rewrite.tf_graph, op_type)}
-    # What needs the data of the step could not be fed before it.
+    # A value that depends on the data of the step cannot be read before it.
     viewed = viewed_variables(view).keys() - view.descendants(batch_nodes(view, stateful))
     copies: Dict[str, tf.Tensor] = {}
     for node in sorted(clonable):
@@ -103,7 +103,7 @@ def _compare(rewrite: RewriteContext, variable: str, name: str, prefix: str, cop
 
 
 def _difference(seen: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
-    """The largest difference relative to the largest value; infinite where one of the two is no number."""
+    """The largest difference relative to the largest value; infinite where only one of the two is NaN."""
     if not seen.dtype.is_floating:  # the rows of a sparse gradient
         return tf.cast(tf.reduce_any(tf.not_equal(seen, expected)), tf.float64)
     seen, expected = tf.cast(seen, tf.float64), tf.cast(expected, tf.float64)
@@ -113,5 +113,5 @@ def _difference(seen: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
     largest = tf.reduce_max(select(condition=tf.is_finite(expected), x=tf.abs(expected), y=zero))
     apart = tf.abs(seen - expected)
     apart = select(condition=tf.is_nan(apart), x=zero + float("inf"), y=apart)
-    apart = tf.reduce_max(select(condition=same, x=zero, y=apart))  # which does not see what is no number
+    apart = tf.reduce_max(select(condition=same, x=zero, y=apart))  # reduce_max ignores NaN
     return select(condition=tf.equal(apart, 0), x=apart, y=apart / largest)

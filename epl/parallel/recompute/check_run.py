@@ -1,8 +1,8 @@
-"""What `gradient_checkpoint` asks of a run: that it feeds nothing that is recomputed; and the check of gradients.
+"""Runs with `gradient_checkpoint`: refuses feeds of recomputed tensors, and checks gradients in the first step.
 
 With `gradient_checkpoint.check_gradients` the first training step of a session is checked, the others cost nothing.
-The comparisons stand in the graph (`epl/parallel/recompute/check_graph.py`). Here they are fetched together with
-what the user fetches, in the same run, as another run would have other data.
+The graph contains the comparisons (`epl/parallel/recompute/check_graph.py`). They are fetched in the same run as the
+user's fetches, as another run would have other data.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Set
@@ -20,12 +20,12 @@ TOLERANCE = 1e-5  # of the largest value of a gradient
 
 
 def run(graph: Graph, request: RunRequest, run_step: Run) -> List[Any]:
-    """Runs a step, the first training step with the comparisons.
+    """Runs a step; the first training step also runs the comparisons.
 
     Args:
       graph: the annotated model.
-      request: what is asked for.
-      run_step: runs it.
+      request: fetches, targets and feeds of the run.
+      run_step: runs a request.
 
     Returns:
       The values of the fetches.
@@ -66,7 +66,7 @@ def run(graph: Graph, request: RunRequest, run_step: Run) -> List[Any]:
 
 
 def recomputing(graph: Optional[Graph]) -> Optional[RewriteContext]:
-    """How a graph was rewritten, if something of it is recomputed: its runs are looked at."""
+    """The rewriting of a graph that recomputes; None for others, whose runs need no check."""
     rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
     return rewrite if rewrite is not None and rewrite.recomputed else None
 
@@ -90,7 +90,7 @@ def _refuse_feeds(
 def _due(
     rewrite: RewriteContext, done: Set[str], targets: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]
 ) -> List[GradientCheck]:
-    """The comparisons of gradients that this run computes, and that the session has not made before."""
+    """The comparisons for gradients that this run computes and the session has not compared before."""
     waiting = [check for check in rewrite.gradient_checks if check.gradient not in done]
     if not waiting:
         return []
@@ -99,7 +99,7 @@ def _due(
 
 
 def _done(session: tf.Session) -> Set[str]:
-    """The gradients that a session has compared; kept with it."""
+    """The gradients that a session has compared; kept on the session object."""
     done: Set[str] = vars(session).setdefault("_epl_checked", set())
     return done
 

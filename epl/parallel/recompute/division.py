@@ -1,18 +1,17 @@
-"""Which activations are kept when nobody says so: the cuts of a chain of ops with the least peak of memory.
+"""Which activations EPL keeps if the user names no checkpoints: the cuts of a chain of ops with the least peak memory.
 
     ops      0  1  2 | 3  4 | 5  6  7      cut before 3 and before 5
-    kept           2'    4'                what is produced before a cut and used behind it
-    peak     for each segment: all that is kept up to its end + its own activations, recomputed; the largest of these
+    kept           2'    4'                tensors that are produced before a cut and used after it
+    peak     for each segment: all tensors kept up to its end + its own recomputed activations; the largest of these
 
-When the backward pass has come to a segment, what was kept for later ones is free, so the earlier segments may be the
-longer ones: on a chain of L equal layers the peak is about sqrt(2 L) activations. The exact optimum over the places
-where a cut is considered is found by dynamic programming: of all divisions of the first ops that stay below a peak, the
-one that keeps the least is never worse than the others (dominance), and the least peak is found by bisection. With a
-budget of bytes, segments may also be kept whole, and the divisions that recompute the fewest FLOPs are followed by
-their Pareto front of bytes kept and FLOPs.
+When the backward pass reaches a segment, the tensors kept for later segments are free, so earlier segments may be
+longer: on a chain of L equal layers the peak is about sqrt(2 L) activations. Dynamic programming finds the exact
+optimum over the candidate cuts: of all divisions of the first ops that stay below a peak, the one that keeps the fewest
+bytes is never worse than the others (dominance); bisection finds the least peak. With a budget of bytes a segment may
+also keep all its activations, and the search follows the Pareto front of bytes kept and FLOPs recomputed.
 
 The idea of checkpoints is from Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); this is not their
-algorithm. What the chain is made of is `candidates.py`'s.
+algorithm. `candidates.py` builds the chain.
 """
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -26,10 +25,10 @@ class Chain(NamedTuple):
     """Ops of a forward pass in the order in which they run, by position.
 
     Attributes:
-      sizes: bytes of what an op gives.
-      last: position of the last op that takes it; its own position if none does.
-      saved: whether the backward pass takes it.
-      flops: of the op.
+      sizes: bytes of the op's outputs.
+      last: position of the last op that reads them; its own position if none does.
+      saved: whether the backward pass reads them.
+      flops: FLOPs of the op.
     """
 
     sizes: Sequence[int]
@@ -42,10 +41,10 @@ class Division(NamedTuple):
     """A division of a chain into segments.
 
     Attributes:
-      cuts: positions in front of which a segment begins, without the first.
-      whole: numbers of the segments of which everything is kept.
+      cuts: positions where segments begin, without the first.
+      whole: numbers of the segments that are kept, not recomputed.
       peak: largest number of bytes alive at once.
-      flops: what is recomputed.
+      flops: FLOPs that are recomputed.
     """
 
     cuts: Tuple[int, ...]
@@ -55,7 +54,7 @@ class Division(NamedTuple):
 
 
 class _Table:
-    """Bytes and FLOPs of every segment between two candidates: [a, b] is the segment from a to in front of b."""
+    """Bytes and FLOPs of every segment between two candidates: [a, b] is the segment from a up to b, without b."""
 
     def __init__(self, chain: Chain, candidates: Sequence[int]) -> None:
         self.points = [0] + [c for c in sorted(set(candidates)) if 0 < c < len(chain.sizes)] + [len(chain.sizes)]
@@ -85,12 +84,12 @@ def _by_pair(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: i
 
 
 def least_peak(chain: Chain, candidates: Sequence[int], last_is_whole: bool = True) -> Division:
-    """The division with the least peak, and of those with the same, one that keeps the least.
+    """The division with the least peak; among equals, one that keeps the fewest bytes.
 
     Args:
       chain: the ops.
-      candidates: positions in front of which it may be cut.
-      last_is_whole: the last segment is followed by its own backward pass, and so not recomputed.
+      candidates: positions before which the chain may be cut.
+      last_is_whole: the last segment is not recomputed, as its own backward pass follows at once.
     """
     table = _Table(chain, candidates)
     low, high = 0, int(table.kept.max() + table.own.max())
@@ -109,7 +108,7 @@ def least_peak(chain: Chain, candidates: Sequence[int], last_is_whole: bool = Tr
 
 
 def _within(table: _Table, limit: int) -> Optional[List[int]]:
-    """Where segments begin so that the peak is at most `limit` and the least is kept, or None."""
+    """Where segments begin so that the peak is at most `limit` and the fewest bytes are kept, or None."""
     count = len(table.points)
     none = np.iinfo(np.int64).max // 4
     least = np.full([count], none, np.int64)  # bytes kept of the ops before each candidate
@@ -144,9 +143,9 @@ def fewest_flops(
 
     Args:
       chain: the ops.
-      candidates: positions in front of which it may be cut.
+      candidates: positions before which the chain may be cut.
       budget: bytes.
-      last_is_whole: the last segment is followed by its own backward pass, and so not recomputed.
+      last_is_whole: the last segment is not recomputed, as its own backward pass follows at once.
     """
     table = _Table(chain, candidates)
     count = len(table.points)
@@ -158,7 +157,7 @@ def fewest_flops(
             for state in fronts[start]:
                 peak = state.kept + kept + own
                 if peak > budget:
-                    break  # the front is sorted by what is kept
+                    break  # the front is sorted by bytes kept
                 peak = max(peak, state.peak)
                 states.append(_State(state.kept + kept + own, state.flops, peak, state, start, True))
                 if not (last_is_whole and end == count - 1):
@@ -172,7 +171,7 @@ def fewest_flops(
 
 
 def _pareto(states: List[_State]) -> List[_State]:
-    """Those that no other beats in both bytes kept and FLOPs, by bytes."""
+    """The states that no other state beats in both bytes kept and FLOPs, sorted by bytes."""
     front: List[_State] = []
     for state in sorted(states, key=lambda one: (one.kept, one.flops, one.peak)):
         if not front or state.flops < front[-1].flops:
@@ -189,7 +188,7 @@ def _division(table: _Table, best: _State) -> Division:
     while state.before is not None:
         segments.insert(0, state)
         state = state.before
-    # Neighbours that are kept whole are one.
+    # Neighbouring segments that are kept become one.
     cuts, whole = [], []
     number = 0
     for at, segment in enumerate(segments):

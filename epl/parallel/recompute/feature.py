@@ -1,4 +1,4 @@
-"""Recomputation (`gradient_checkpoint.type`) as a feature."""
+"""Recomputation (`gradient_checkpoint.type`) as a feature: its section of the plan, its pass, its checks of runs."""
 
 from typing import Any, List, Optional
 
@@ -11,20 +11,20 @@ from epl.parallel.rewriting.context import RewriteContext
 
 
 class RecomputeFeature(Feature):
-    """Ops of the forward pass are computed a second time, so that their outputs need not be kept."""
+    """Recomputes ops of the forward pass for the backward pass, so that their outputs need not be kept."""
 
     passes = (recompute_segments.PASS,)
 
     def changes_runs(self, graph: Graph) -> bool:
-        """Feeds are looked at."""
+        """Feeds of a graph that recomputes are checked."""
         return check_run.recomputing(graph) is not None
 
     def around_run(self, graph: Graph, request: RunRequest, run: Run) -> List[Any]:
-        """Refuses feeds of what is computed again; compares gradients in the first step, where that is asked for."""
+        """Refuses feeds of recomputed tensors; with `check_gradients`, compares gradients in the first step."""
         return check_run.run(graph, request, run)
 
     def missing_after_plan(self, graph: Graph, config: Config) -> str:
-        """Segments are found by the pass."""
+        """Segments are found when the graph is planned, so a step that is built later recomputes nothing."""
         return "without recomputation" if config.gradient_checkpoint.type else ""
 
     def plan(self, rewrite: RewriteContext) -> Optional[RecomputeSection]:

@@ -1,11 +1,11 @@
-"""When a segment is recomputed: once the gradient has come as far as what takes it, and not before.
+"""When a segment is recomputed: just before the backward pass reads it.
 
-    loss --> b4 --> b3 --> b2 --> b1        b2 and b1 take what is recomputed of segment 0
+    loss --> b4 --> b3 --> b2 --> b1        b2 and b1 read the recomputed f2' and f1'
                      `----> wait --> f1' --> f2'
 
-TensorFlow runs an op as soon as its inputs are there, so without waiting everything would be recomputed at once and
-held, as if nothing had been left out. A segment waits for what the first of its users waits for, and for the users of
-the segment behind it, whose memory is then free. A wait that would make a circle is left out.
+TensorFlow runs an op as soon as its inputs exist, so without waits all segments would be recomputed at once and held in
+memory, as without recomputation. A segment waits for the backward inputs of its first users, and for the users of the
+following segment, whose memory is free then. A wait that would close a cycle is left out.
 """
 
 from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
@@ -26,11 +26,11 @@ def find_waits(
 
     Args:
       view: the graph.
-      backward: the passes.
-      segments: in the order of the forward pass.
-      moving: nodes that depend on the data of the step; others are there from the beginning.
-      depths: of loops and branches, per node: an op in a branch that is not taken would wait for ever.
-      stages: per node.
+      backward: the backward pass, with its forward pass.
+      segments: the segments, in the order of the forward pass.
+      moving: nodes that depend on the data of the step; all others can run at its beginning.
+      depths: depth in loops and branches, per node: no segment waits for an op in a branch, which may never run.
+      stages: the stage of each node.
     """
     users = [{use.consumer for use in segment.uses} for segment in segments]
     waiting: Dict[int, List[int]] = {}  # node -> the segments that wait for it
@@ -47,7 +47,7 @@ def find_waits(
             for node in wanted - after - users[number]
             if node in moving and depths[node] == (0, 0) and stages[node] >= stage
         }
-        if not allowed:  # the gradient knows nothing of the data yet: at least the forward pass is to be over
+        if not allowed:  # the gradient does not depend on the data yet: wait for the end of the forward pass
             allowed = {node for node in backward.ys if depths[node] == (0, 0) and stages[node] >= stage}
         waits[number] = sorted(allowed)
         for node in allowed:
@@ -63,18 +63,18 @@ def late_reads(
     gradients: Mapping[int, Collection[int]],
     viewed: Mapping[int, Collection[int]],
 ) -> Dict[int, List[int]]:
-    """What an optimizer must not overtake: the copies that read a variable which it writes.
+    """The recomputed nodes that must read a variable before the optimizer writes it.
 
     Args:
       view: the graph.
-      backward: the passes.
-      segments: in the order of the forward pass.
-      waits: what they wait for.
-      gradients: variable -> the nodes that give its gradient.
-      viewed: node that may give memory of variables -> the variables.
+      backward: the backward pass, with its forward pass.
+      segments: the segments, in the order of the forward pass.
+      waits: the nodes that each segment waits for.
+      gradients: variable -> the nodes that compute its gradient.
+      viewed: node whose output may be memory of variables -> the variables.
 
     Returns:
-      Node that gives a gradient -> nodes whose copies it is to wait for.
+      Node that computes a gradient -> nodes whose copies run before it.
     """
     users = [{use.consumer for use in segment.uses} for segment in segments]
     waiting: Dict[int, List[int]] = {}
@@ -102,7 +102,7 @@ def _after(
     users: Sequence[Set[int]],
     waiting: Dict[int, List[int]],
 ) -> Set[int]:
-    """What comes after `starts` in the backward pass, through segments that wait, too."""
+    """The nodes after `starts` in the backward pass, also those reached through segments that wait."""
     consumers = view.consumers()
     seen: Set[int] = set()
     stack = list(starts)

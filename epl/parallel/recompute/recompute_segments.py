@@ -1,14 +1,15 @@
-"""Gradient checkpoint: activations are not held for the backward pass but computed a second time.
+"""Gradient checkpoint: activations are not kept for the backward pass but computed a second time.
 
     x --> f1 --> f2 --> [h] --> ...        x --> f1 --> f2 --> [h] --> ...
            |      |                   =>   x --> f1' -> f2'        f1' waits for the gradient
            b1 <-- b2 <-- ...                      b1 <-- b2 <-- ...
 
-The copies are imported in one call under `EPL_RECOMPUTE/` and keep the marks of their ops. They begin behind a no-op
-that waits, so they depend on the gradient: in a pipeline they are part of the backward action, and every micro batch
-and replica gets its own. Copies differ from their ops in what they wait for, so TensorFlow merges none with another.
+The copies of a segment are imported in one call under `EPL_RECOMPUTE/` and keep the marks of their ops. They begin
+after a no-op that waits, so they depend on the gradient: in a pipeline they belong to the backward action, and every
+micro batch and replica gets its own. Copies and their ops have different control inputs, so TensorFlow does not merge
+them as duplicates.
 
-It works on the user's graph, before any other pass, and on a model on one device as well.
+The pass runs on the user's graph, before any other pass; also for a model on one device.
 """
 
 import hashlib
@@ -48,17 +49,17 @@ SCOPE = "EPL_RECOMPUTE"
 
 
 class _Recomputation(NamedTuple):
-    """What is recomputed for a call of tf.gradients.
+    """The recomputation for a call of tf.gradients.
 
-    Nodes are those of the graph before the passes, which add others behind them.
+    Node numbers are those of the graph before the passes; they stay valid, as passes add nodes at the end.
 
     Attributes:
       call: the call.
       ends: the nodes that pass its gradients on.
       backward: its backward pass.
-      stages: of all nodes.
-      segments: what is recomputed.
-      divisions: where they begin, if EPL has decided it.
+      stages: the stage of each node.
+      segments: the segments that are recomputed.
+      divisions: where they begin, with "auto".
     """
 
     call: GradientCall
@@ -70,10 +71,10 @@ class _Recomputation(NamedTuple):
 
 
 def find(rewrite: RewriteContext) -> Optional[RecomputeSection]:
-    """What the backward pass of each call of tf.gradients that trains recomputes, as `gradient_checkpoint` says.
+    """Finds the segments to recompute for each call of tf.gradients that trains. `run` changes the graph.
 
-    Gradients that are only looked at may be computed beside an update, which what is computed late would see. Nothing
-    is changed; `run` does it.
+    Other calls are left alone: nothing orders their gradients before an update in the same run, so a recomputed op
+    could read a variable after its update.
     """
     if not rewrite.config.gradient_checkpoint.type:
         return None
@@ -105,7 +106,7 @@ def _find(
         view, [view.index[y.op.name] for y in call.ys], [view.index[seed.op.name] for seed in call.seeds], ends
     )
     segments, divisions = _segments(rewrite, view, backward, stages, ends, (number, _objective(call)))
-    if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # else all may fit
+    if not segments and not rewrite.config.gradient_checkpoint.memory_budget:  # with a budget, all may fit
         logger.warning(
             "gradient_checkpoint.type is %r, and nothing can be recomputed for %s.",
             rewrite.config.gradient_checkpoint.type,
@@ -125,14 +126,14 @@ def _objective(call: GradientCall) -> str:
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Recomputes what `find` has found."""
+    """Adds the recomputed segments that `find` has found."""
     for number, recomputation in enumerate(rewrite.recomputations):
         if recomputation.segments:
             _recompute(rewrite, f"{SCOPE}_{number}" if number else SCOPE, recomputation)
 
 
 def _warn_of_shared_objectives(rewrite: RewriteContext, calls: Sequence[GradientCall]) -> None:
-    """Two optimizers of one objective run together, and each would see variables that the other has written."""
+    """Warns of two optimizers of one objective: they run together, so one may read what the other has written."""
     seen: Set[str] = set()
     for call in calls:
         own = {y.name for y in call.ys}
@@ -152,7 +153,7 @@ def _recompute(rewrite: RewriteContext, scope: str, recomputation: _Recomputatio
     _, ends, backward, stages, segments, _ = recomputation
     if rewrite.config.gradient_checkpoint.check_gradients:
         rewrite.gradient_checks += check_graph.keep_plain(rewrite, view, backward, segments, ends)
-    # A segment has a scope of its own: TensorFlow imports no op with the name of a scope that is there already.
+    # One scope for each segment: TensorFlow imports no op with the name of an existing scope.
     prefixes = ["{}/stage{}_segment{}/".format(scope, *segment.place) for segment in segments]
     depths = depths_of(view)
     waits = find_waits(view, backward, segments, _moving(rewrite.tf_graph, view), depths, stages)
@@ -171,7 +172,7 @@ def _recompute(rewrite: RewriteContext, scope: str, recomputation: _Recomputatio
 
 
 def _ends(rewrite: RewriteContext, view: GraphView, call: GradientCall) -> Set[int]:
-    """The nodes that pass the gradients of a call on. With accumulation they are those that every micro step has."""
+    """The nodes that pass the gradients of a call on; with accumulation, those that run in every accumulation step."""
     sources = {view.index[tensor.op.name] for source in rewrite.graph.run_gradients for tensor in tensors_of(source)}
     return sources | (boundary_nodes(view, [call]) - view.descendants(sources))
 
@@ -240,7 +241,7 @@ def _taskgraph(view: GraphView, node: int) -> int:
 def _gradients(
     rewrite: RewriteContext, view: GraphView, backward: BackwardPass, ends: Set[int], depths: Sequence[Tuple[int, int]]
 ) -> Dict[int, List[int]]:
-    """By variable, the nodes of the backward pass that give its gradient."""
+    """By variable, the nodes of the backward pass that compute its gradient."""
     variables = variables_by_gradient(rewrite.graph)
     found: Dict[int, List[int]] = {}
     for end in ends:
@@ -257,9 +258,9 @@ def _moving(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
 
 
 def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence[int], prefix: str) -> None:
-    """Imports the copies of a segment, which begin behind a no-op that waits.
+    """Imports the copies of a segment, which begin after a no-op that waits.
 
-    One segment at a time: a copy that is to run after an op of another segment runs after that op, not after its copy.
+    One segment at a time, so that a control input from another segment stays the original op, not its copy.
     """
     node = tf.NodeDef(name=prefix + "wait", op="NoOp")
     node.input.extend("^" + view.nodes[producer].name for producer in wait)
@@ -276,7 +277,7 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
 
 
 def _rewire(rewrite: RewriteContext, view: GraphView, segment: Segment, prefix: str) -> None:
-    """Gives the backward pass the copies."""
+    """Connects the backward pass to the copies."""
     for use in segment.uses:
         copy = rewrite.operation(prefix + view.nodes[use.producer].name)
         consumer = rewrite.remember(rewrite.operation(view.nodes[use.consumer].name))

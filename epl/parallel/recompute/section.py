@@ -1,4 +1,4 @@
-"""What the plan says of recomputation, where EPL decides which segments there are."""
+"""Recomputation's section of the plan: the segments, with `gradient_checkpoint.type` "auto"."""
 
 from typing import Dict, Sequence, Set, Tuple
 
@@ -20,15 +20,15 @@ def decide(
     call: int,
     objective: str,
 ) -> SegmentChoice:
-    """The segments: as the plan in use says, else those that `choose` finds best.
+    """The segments: those of the loaded plan, else those that `choose` finds.
 
     Args:
-      view, backward, recomputable, stages, costs, budget: as for `choose`.
+      view, backward, recomputable, stages, costs, budget: see `choose`.
       call: number of the call of tf.gradients, among those that train.
-      objective: what it differentiates, as the plan names it.
+      objective: names of the tensors that it differentiates, as in the plan.
 
     Raises:
-      PlanError: the plan in use is that of another model, or a stage needs more than the budget.
+      PlanError: the loaded plan belongs to another model, or a stage needs more than the budget.
     """
     section = given(RecomputeSection)
     if section is None:
@@ -47,7 +47,7 @@ def decide(
 
 
 def divisions_of(view: GraphView, choice: SegmentChoice, call: int, objective: str) -> Tuple[StageDivision, ...]:
-    """A choice by the names of ops, for the plan."""
+    """A choice of segments, by the names of ops, for the plan."""
     return tuple(
         StageDivision(call, objective, stage, tuple(view.nodes[node].name for node in found.starts), tuple(found.whole))
         for stage, found in choice.divisions.items()

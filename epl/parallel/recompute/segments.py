@@ -1,14 +1,13 @@
-"""Recomputation of activations, the analysis: what may be computed a second time, in which segments.
+"""Recomputation of activations, the analysis: which ops may be recomputed, in which segments.
 
     forward     x --> f1 --> f2 --> [h] --> f3 --> f4 --> loss        [h] is kept: a checkpoint
     backward    b1 <-- b2 <-- ... <-- b3 <-- b4 <-- loss
-    recomputed  x --> f1' --> f2'  once the gradient has come as far as b2; b1 and b2 take f1' and f2'
+    recomputed  x --> f1' --> f2'  after the gradient has come to b2; b1 and b2 read f1' and f2'
 
-The forward pass is divided into segments. What one segment takes of another is kept, and so each op runs at most twice.
-Kept as well, whichever segment they are in: what does not differ between batches (variables and what is computed from
-them alone), shapes, random numbers, ops with state, loops and branches. Where the segments end is decided in
-`division.py`, or by the user with a collection; when a segment is recomputed, in `order.py`; the graph
-is changed by `recompute_segments.py`.
+The forward pass is divided into segments. A tensor that crosses from one segment to another is kept, so each op runs at
+most twice. Also kept, in any segment: values that are equal for all batches (variables and values computed from them
+alone), shapes, random numbers, stateful ops, loops and branches. `division.py` decides where segments end, unless the
+user does with a collection; `order.py` decides when a segment is recomputed; `recompute_segments.py` changes the graph.
 """
 
 from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
@@ -32,11 +31,11 @@ class BackwardPass(NamedTuple):
     """A backward pass and the forward pass that it needs.
 
     Attributes:
-      forward: the nodes of the forward pass, each after its producers; what TensorFlow prepares for the backward pass
-        (shapes, masks) is among them, at the end.
-      nodes: those that depend on the gradient of the objective.
-      seeds: where the backward pass begins.
-      ys: the objective.
+      forward: the nodes of the forward pass, each after its producers; those that TensorFlow adds for the backward pass
+        (shapes, masks) are at the end.
+      nodes: the nodes of the backward pass; they depend on the gradient of the objective.
+      seeds: the nodes where the backward pass begins.
+      ys: the nodes of the objective.
     """
 
     forward: List[int]
@@ -46,7 +45,7 @@ class BackwardPass(NamedTuple):
 
 
 class SegmentUse(NamedTuple):
-    """A node of the backward pass takes an output of a node of the forward pass."""
+    """A node of the backward pass that reads an output of a node of the forward pass."""
 
     consumer: int
     position: int
@@ -55,12 +54,12 @@ class SegmentUse(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What is computed a second time together.
+    """Nodes of the forward pass that are recomputed together.
 
     Attributes:
-      place: stage, and number in it.
-      nodes: nodes of the forward pass, in creation order.
-      uses: what the backward pass takes of them.
+      place: the stage, and the number of the segment in it.
+      nodes: the nodes, in creation order.
+      uses: the reads of their outputs in the backward pass.
     """
 
     place: SegmentId
@@ -69,7 +68,7 @@ class Segment(NamedTuple):
 
 
 def find_backward_pass(view: GraphView, ys: Iterable[int], seeds: Iterable[int], ends: Iterable[int]) -> BackwardPass:
-    """The backward pass from `seeds` to `ends`, nodes that pass gradients on to whoever applies them."""
+    """The backward pass from `seeds` to `ends`, the nodes that pass gradients on to the optimizer."""
     seeds = sorted(seeds)
     needed = view.ancestors({producer for end in ends for producer in view.producers[end]})
     backward = view.descendants(seeds) & needed
@@ -83,14 +82,14 @@ def find_backward_pass(view: GraphView, ys: Iterable[int], seeds: Iterable[int],
 def find_recomputable(
     tf_graph: tf.Graph, view: GraphView, backward: BackwardPass, writes: Collection[int], types: Types
 ) -> Set[int]:
-    """The nodes of the forward pass that give the same again when they are computed again, and differ with the batch.
+    """The nodes of the forward pass that depend on the batch and return the same values when computed again.
 
-    So do copies of weights in half precision: they are made anew, not kept.
+    Half-precision copies of weights are also among them: they are cast again, not kept.
 
     Args:
       tf_graph: the graph.
-      view: of it.
-      backward: the passes.
+      view: its view.
+      backward: the backward pass, with its forward pass.
       writes: the nodes that write variables in a training step.
       types: shape and dtype of the outputs of the forward pass.
     """
@@ -106,7 +105,7 @@ def find_recomputable(
     collectives = set(COLLECTIVE_OP_TYPES)
     never |= collectives
     depths = depths_of(view)
-    batch = batch_nodes(view, stateful - collectives)  # which give the same for the same: whole weights
+    batch = batch_nodes(view, stateful - collectives)  # equal inputs give equal outputs: full weights
     unsteady = _readers_of_written(view, writes, view.descendants(backward.seeds))
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {
@@ -123,21 +122,21 @@ def find_recomputable(
 
 
 def _is_handle(output: TensorType) -> bool:
-    """Whether it refers to something: a variable, a resource, a list of tensors."""
+    """Whether an output is a reference: to a variable, a resource, a list of tensors."""
     return output.dtype != output.dtype.base_dtype or output.dtype in (tf.resource, tf.variant)
 
 
 def _calls_function(view: GraphView, node: int, library: Collection[str]) -> bool:
-    """Whether it runs a function, whose body may hold anything."""
+    """Whether a node calls a function, whose body may contain any op."""
     return view.types[node] in library or any(
         value.HasField("func") or value.list.func for value in view.nodes[node].attr.values()
     )
 
 
 def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[int]) -> Set[int]:
-    """What takes the memory of a variable that may be written before it is computed again.
+    """The nodes that read the memory of a variable that may be written before they are recomputed.
 
-    Gradients are not there by then, so an optimizer does not count.
+    The writes of an optimizer do not count: they come after the gradients, and so after the recomputation.
     """
     variables = {variable for write in writes if write not in backward for variable in view.variable_inputs(write)}
     consumers = view.consumers()
@@ -146,7 +145,7 @@ def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[
 
 
 def _kept_random(view: GraphView, backward: BackwardPass, recomputable: Set[int], types: Types) -> Set[int]:
-    """What is kept of random numbers: the smallest of what is computed from them alone, such as a mask of dropout.
+    """The nodes to keep for random numbers: the smallest tensor computed from them alone, such as a mask of dropout.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
     """
@@ -179,7 +178,7 @@ def output_bytes(types: Types, node: int) -> int:
 
 
 def number_by_checkpoints(view: GraphView, backward: BackwardPass, checkpoints: Collection[int]) -> Dict[int, int]:
-    """For each node of the forward pass, how many checkpoints, in order, the data has passed."""
+    """For each node of the forward pass, the number of the last checkpoint, in order, that it depends on; 0 if none."""
     numbers: Dict[int, int] = {}
     order = [node for node in backward.forward if node in checkpoints]
     behind = {node: 1 + at for at, node in enumerate(order)}
@@ -201,11 +200,11 @@ def find_segments(
 
     Args:
       view: the graph.
-      backward: the passes.
+      backward: the backward pass, with its forward pass.
       recomputable: the nodes that may be recomputed.
-      places: of these, which segment they are in.
+      places: the segment of each recomputable node.
       checkpoints: nodes that are kept in any case.
-      whole: segments of which everything is kept.
+      whole: segments that are kept, not recomputed.
     """
     places = _with_copies_of_weights(view, recomputable, places)
     kept = _kept(view, recomputable, places, checkpoints)
@@ -230,7 +229,7 @@ def find_segments(
 def _with_copies_of_weights(
     view: GraphView, recomputable: Set[int], places: Mapping[int, SegmentId]
 ) -> Mapping[int, SegmentId]:
-    """The places, a copy of a weight in half precision with the one op that takes it."""
+    """The places, with a half-precision copy of a weight moved to the segment of its only consumer."""
     moved = {}
     for node in recomputable:
         if WEIGHT_ATTR in view.nodes[node].attr:
@@ -243,7 +242,7 @@ def _with_copies_of_weights(
 def _kept(
     view: GraphView, recomputable: Set[int], places: Mapping[int, SegmentId], checkpoints: Collection[int]
 ) -> Set[int]:
-    """What another segment takes, and the checkpoints; with an alias, the memory that it shows."""
+    """The nodes whose outputs another segment reads, and the checkpoints; for an alias, also the node it aliases."""
     kept = set(checkpoints) & recomputable
     for node in recomputable:
         for producer, _ in data_inputs(view, node):

@@ -1,1 +1,1 @@
-"""Data parallelism: clones of the model, how they share data, and how their gradients become one."""
+"""Data parallelism: replicas of the model, how they share data, and how their gradients are aggregated."""

@@ -4,9 +4,9 @@
     g1 --> identity --> apply     =>     g1 --> | allreduce | --> identity --> apply
                                          w/W -> +-----------+
 
-The weight of a replica is its number of rows over that of all (1 / world size when nothing is fed). Summing the rows of
-all is itself a collective, the *gate*: it runs once every replica of the job has its data, no gradient moves before.
-Gradients of parts, which the ranks of a split group compute together, weigh with the rows of the group.
+The weight of a replica is its share of the rows of all replicas (1 / world size when nothing is fed). The sum of all
+rows is itself a collective, the *gate*: it runs after every replica of the job has its data, and all gradients wait for
+it. Gradients of shards, which the ranks of a split group compute together, are weighted with the rows of the group.
 """
 
 from typing import Dict, List, Optional, Set, Tuple
@@ -70,7 +70,7 @@ def run(rewrite: RewriteContext) -> None:
                 gradients = {first_tensor(gradient).op.name for _, gradient in boundaries.boundaries}
         _add_gate(rewrite, gate, gradients)
     for number, accumulation in enumerate(accumulations_of(rewrite.graph)):
-        if accumulation.counter.name not in agreed:  # of parts alone, which are not aggregated
+        if accumulation.counter.name not in agreed:  # only gradients of shards, which are not aggregated
             name = f"micro_steps{number}"
             with rewrite.building(name):
                 communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
@@ -84,28 +84,28 @@ def _add_gate(rewrite: RewriteContext, gate: tf.Operation, gradients: Set[str]) 
 
 
 def _gate(rewrite: RewriteContext, group: GradientGroup, weight: tf.Tensor) -> tf.Operation:
-    """What runs once every replica of the job has its data; it gives the rows of all."""
+    """The gate of a group: the sum of all rows, which runs after every replica of the job has its data."""
     return _of_all(rewrite, group).all_reduce(weight, rewrite.base_rank, f"{group.name}/rows").op
 
 
 def _of_all(rewrite: RewriteContext, group: GradientGroup) -> Communicator:
     """The communicator for the gate of a group.
 
-    Of all replicas, for gradients of parts as well: what a rank computes of a part needs the data of its split group.
+    It has all replicas, also for gradients of shards: these depend on the data of a whole split group.
     """
     return rewrite.communicator(gate_communicator(rewrite.plan, group), group.stage)
 
 
 def _share(rewrite: RewriteContext, group: GradientGroup, gate: tf.Operation, weight: Optional[tf.Tensor]) -> tf.Tensor:
-    """The part of this replica in the mean or sum; without a weight, sums have their rows' weight already."""
+    """The factor of this replica's gradients in the mean or sum; with accumulation (no `weight`), sums are weighted."""
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
         return tf.constant(agree_steps.share(rewrite, ranks), tf.float64)
     ranks_together, row_weights = replica_groups(rewrite.graph), _row_weights(rewrite)
-    if ranks_together is None and rewrite.plan.reduce_method == "sum":  # of sums over the rows, however many these are
+    if ranks_together is None and rewrite.plan.reduce_method == "sum":  # 1, or 0 without rows
         with tf.control_dependencies([gate]):
             return tf.sign(weight)
-    if ranks_together is not None and row_weights is None:  # all have as many
+    if ranks_together is not None and row_weights is None:  # all have equal numbers of rows
         with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
@@ -115,13 +115,13 @@ def _share(rewrite: RewriteContext, group: GradientGroup, gate: tf.Operation, we
 
 
 def _row_weights(rewrite: RewriteContext) -> Optional[RowWeights]:
-    """The rows of the ranks that compute a replica together, if they differ."""
+    """The row weights of the ranks that compute a replica together, if their numbers of rows differ."""
     ranks = replica_groups(rewrite.graph)
     return None if ranks is None else ranks.resharder.row_weights
 
 
 def _place(rewrite: RewriteContext, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
-    """The communicator of that name for the gradients of a group, and the rank of replica 0 in it."""
+    """The communicator with this name for the gradients of a group, and the rank of replica 0 in it."""
     if not group.of_parts:
         return rewrite.communicator(communicator, group.stage), rewrite.base_rank
     holders = rewrite.holders_of_parts(communicator, group.stage)
@@ -129,7 +129,7 @@ def _place(rewrite: RewriteContext, group: GradientGroup, communicator: str) -> 
 
 
 def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: BoundaryGroup, share: tf.Tensor) -> Set[str]:
-    """Names of the collective ops that are added."""
+    """Adds the collectives of a group and rewires its boundaries; returns the names of the collective ops."""
     sources = [source_of(gradient) for _, gradient in boundaries.boundaries]
     previous: Dict[str, List[tf.Operation]] = {}
     moved: Set[str] = set()
@@ -140,7 +140,7 @@ def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: Bounda
         after = previous.get(transfer.communicator, [])
         if transfer.scattered:
             wholes = [first_tensor(boundaries.boundaries[i][1]) for i in transfer.members]
-            reduced = []  # nothing is reduced as a whole
+            reduced = []  # no boundary gets a full gradient
             ops = _scatter(rewrite, place, transfer.key, wholes, share, after)
         else:
             with tf.control_dependencies(after):
@@ -155,7 +155,7 @@ def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: Bounda
 def _reduce(
     rewrite: RewriteContext, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
 ) -> Tuple[List[Gradient], List[tf.Operation]]:
-    """The reduced gradients, and the collective ops that make them."""
+    """All-reduces gradients; returns the reduced ones and the collective ops."""
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
     scale = rewrite.plan.fp16_scale
@@ -177,7 +177,7 @@ def _scatter(
     share: tf.Tensor,
     after: List[tf.Operation],
 ) -> List[tf.Operation]:
-    """Puts the reduced parts where ZeRO cuts the gradients; the collective ops."""
+    """Reduce-scatters gradients and connects ZeRO's cuts to the shards; returns the collective ops."""
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
     scale = rewrite.plan.fp16_scale

@@ -1,11 +1,11 @@
 """Which tensors hold a batch that the devices of one replica divide: the decision for `epl.replicate(n)`, n > 1.
 
-A data source (an iterator, a queue) is read once for the n devices of a process, and each of them gets the rows of its
-part. Outputs whose first dimension is open are cut; scalars, and what the script gives whole (`epl.keep_whole`), go to
-all devices. What is fed is cut by `epl.runtime.feeds`, as with `epl.replicate(1)`.
+A data source (an iterator, a queue) is read once for the n devices of a process, and each of them gets its rows.
+Outputs whose first dimension is open are cut; scalars, and tensors of `epl.keep_whole`, go to all devices in full.
+`epl.runtime.feeds` cuts feeds, as with `epl.replicate(1)`.
 
-A batch whose size is a constant of the graph cannot be divided: it is refused by name and line. For that TensorFlow's
-shape inference is asked, in a graph that is thrown away, whether the model takes batches of another size.
+A batch whose size is a constant of the graph cannot be divided: it is refused by name and line. To find out,
+TensorFlow's shape inference runs on a copy of the model with batches of another size.
 """
 
 import logging
@@ -38,7 +38,7 @@ class BatchDivision(NamedTuple):
     """How the batch of one data source is divided.
 
     Attributes:
-      source: name of the op that reads it.
+      source: name of the data source.
       dense: positions of the outputs that are cut by rows.
       sparse: names of the DeserializeSparse ops whose sparse tensors are cut by dense rows.
     """
@@ -67,7 +67,7 @@ def find(rewrite: RewriteContext) -> Tuple[BatchDivision, ...]:
 
 
 def _sources(rewrite: RewriteContext, view: GraphView) -> List[tf.Operation]:
-    """What reads the data of the training step, in the order of the script."""
+    """The data sources of the training step, in the order of the script."""
     boundaries = boundary_nodes(view, [*rewrite.graph.gradient_calls, *rewrite.graph.apply_calls])
     roots = boundaries | find_training_writes(rewrite.tf_graph, view, view.writes(), boundaries)
     roots.update(view.index[output.tensor.partition(":")[0]] for output in rewrite.plan.outputs)
@@ -97,7 +97,7 @@ def _divide(rewrite: RewriteContext, source: tf.Operation) -> BatchDivision:
 
 
 def _refuse_beside_cut(rewrite: RewriteContext, source: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
-    """Raises PlanError for an output that is not cut next to one that is, and may hold rows all the same."""
+    """Raises PlanError for an output that is not cut but may hold rows, next to one that is cut."""
     for tensor in outputs:
         is_ragged = tensor.dtype == tf.variant and tensor.consumers() and not deserialized(tensor)
         known_first = bool(tensor.shape.ndims) and tf.dimension_value(tensor.shape[0]) is not None
@@ -115,7 +115,7 @@ def _refuse_beside_cut(rewrite: RewriteContext, source: tf.Operation, outputs: S
 
 
 def deserialized(tensor: tf.Tensor) -> List[tf.Operation]:
-    """The ops that make the sparse tensors of a dataset's element of `tensor`."""
+    """The ops that deserialize sparse tensors from `tensor`, a part of a dataset's element."""
     if tensor.dtype != tf.variant:
         return []
     return [op for op in tensor.consumers() if op.type == "DeserializeSparse"]
@@ -149,7 +149,7 @@ def _strategy(rewrite: RewriteContext) -> str:
 def _refuse_constant_rows(
     rewrite: RewriteContext, view: GraphView, forward: Set[int], divisions: Sequence[BatchDivision]
 ) -> None:
-    """Raises PlanError if the forward pass counts on batches of some size."""
+    """Raises PlanError if the forward pass accepts batches of one size only."""
     cut = {division.source: division for division in divisions if division.dense}
     if not cut:
         return
@@ -185,7 +185,7 @@ def _refuse_constant_rows(
 def _add_to_trial(
     graph_def: tf.GraphDef, op: tf.Operation, cut: Dict[str, BatchDivision], batches: Set[str], names: Dict[str, str]
 ) -> None:
-    """Adds an op, with placeholders of `_TRIAL_ROWS` rows in place of the batches that it takes."""
+    """Adds an op, with placeholders of `_TRIAL_ROWS` rows in place of the batches that it reads."""
     copy = graph_def.node.add()
     copy.CopyFrom(op.node_def)
     copy.device = ""
@@ -208,7 +208,7 @@ def _add_to_trial(
 
 
 def _refuse_known_placeholders(rewrite: RewriteContext, view: GraphView) -> None:
-    """Raises PlanError for placeholders that have the same rows, of a number that is built into the graph."""
+    """Raises PlanError for placeholders that share a number of rows that is a constant of the graph."""
     objectives = [y.name for call in rewrite.graph.gradient_calls for y in call.ys]
     dimensions = find_dimensions(rewrite.tf_graph, view, objectives)
     if dimensions is None:
@@ -231,7 +231,7 @@ def _refuse_known_placeholders(rewrite: RewriteContext, view: GraphView) -> None
 
 
 def _warn_of_random_data(rewrite: RewriteContext, view: GraphView, forward: Iterable[int]) -> None:
-    """Says once that random numbers of a constant shape are not divided."""
+    """Warns once that random numbers of a constant shape are not divided."""
     for node in sorted(set(view.of_types(_RANDOM)).intersection(forward)):
         op = rewrite.operation(view.nodes[node].name)
         shape = tf.get_static_value(op.inputs[0])

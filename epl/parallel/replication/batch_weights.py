@@ -1,10 +1,10 @@
-"""What a replica weighs in means by default: the rows of the batch that it reads.
+"""The default weight of a replica in means: the rows of the batch that it reads.
 
-    get_next --> rows --> weight        all replicas: rows / rows of all
+    get_next --> rows --> weight        share of a replica: its rows / rows of all replicas
 
-A short last batch weighs less than a full one, as on one device. In a pipeline the rows are those of all micro batches.
-With several data sources the first one in the script that has rows counts; a replica that reads nothing weighs 1. What
-is fed has a weight of its own, see `epl.runtime.feeds`.
+A short last batch weighs less than a full one, as on one device. In a pipeline the rows of all micro batches count.
+With several data sources the first one in the script that has rows counts; a replica that reads no data weighs 1.
+`epl.runtime.feeds` sets the weight of fed batches.
 """
 
 from typing import List, Optional
@@ -20,7 +20,7 @@ from epl.utils import tf_compat
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Gives the weight of replica 0 its value, where data is read."""
+    """Sets the weight of replica 0 to the rows that it reads; leaves it if it reads no data."""
     weight = rewrite.weight
     if weight is None:
         return
@@ -36,14 +36,14 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def current_view(rewrite: RewriteContext) -> GraphView:
-    """The view that an earlier pass has left, brought up to date; else one of its own."""
+    """The view of an earlier pass, brought up to date; a new one if there is none."""
     if rewrite.view is None:
         return GraphView(rewrite.tf_graph)
     return rewrite.view.followed(rewrite.tf_graph, rewrite.user_nodes)
 
 
 def _sources(rewrite: RewriteContext, view: GraphView) -> List[tf.Operation]:
-    """What reads data for the gradients in every step, and has rows; in the order of the script."""
+    """The data sources with rows that the gradients of every step need, in the order of the script."""
     gradients = [view.index[name] for name in rewrite.gradients()]
     needed = rewrite.needed_by(view, gradients, view.of_types(op_types.SHARED_STATE))
     ops = [rewrite.operation(view.nodes[node].name) for node in view.of_types(op_types.DATA_SOURCES) if node in needed]
@@ -53,7 +53,7 @@ def _sources(rewrite: RewriteContext, view: GraphView) -> List[tf.Operation]:
 
 
 def _with_rows(source: tf.Operation) -> Optional[tf.Tensor]:
-    """The output by whose first dimension rows are counted; the dense shape of a sparse one."""
+    """The output whose first dimension counts the rows; for a sparse tensor, its dense shape."""
     outputs = [tensor for tensor in source.outputs if tensor.dtype not in (tf.variant, tf.resource)]
     open_rows = [tensor for tensor in outputs if tensor.shape.ndims and tf.dimension_value(tensor.shape[0]) is None]
     sparse = [op.outputs[2] for tensor in source.outputs for op in deserialized(tensor)]
@@ -63,7 +63,7 @@ def _with_rows(source: tf.Operation) -> Optional[tf.Tensor]:
 
 
 def _rows(rewrite: RewriteContext, source: tf.Operation) -> tf.Tensor:
-    """float64 []."""
+    """The number of rows that a data source reads, float64 []."""
     if source.name in rewrite.rows_read:
         return rewrite.rows_read[source.name]
     with_rows = _with_rows(source)

@@ -1,8 +1,8 @@
-"""One copy of the selected ops for every further local replica, and the means to make their variables equal.
+"""Clones the selected ops for every further local replica, and adds ops that make their variables equal.
 
-Each stage of a replica runs on its own device, but what is marked as the host's on the CPU of the same process; its
-collectives have their own rank, its random ops their own seed. Ops that the user pinned to the CPU, and those that use
-a shared resource, stay where they are.
+Each stage of a replica runs on its own device, except ops marked for the host, which run on the CPU of the same
+process. Collectives of a copy have their own rank, random ops their own seed. Ops that the user pinned to the CPU, and
+ops that use a shared resource, keep their device.
 """
 
 import re
@@ -29,7 +29,7 @@ _OwnAttrs = Mapping[int, Sequence[Sequence[Tuple[str, tf.AttrValue]]]]  # as `ra
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Places replica 0, varies its seeds, clones it."""
+    """Places replica 0 on devices, varies its seeds, and clones it."""
     view = rewrite.view
     assert view is not None
     devices = pinned_devices(rewrite, view)
@@ -108,13 +108,13 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _devices_of(rewrite: RewriteContext, replica: int) -> List[str]:
-    """The device of each stage of a replica, and then the host of each stage."""
+    """The device of each stage of a replica, then the host of each stage."""
     stages = range(len(rewrite.plan.stages))
     return [rewrite.device(stage, replica) for stage in stages] + [rewrite.host_of(stage, replica) for stage in stages]
 
 
 def pinned_devices(rewrite: RewriteContext, view: GraphView) -> Dict[int, str]:
-    """The device of ops that do not move with their replica; no entry for those that do."""
+    """The device of ops that do not move with their replica; ops that do have no entry."""
     host = rewrite.host
     shared = {node: view.nodes[node].device or host for node in view.of_types(op_types.SHARED_STATE)}
     devices = {
@@ -135,7 +135,7 @@ def pinned_devices(rewrite: RewriteContext, view: GraphView) -> Dict[int, str]:
 
 
 def _input_pipeline(rewrite: RewriteContext, view: GraphView, shared: Dict[int, str]) -> Set[int]:
-    """Shared state and what fills it: all of it stays on the host, whichever stage it was annotated in."""
+    """Shared state and the ops that fill it: all stay on the host, whatever stage they were annotated in."""
     if not shared:
         return set()
     fills = {node for node, producers in enumerate(view.producers) if any(p in shared for p in producers)}
@@ -145,7 +145,7 @@ def _input_pipeline(rewrite: RewriteContext, view: GraphView, shared: Dict[int, 
 
 
 def _place_replica_0(rewrite: RewriteContext, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
-    """Device strings of the user give way to the plan's: GPU ops to the first local device, jobs are left out."""
+    """Replaces the user's devices by the plan's: GPU ops go to the first local device, and job names are removed."""
     if len(rewrite.plan.stages) > 1:
         _place_stages(rewrite, view, devices, stages)
         return
@@ -165,7 +165,7 @@ def _place_replica_0(rewrite: RewriteContext, view: GraphView, devices: Dict[int
 
 
 def _place_stages(rewrite: RewriteContext, view: GraphView, devices: Dict[int, str], stages: Sequence[int]) -> None:
-    """Every op of replica 0 to the device of its stage."""
+    """Places every op of replica 0 on the device of its stage."""
     own = _devices_of(rewrite, 0)
     wanted = [devices.get(node) or own[stages[node]] for node in range(len(view))]
     for proto, device in zip(view.nodes, wanted):
@@ -175,7 +175,7 @@ def _place_stages(rewrite: RewriteContext, view: GraphView, devices: Dict[int, s
 
 
 def _vary_seeds_of_replica_0(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, kept: Container[int]) -> None:
-    """Workers built from one seed would draw the same dropout masks; rank 0 keeps those of the single device."""
+    """Gives each worker's replica 0 other seeds, and so other dropout masks; rank 0 keeps those of a single device."""
     if rewrite.base_rank == 0:
         return
     random = [view.nodes[node] for node in rewrite.cloned if node not in kept and seeds.is_random(view.nodes[node])]
@@ -193,7 +193,7 @@ def _vary_seeds_of_replica_0(rewrite: RewriteContext, view: GraphView, seeds: Ow
 
 
 def _edit(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:
-    """What differs in the copy for `rank`: device, place of a collective, seed of a random op, where it prints."""
+    """The changes of a node's copy for `rank`: device, rank in a collective, seed of a random op, output of a print."""
     if REPLICA_0_ATTR in view.nodes[node].attr:
         return Edit(device, [("output_stream", tf.AttrValue(s=b"file:///dev/null"))])
     if view.types[node] in COLLECTIVE_OP_TYPES:

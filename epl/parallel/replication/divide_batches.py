@@ -1,13 +1,13 @@
-"""A batch that is read once is divided by rows among the local replicas that have it together.
+"""Divides a batch that is read once by rows among the local replicas that share it.
 
                                                       +--> rows 0 to 5 --> replica 0
     get_next --> replica 0               get_next ----+
     get_next --> replica 1         =>                 +--> rows 6 to 9 --> replica 1
 
-This pass makes the cuts of replica 0. Its part has an index, a constant that differs in the copies for other replicas,
-and a number of parts. A run of replica 0 alone is fed 1 as that number, and so has the whole batch. If the batch has
-fewer rows than there are parts, a replica without a row computes on a row of another one and weighs 0: the gradients of
-an empty batch are not numbers.
+This pass adds the cuts of replica 0. A cut depends on the index of the part, a constant that differs in the copies for
+other replicas, and on the number of parts. A run of replica 0 alone feeds 1 as that number, so it gets the full batch.
+If the batch has fewer rows than parts, a replica without a row computes on a row of another one and weighs 0: the
+gradients of an empty batch would be NaN.
 """
 
 from typing import Dict, List, Sequence, Tuple
@@ -25,7 +25,7 @@ from epl.utils import tf_compat
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Cuts what replica 0 reads; the other replicas get their cuts with their copies."""
+    """Cuts the batches of replica 0; clones of replica 0 contain the cuts of the other replicas."""
     parts = rewrite.plan.batch_parts[rewrite.base_rank].parts if rewrite.plan.batch_parts else 1
     if parts == 1 or not rewrite.divisions:
         return
@@ -54,7 +54,7 @@ def _in_micro_batches(
 
 
 class _Cut:
-    """The part of replica 0 of what one data source gives."""
+    """The cut of one data source: replica 0's rows of its outputs."""
 
     def __init__(self, rewrite: RewriteContext, source: tf.Operation, index: tf.Tensor, count: tf.Tensor) -> None:
         self._rewrite = rewrite
@@ -63,7 +63,7 @@ class _Cut:
         self._count = count
 
     def replace(self, division: BatchDivision, sparse: Sequence[tf.Operation]) -> None:
-        """Gives all that takes the batch this replica's rows of it."""
+        """Connects all consumers of the batch to this replica's rows."""
         if not division.dense and not sparse:
             return
         dense = [self._source.outputs[position] for position in division.dense]
@@ -84,9 +84,9 @@ class _Cut:
                 self._give(tensor, value, takers[tensor])
 
     def _checks(self, rows: Sequence[tf.Tensor]) -> List[tf.Operation]:
-        """What the cuts wait for: all that is cut has the same rows, and a split has one for each device.
+        """The checks that the cuts wait for: all cut tensors have equal rows, and a split has a row for each device.
 
-        A run of replica 0 alone cuts nothing. It leaves the checks out, which would read what it is not fed.
+        A run of replica 0 alone cuts nothing. It feeds the barrier: the checks would need all outputs of the source.
         """
         checks = []
         if len(rows) > 1:
@@ -106,7 +106,7 @@ class _Cut:
         return [barrier]
 
     def _bounds(self, rows: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Where the part begins and ends: the first parts have a row more, as those of feeds have."""
+        """First row and end of the part: the first parts have a row more, as parts of feeds do."""
         each, rest = rows // self._count, rows % self._count
         begin = self._index * each + tf.minimum(self._index, rest)
         own = each + tf.cast(self._index < rest, tf.int64)
@@ -115,7 +115,7 @@ class _Cut:
         return begin, tf.minimum(begin + tf.maximum(own, 1), rows)
 
     def _assert_rows_for_all(self, rows: tf.Tensor) -> tf.Operation:
-        """A split computes on the rows of all devices: a copied row would count there."""
+        """Checks that each device has a row: in a split, which computes on the rows of all devices, a copy counts."""
         return tf.debugging.Assert(
             tf.logical_or(rows >= self._count, tf.equal(rows, 0)),
             [f"What {self._source.name!r} reads is too small for a split: so many rows and devices:"]
@@ -141,7 +141,7 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: tf.Tensor, end: tf.Tensor) -> t
 
 
 def own_index(rewrite: RewriteContext, rank: int) -> Dict[str, Sequence[Tuple[str, tf.AttrValue]]]:
-    """By op name, the attributes in which the cuts of a rank differ from those of replica 0."""
+    """By op name, the attributes of a rank's cuts that differ from those of replica 0."""
     if rewrite.batch_index is None or rewrite.batch_count is None:
         return {}
     part = rewrite.plan.batch_parts[rank]

@@ -1,10 +1,10 @@
-"""Tensors of the output collections, and the objective, get one merged value for all replicas.
+"""Merges the tensors of the output collections, and the objective, over all replicas.
 
-Global outputs are collectives, built on replica 0 before it is cloned, each on a communicator of its own so that any of
-them can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors,
-built after the clone. Means weigh each replica by its rows.
+Global outputs are collectives, built on replica 0 before it is cloned, each on its own communicator so that any of them
+can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors, built
+after cloning. Means weight each replica by its rows.
 
-What a split computes of the batches of all its ranks counts once for each group of ranks: a group is a replica of it.
+A value that the ranks of a split group compute together counts once for each group: a group is a replica of the split.
 """
 
 from typing import List, Sequence, Tuple
@@ -37,7 +37,7 @@ def run_global(rewrite: RewriteContext) -> None:
 
 
 def run_local(rewrite: RewriteContext) -> None:
-    """Adds the merged values of local outputs, and makes summaries of merged tensors show the merged value."""
+    """Adds the merged values of local outputs, and connects summaries of merged tensors to them."""
     for output in rewrite.plan.outputs:
         tensor = rewrite.in_replica(output.tensor)
         replicas = _local_replicas(rewrite, output)
@@ -55,13 +55,13 @@ def run_local(rewrite: RewriteContext) -> None:
 
 
 def _is_of_group(rewrite: RewriteContext, output: Output) -> bool:
-    """Whether the ranks of a group have one value together."""
+    """Whether the ranks of a split group compute the value together."""
     ranks = replica_groups(rewrite.graph)
     return ranks is not None and ranks.is_of_group(output.tensor)
 
 
 def _local_replicas(rewrite: RewriteContext, output: Output) -> List[int]:
-    """The replicas of this process that have values of their own; for a mean all of them, which have the weights."""
+    """The replicas of this process with different values; for a mean all of them, because each has its weight."""
     replicas = list(range(rewrite.local_replicas))
     if not _is_of_group(rewrite, output):
         return replicas
@@ -71,7 +71,7 @@ def _local_replicas(rewrite: RewriteContext, output: Output) -> List[int]:
 
 
 def _counted_once(rewrite: RewriteContext, tensor: tf.Tensor, merge: str) -> tf.Tensor:
-    """The value of a group on its first rank; on the others nothing: zeros in a sum, no rows in a concatenation."""
+    """The value of a group on its first rank; on the others zeros (for a sum) or no rows (for a concatenation)."""
     ranks = replica_groups(rewrite.graph)
     assert ranks is not None  # `_is_of_group`
     resharder = ranks.resharder
@@ -83,7 +83,7 @@ def _counted_once(rewrite: RewriteContext, tensor: tf.Tensor, merge: str) -> tf.
 
 
 def _without_copied_row(rewrite: RewriteContext, output: Output, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Nothing, in place of what a replica without a row of a divided batch computes on a row of another one."""
+    """Drops the value of a replica that has no row of a divided batch and computes on a row of another replica."""
     if rewrite.batch_index is None or output.merge == "mean" or _is_of_group(rewrite, output):
         return tensor
     if output.merge == "sum":
@@ -115,12 +115,12 @@ def _merge_global(rewrite: RewriteContext, output: Output, tensor: tf.Tensor) ->
 
 
 def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-    """The tensors of several replicas or micro batches as one.
+    """Merges the tensors of several replicas or micro batches.
 
     Args:
       how: "concat" along axis 0, "sum", or "mean".
-      tensors: of one dtype.
-      weights: of each tensor in a mean; equal ones if not given.
+      tensors: the tensors, of one dtype.
+      weights: the weight of each tensor in a mean; by default all are equal.
     """
     if how == "concat":
         return tf.concat([tf.reshape(t, [1]) if t.shape.ndims == 0 else t for t in tensors], axis=0)
@@ -136,7 +136,7 @@ def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] =
 
 
 def _collective_of(tensor: tf.Tensor) -> tf.Operation:
-    """The collective op that a merged tensor comes from, past casts and reshapes."""
+    """The collective op that computes a merged tensor, before casts and reshapes."""
     op = tensor.op
     while op.type not in COLLECTIVE_OP_TYPES:
         op = op.inputs[0].op
@@ -144,9 +144,9 @@ def _collective_of(tensor: tf.Tensor) -> tf.Operation:
 
 
 def _update_summaries(rewrite: RewriteContext) -> None:
-    """A summary op of a merged tensor takes the merged value; its tag, and whoever holds it, stay.
+    """Connects summary ops of merged tensors to the merged values; the op and its tag stay the same.
 
-    A fed evaluation merges nothing. So what shows locally merged values gets a copy that shows those of replica 0.
+    A fed evaluation merges nothing. So summaries of locally merged values get a copy with the values of replica 0.
     """
     view = rewrite.view
     assert view is not None

@@ -1,21 +1,21 @@
-"""Step writes happen at the end of a step, and not at all in a step that finds no more data.
+"""Moves step writes to the end of a step, and keeps a step without data from making them.
 
-A step write is one that needs no data: a global step that the script counts itself, the decay of slots in front of a
-sparse update. TensorFlow may do it at any time. So it may come before what reads the variable, a learning rate, which
-then is that of another step in some stages or replicas; and it is done although the data has ended.
+A step write is one that needs no data: a global step that the script counts itself, the decay of slots before a sparse
+update. TensorFlow may run it at any time in the step. If it runs before a read of the variable, by a learning rate for
+example, some stages or replicas use the value of the next step; and it runs even if the data has ended.
 
     step --> rate --> updates                 step --> rate --> updates --> barrier
       '----> + 1 --> assign            =>       '----> + 1 --> assign <-------'
 
-Updates that need a step write cannot come before it. It waits for the data alone, or for the gate, which says that all
-replicas of the job have theirs:
+A step write that updates need cannot come after them. It waits only for the data, or for the gate, which runs after all
+replicas of the job have their data:
 
     data --> gradient --> add rows to m       data --> gradient --> add rows to m
        m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
 
-What is written from the data of the gradients, a metric for example, waits for the gate as well.
+Writes computed from the data of the gradients, of a metric for example, also wait for the gate.
 
-The barriers are fed in runs without the data, or without all of the updates: a write by itself needs neither.
+Runs without the data, or without all of the updates, feed the barriers: a write by itself needs neither.
 """
 
 from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
@@ -39,11 +39,11 @@ _APPLY = Phase.APPLY.encode()
 
 
 class _Training(NamedTuple):
-    """What trains together; nodes of a view.
+    """A training of the model; nodes of a view.
 
     Attributes:
-      gradients: what gives the gradients that are applied.
-      gate: the collective that runs once all replicas have their data; none in a job of one replica.
+      gradients: the nodes that compute the applied gradients.
+      gate: the collective that runs after all replicas have their data; none in a job of one replica.
     """
 
     gradients: Set[int]
@@ -51,7 +51,7 @@ class _Training(NamedTuple):
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Lets step writes wait for the data and the updates of each training."""
+    """Adds barriers between the data, the updates and the step writes of each training."""
     view = rewrite.view = current_view(rewrite)
     trainings = _trainings(rewrite, view)
     gradients: Set[int] = set().union(*[training.gradients for training in trainings])
@@ -75,7 +75,7 @@ def run(rewrite: RewriteContext) -> None:
         if ready:
             early = step_writes | (_of_some_data(view, writes, data) if rewrite.is_plain else set())
             early -= view.ancestors(data | training.gate)
-            early = {write for write in early if depths[write][0] == 0}  # a loop cannot wait in its midst
+            early = {write for write in early if depths[write][0] == 0}  # an op in a loop cannot wait for ops outside
             step = _step(view, training) or ready
             _wait(rewrite, view, early, training.gate or ready, step, scope + "/data", trained)
         if training.gate:
@@ -86,24 +86,24 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _trainings(rewrite: RewriteContext, view: GraphView) -> List[_Training]:
-    """One for each gate; in a job of one replica, one for each apply_gradients, or for gradients written without."""
+    """One training per gate; in a job of one replica, one per apply_gradients, or per update without it."""
     if not rewrite.gates:
         calls = rewrite.graph.apply_calls or find_trainings(rewrite.graph)
         return [_Training(boundary_nodes(view, [call]), set()) for call in calls]
     found = {gate.op.name: _Training(set(), {view.index[gate.op.name]}) for gate in rewrite.gates}
-    for gate in rewrite.gates:  # groups that count together share the op
+    for gate in rewrite.gates:  # groups with one accumulation share the op
         found[gate.op.name].gradients.update(view.index[name] for name in gate.gradients)
     return list(found.values())
 
 
 def _updates(view: GraphView, training: _Training, writes: Set[int]) -> Set[int]:
-    """What the optimizer writes with the gradients; without an optimizer, all that is written with them."""
+    """The writes of the optimizer; without an optimizer, all writes of values computed from the gradients."""
     found = data_descendants(view, training.gradients, set()) & writes
     return {write for write in found if view.nodes[write].attr[PHASE_ATTR].s == _APPLY} or found
 
 
 def _step_writes(rewrite: RewriteContext, view: GraphView, writes: Set[int], gradients: Set[int]) -> Set[int]:
-    """The writes of a training step that need no batch, and that no micro batch has a copy of."""
+    """The writes of a training step that need no batch and are not cloned for micro batches."""
     fed = set(view.user_placeholders()) & view.ancestors(gradients)
     with_data = view.descendants(gradients.union(fed, view.of_types(op_types.DATA_SOURCES)))
     copies = range(rewrite.plan.num_micro_batch)
@@ -112,19 +112,19 @@ def _step_writes(rewrite: RewriteContext, view: GraphView, writes: Set[int], gra
 
 
 def _of_some_data(view: GraphView, writes: Set[int], data: Set[int]) -> Set[int]:
-    """The writes that do not need all of `data`. Where there is a gate, select_ops lets them wait for it."""
+    """The writes that do not need all of `data`. Where there is a gate, they wait for it (see `select_ops`)."""
     return writes - writes.intersection(*[view.descendants([source]) for source in data])
 
 
 def _step(view: GraphView, training: _Training) -> Set[int]:
-    """What a run with gradients of a training needs: its gate, or all gradients if no collective moves any."""
+    """The nodes that tell a run with gradients of a training: its gate, or all gradients if none is reduced."""
     if training.gate and training.gradients.isdisjoint(view.descendants(training.gate)):
         return training.gradients
     return training.gate
 
 
 def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) -> bool:
-    """Whether a write takes data, and none but that of a training."""
+    """Whether a write depends on data, and only on that of a training."""
     taken = view.ancestors([write]) & sources
     return bool(taken) and taken <= data
 
@@ -138,9 +138,9 @@ def _wait(
     scope: str,
     trained: AbstractSet[int] = frozenset(),
 ) -> None:
-    """Lets writes wait for `ends`, in runs of which all of `needed` is a part. One barrier in each stage of `ends`.
+    """Lets writes wait for `ends`, in runs that include all of `needed`. Each stage of `ends` has one barrier.
 
-    Of data sources among the ends, what `trained` takes of them is waited for.
+    Instead of data sources among `ends`, the barrier waits for their consumers in `trained`.
     """
     names = frozenset(view.names(needed))
     by_stage: Dict[int, List[int]] = {}
@@ -151,12 +151,12 @@ def _wait(
             name, barrier = build_barrier(ends_of_data(rewrite, view, own, trained))
         for write in sorted(waiting):
             tf_compat.add_control_inputs(rewrite.remember(rewrite.operation(view.nodes[write].name)), [barrier])
-            view.producers[write].extend(own)  # the barrier is not in the view: as if there were none
+            view.producers[write].extend(own)  # the barrier is not in the view: edges past it
         rewrite.orders.append(Order((name,), names))
 
 
 def _ends(view: GraphView, nodes: Iterable[int], depths: Sequence[Tuple[int, int]]) -> Set[int]:
-    """What shows that the nodes have run, or that their branches were not taken."""
+    """The nodes that run after the given ones, or after their branches if these are not taken."""
     return {end for node in nodes for end in ends_of(view, node, depths)}
 
 

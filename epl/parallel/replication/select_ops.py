@@ -1,8 +1,8 @@
-"""Finds which ops every replica needs a copy of, and lets gradients move once all replicas have their data.
+"""Finds the ops to clone for every replica, and lets gradients wait until all replicas have their data.
 
-Needed are the ops that change variables (not those that initialize or restore them), the collectives, the objective and
-the output collections, and everything that these are computed from, down to what is shared: the state that data is
-drawn from (iterators, queues, readers) and tables. A staging area is no such state: it is a part of the step.
+These are the ops that change variables (not those that initialize or restore them), the collectives, the objective, the
+output collections, and all ops that these depend on, except shared state: data sources' state (iterators, queues,
+readers) and tables. A staging area is not shared: it is a part of the step.
 """
 
 from typing import Dict, Sequence, Set, Tuple
@@ -34,7 +34,7 @@ def run(rewrite: RewriteContext) -> None:
         writes.update(initializers)
         writes.difference_update(view.index[name] for name in sharded.replaced())
     roots = set(writes)
-    if sharded is not None:  # what is fetched of it is computed by all ranks
+    if sharded is not None:  # all ranks compute the values that are fetched
         roots.update(view.index[name] for name in sharded.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
@@ -44,7 +44,7 @@ def run(rewrite: RewriteContext) -> None:
     rewrite.cloned = _with_staging(view, roots, shared)
     _separate_reads(rewrite, view, all_writes)
     restored = rewrite.cloned & reads
-    if restored and initializers:  # which may begin with what a checkpoint has
+    if restored and initializers:  # initial values may come from a checkpoint
         restored &= _with_staging(view, roots - initializers, shared)
     if restored:
         raise PlanError(
@@ -58,7 +58,7 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequence[int]) -> None:
-    """Takes what reads a batch that replicas have together out of the ops of which each replica has a copy."""
+    """Moves the ops that read a batch for several replicas from `cloned` to `read_once`."""
     if rewrite.batch_index is None:
         return
     sources = [
@@ -81,9 +81,9 @@ def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequen
 
 
 def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int]:
-    """What `roots` need, not looking beyond `shared`; with a staging area, all that puts something into it.
+    """The ops that `roots` need, without `shared` and what lies before it; with a staging area, all ops that fill it.
 
-    Each replica has staging areas of its own: it takes out what its own ops have put in.
+    Each replica has its own staging areas: it gets what its own ops have put.
     """
     areas: Dict[Tuple[bytes, bytes], Set[int]] = {}
     for node in view.of_types(op_types.STAGING):
@@ -98,7 +98,7 @@ def _with_staging(view: GraphView, roots: Set[int], shared: Set[int]) -> Set[int
 
 
 def _colocation_anchors(view: GraphView, areas: Dict[Tuple[bytes, bytes], Set[int]], needed: Set[int]) -> Set[int]:
-    """The no-ops by which the ops of a staging area are kept on one device: copies have their own."""
+    """The no-ops that the ops of a staging area are colocated with; copies have their own."""
     staging = [view.nodes[i] for area in areas.values() for i in area & needed]
     groups = {group.decode().replace("loc:@", "", 1) for node in staging for group in node.attr["_class"].list.s}
     return {view.index[name] for name in groups if name in view.index and view.types[view.index[name]] == "NoOp"}
@@ -109,9 +109,9 @@ def _foreign_writes(view: GraphView, cloned: Set[int], others: Set[int]) -> Set[
 
 
 def _gate(rewrite: RewriteContext) -> None:
-    """The gate of a group waits for the data of its gradients, and what is written from it for the gate.
+    """The gate of a group waits for the data of its gradients.
 
-    So a step for which some replica of the job has no data changes nothing anywhere (see order_step_writes.py).
+    So a step in which some replica of the job has no data changes no variable (see order_step_writes.py).
     """
     view = rewrite.view = current_view(rewrite)
     sources = set(view.of_types(op_types.DATA_SOURCES))
@@ -133,7 +133,7 @@ def _gate(rewrite: RewriteContext) -> None:
 
 
 def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
-    """Raises PlanError for random numbers whose state is a variable: all copies would begin with the same."""
+    """Raises PlanError for random numbers whose state is a variable: all copies would draw the same numbers."""
     for node in sorted(cloned.intersection(view.of_types(op_types.GENERATORS))):
         raise PlanError(
             "{!r} ({}) draws from a tf.random.experimental.Generator, whose state is a variable: replicas and micro "
@@ -144,7 +144,7 @@ def _refuse_generators(view: GraphView, cloned: Set[int]) -> None:
 
 
 def _refuse_tapes(rewrite: RewriteContext, view: GraphView) -> None:
-    """The gradient of tf.py_function finds its tape by a token that copies share: they would use each other's."""
+    """Refuses gradients of tf.py_function: they find their tape by a token, which copies would share."""
     for node in view.of_types(["EagerPyFunc"]):
         if rewrite.local_replicas > 1 and node in rewrite.cloned and PHASE_ATTR in view.nodes[node].attr:
             raise PlanError(

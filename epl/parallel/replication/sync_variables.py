@@ -5,7 +5,7 @@
     others: -----+        |
                           +--> copy --> EPL_REPLICA_1/v, EPL_REPLICA_2/v, ...
 
-They are only built here; epl.runtime.session runs them.
+This module only builds them; epl.runtime.session runs them.
 """
 
 from typing import List
@@ -23,12 +23,12 @@ from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext, VariableS
 from epl.parallel.rewriting.pass_manager import Pass, names
 
 _SYNC_SCOPE = PLAN_SCOPE + "/variables/"
-# The key that ranks compare: it is what a message shows when one rank copies variables and another is in a step.
+# The key that ranks compare: messages contain it when one rank broadcasts variables while another runs a step.
 BROADCAST_KEY = "initial values of the variables (first training step of a session, or after an initializer or restore)"
 
 
 def run_broadcast(rewrite: RewriteContext) -> None:
-    """Adds the broadcast of the global variables from rank 0 to replica 0 of every process; of parts, see there."""
+    """Adds the broadcasts: full variables from rank 0 to replica 0 of every process, shards from the first group."""
     view = rewrite.view
     assert view is not None
     if not rewrite.plan.groups:
@@ -47,7 +47,7 @@ def run_broadcast(rewrite: RewriteContext) -> None:
 
 
 def _broadcast_parts(rewrite: RewriteContext, view: GraphView, parts: List[int]) -> None:
-    """Adds the broadcast of the parts of variables from the ranks of the first group of a split to all others."""
+    """Adds the broadcast of shards from the ranks of the first group of a split to those of the other groups."""
     holders = rewrite.holders_of_parts(rewrite.plan.name + PARTS)
     for copy in range(rewrite.local_replicas):
         rank = rewrite.base_rank + copy
@@ -58,7 +58,7 @@ def _broadcast_parts(rewrite: RewriteContext, view: GraphView, parts: List[int])
 def _broadcast(
     rewrite: RewriteContext, view: GraphView, nodes: List[int], prefix: str, communicator: Communicator, rank: int
 ) -> None:
-    """Adds the broadcast of the copies of variables that have a prefix; fills `rewrite.broadcasts`."""
+    """Adds the broadcast of the variables of one replica, given its prefix; fills `rewrite.broadcasts`."""
     variables = [rewrite.operation(prefix + view.nodes[node].name) for node in nodes]
     values = []
     for variable in variables:
@@ -71,7 +71,7 @@ def _broadcast(
 
 
 def initialization_nodes(rewrite: RewriteContext, view: GraphView) -> List[tf.NodeDef]:
-    """NodeDefs that tell whether each variable holds a value; fills `rewrite.syncs`."""
+    """NodeDefs that check whether each variable is initialized; fills `rewrite.syncs`."""
     nodes = []
     for node in _variables(rewrite, view):
         proto = view.nodes[node]
@@ -122,19 +122,19 @@ def copy_nodes(rewrite: RewriteContext, view: GraphView, prefixes: List[str]) ->
 
 
 def _variables(rewrite: RewriteContext, view: GraphView) -> List[int]:
-    """The variables that replicas have copies of, and those that a checkpoint holds; sums of gradients differ."""
+    """The cloned variables, and those in checkpoints; not accumulated gradients, which differ between replicas."""
     own = rewrite.graph.local_variables
     return [
         node
         for node in view.of_types(op_types.VARIABLES)
         if view.nodes[node].name not in own
-        and rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # else nothing gives it a value
+        and rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # a full variable with a shard has no value
         and (node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables)
     ]
 
 
 def _value(variable: tf.Operation, rank: int) -> tf.Tensor:
-    """What a rank gives to the broadcast: the value on rank 0, any buffer of the shape elsewhere."""
+    """A rank's input of the broadcast: the value on rank 0, an empty buffer of its shape elsewhere."""
     tensor, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
     shape = tf.TensorShape(variable.get_attr("shape"))
     if rank and shape.is_fully_defined():

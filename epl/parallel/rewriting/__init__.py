@@ -1,1 +1,1 @@
-"""What every pass needs: the context of a rewrite, the order of passes, and the checks of their result."""
+"""What every pass needs: the context of a rewriting, the order of passes, and the checks of their result."""

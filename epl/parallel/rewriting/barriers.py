@@ -1,12 +1,12 @@
 """Barriers: control edges that a run can leave out, by feeding a placeholder.
 
-    ops --> placeholder with default --> merge --> assertion --> what waits
+    ops --> placeholder with default --> merge --> assertion --> ops that wait
 
-It is what it is because of TensorFlow: feeding an op does not cut its own control edges, unless it is a placeholder; of
-an op that nothing but control edges leave, the dependency optimizer makes one with control edges alone, unless it has
-side effects, which an assertion has; it removes edges that a longer way makes superfluous, also where that way leads
-through what is fed, but follows none through a merge; and a constant that an Enter waits for is taken for the one that
-enters the loop by the loop optimizer, which crashes.
+TensorFlow is the reason for each op. A feed cuts the control inputs of a placeholder, not those of another op. The
+dependency optimizer turns an op without data consumers into a NoOp, unless it has side effects, as an assertion has. It
+also removes edges that a longer path makes superfluous, even if that path leads through a fed op; but it follows no
+path through a merge. And the loop optimizer crashes if an Enter waits for a constant, which it takes for the Enter's
+input.
 """
 
 from typing import NamedTuple, Sequence, Tuple
@@ -18,7 +18,7 @@ from epl.utils import tf_compat
 
 
 def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]:
-    """The name of the tensor to feed, True, and the op to wait for; built where the caller is building."""
+    """Builds a barrier in the current scope; returns the name of the tensor to feed (True), and the op to wait for."""
     done = tf.placeholder_with_default(tf.constant(True), [], name="barrier")
     tf_compat.add_control_inputs(done.op, waits_for)
     passed = tf.raw_ops.Merge(inputs=[done]).output
@@ -26,11 +26,11 @@ def build_barrier(waits_for: Sequence[tf.Operation]) -> Tuple[str, tf.Operation]
 
 
 class Barrier(NamedTuple):
-    """A barrier among NodeDefs.
+    """A barrier as NodeDefs.
 
     Attributes:
-      node: the placeholder, to be fed True; the barrier waits for what it waits for.
-      merged: name of the merge; an edge from it stays, whatever makes it superfluous.
+      node: the placeholder, to be fed True; its control inputs are the ops before the barrier.
+      merged: name of the merge; TensorFlow keeps an edge from it, even a superfluous one.
       passed: name of the op to wait for.
     """
 
@@ -40,7 +40,7 @@ class Barrier(NamedTuple):
 
 
 def add_barrier(added: PlanNodes, suffix: str, waits_for: Sequence[str]) -> Barrier:
-    """The same, added as NodeDefs whose names end in `suffix`; names of ops are given, and given back."""
+    """Adds a barrier as NodeDefs whose names end in `suffix`; `waits_for` has names of ops."""
     inputs = [added.constant(True, tf.bool)] + ["^" + name for name in waits_for]
     done = added.add("barrier" + suffix, "PlaceholderWithDefault", inputs, dtype=tf.bool)
     done.attr["shape"].shape.SetInParent()

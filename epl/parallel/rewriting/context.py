@@ -1,4 +1,4 @@
-"""The rewriting of one graph: what passes share while it goes on, and what the session needs to know afterwards."""
+"""The rewriting of one graph: the state that passes share, and that the session reads afterwards."""
 
 import contextlib
 import re
@@ -41,7 +41,7 @@ from epl.utils import tf_compat
 if TYPE_CHECKING:
     from epl.parallel.rewriting.pass_manager import Pass
 
-# Every op that the passes add stands under one of these names; they are for people, nothing is read from them.
+# Prefixes of the names of all ops that passes add. They are for people: no code reads facts from names.
 PLAN_SCOPE = "EPL_PLAN"
 REPLICA_PREFIX = "EPL_REPLICA_{}/"
 MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_{}/"
@@ -52,7 +52,7 @@ class VariableSync(NamedTuple):
 
     Attributes:
       variable: the variable's op.
-      is_initialized: gives whether replica 0 holds a value.
+      is_initialized: tells whether the variable of replica 0 is initialized.
       copies: assignments of that value to the other local replicas.
       is_global: whether the other processes get it too.
     """
@@ -64,13 +64,13 @@ class VariableSync(NamedTuple):
 
 
 class GradientCheck(NamedTuple):
-    """A gradient that is computed a second time without recomputation, to compare.
+    """The comparison of a recomputed gradient with one that is computed without recomputation.
 
     Attributes:
-      variable: whose gradient it is, for messages.
-      gradient: name of the op that gives it.
-      difference: name of the tensor that tells by how much the two differ, relative to the largest value.
-      copies: names of the tensors that stand for the variables, to be fed with what they give before the step.
+      variable: name of the gradient's variable, for messages.
+      gradient: name of the op that computes the gradient.
+      difference: name of the tensor with the difference of the two, relative to the largest value.
+      copies: names of the tensors that replace variables, to be fed with their values from before the step.
     """
 
     variable: str
@@ -80,12 +80,12 @@ class GradientCheck(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What lets a training step change variables.
+    """The op that a training step waits for before it changes variables.
 
     Attributes:
-      op: a collective of replica 0 that runs once every replica of the job has its data.
-      gradients: names of the ops that every rank runs in such a step: the collectives of gradients, or what computes
-        those that each rank has alone.
+      op: a collective of replica 0 that runs after every replica of the job has its data.
+      gradients: names of the ops that every rank runs in such a step: the collectives of gradients; for gradients that
+        are not reduced, the ops that compute them.
     """
 
     op: tf.Operation
@@ -93,12 +93,12 @@ class Gate(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What runs one after the other where variables are updated.
+    """Ops that barriers order in the runs that make certain updates.
 
     Attributes:
-      barriers: the tensors between what is in order; one that is fed orders nothing in that run.
-      writes: names of the ops that write the variables and their slots, or that show that a step has its data. A run
-        without all of them is not ordered.
+      barriers: the tensors of the barriers; a barrier that is fed orders nothing in that run.
+      writes: names of the ops that write the variables and their slots, or that run after the data of a step. A run
+        without all of them feeds the barriers.
     """
 
     barriers: Tuple[str, ...]
@@ -106,14 +106,14 @@ class Order(NamedTuple):
 
 
 class ScheduledGather(NamedTuple):
-    """A weight that is gathered for a block of its uses (ZeRO v2): the collective, and which block."""
+    """A gather of a weight for a block of its uses (ZeRO v2): name of the collective, number of the block."""
 
     op: str
     block: int
 
 
 class Sibling(NamedTuple):
-    """A merged output: what a fetch gives, and the collective op of replica 0 that makes it ("" if none)."""
+    """A merged output: the tensor to fetch, and the collective op of replica 0 that computes it ("" if none)."""
 
     tensor: tf.Tensor
     op: str
@@ -122,50 +122,53 @@ class Sibling(NamedTuple):
 class RewriteContext:
     """State of the rewriting of one graph.
 
+    It is one class because passes hand values on to later passes, and the session reads them after the last pass; which
+    pass may set and read which value is checked by `contracts.py`.
+
     Attributes:
       running: the pass that runs.
-      graph, tf_graph, plan, config, cluster: what is rewritten, how, for which devices.
-      groups: where gradients are aggregated, in the order of `plan.groups`.
-      trainings: the backward passes behind them.
-      micro_batched: names of the ops that every micro batch of a pipeline has a copy of.
-      micro_merged: name of an op that has no copies in further micro batches -> the one whose copies stand for them.
-      folded: names of constants, and of ops computed from them, of which further micro batches have the values.
+      graph, tf_graph, plan, config, cluster: the model, its graph, the plan, the settings and the devices.
+      groups: the groups of gradient boundaries, in the order of `plan.groups`.
+      trainings: the backward passes that compute these gradients.
+      micro_batched: names of the ops that are copied for every micro batch of a pipeline.
+      micro_merged: name of an op without copies for further micro batches -> the op whose copies replace them.
+      folded: names of constants, and of ops computed from them, that further micro batches share as constants.
       over_micro_batches: tensor name -> its value merged over the micro batches of a replica.
-      stage_of: op name -> stage, of the ops of replica 0 in a pipeline but for those that passes added later.
-      barriers: per training, the tensors that order its actions; one that is fed orders nothing in that run.
-      later_writes: tensors that wait for writes or data of further micro batches; fed in runs of the first one alone.
-      holders: name -> the communicators of the ranks that hold the same part, one in each group of a split.
-      orders: what is in order in runs with certain ops: groups of updates, what they share, the last writes of a step,
-        gathers of weights.
-      recomputations: what the section of the plan says, as the pass that does it needs it.
-      recomputed: names of ops that are computed a second time -> their copies, one for each call of tf.gradients.
+      stage_of: op name -> stage, for the ops of replica 0 in a pipeline, without ops that passes added later.
+      barriers: per training, the tensors of the barriers between its actions; a run may feed them.
+      later_writes: tensors of barriers after writes or data of further micro batches; runs of micro batch 0 feed them.
+      holders: name -> the communicators of the ranks that hold the same shard, one in each group of a split.
+      orders: barriers for runs with certain updates: between groups of updates and the values that they share, before
+        the last writes of a step, before gathers of weights.
+      recomputations: the segments to recompute, with details that the section of the plan leaves out.
+      recomputed: names of recomputed ops -> their copies, one for each call of tf.gradients.
       copies_per_use: name of an op that is computed from a sharded weight alone -> its copies for a block of uses (v2).
-      gather_streams: what is gathered for blocks of uses, in the order of each stream.
+      gather_streams: the gathers for blocks of uses, in the order of each stream.
       unused_gathers: names of the tensors of gathered weights that no training step needs.
-      gradient_checks: what compares recomputed gradients with plain ones, in the first step of a session.
-      view: the graph after everything was added to replica 0 and before it is cloned.
-      cloned: indices in `view` of the ops that every local replica has a copy of.
-      writes: those of them that write variables.
+      gradient_checks: comparisons of recomputed gradients with plain ones, for the first step of a session.
+      view: view of the graph after all ops of replica 0 were added and before it is cloned.
+      cloned: indices in `view` of the ops that are cloned for every local replica.
+      writes: indices of the cloned ops that write variables.
       divisions: the data sources whose batches are divided among replicas.
-      batch_index, batch_count: which part of a batch replica 0 has, of how many; None if it has all of it.
-      batch_checks: to be fed True where replica 0 has all of a batch; else its cuts wait for checks of all outputs.
+      batch_index, batch_count: the index of replica 0's part of a batch, and the number of parts; None if not divided.
+      batch_checks: tensors of barriers before the cuts, after checks of the batch; fed if replica 0 has the full batch.
       rows_read: name of a data source whose batch is divided -> rows of replica 0's part, float64.
-      read_once: names of the ops that replicas with a common batch share: what reads it, and what that needs.
-      data_shown: tensor name of an output of a data source -> the op that has run once it has a value.
-      weight: of replica 0, the scalar tensor that weighs its samples; None if there is one replica.
-      weights: per local replica, the scalar tensor that weighs its samples; fed when feeds are cut.
+      read_once: names of the ops that read a batch for several replicas, with the ops that they need.
+      data_shown: tensor name of an output of a data source -> an identity of it, to wait for.
+      weight: the scalar tensor with the weight of replica 0's samples; None if there is one replica.
+      weights: per local replica, the scalar tensor with the weight of its samples; fed when feeds are cut.
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
-      gates: by group, and of accumulations that have none; groups that count together share the op.
+      gates: one gate per group of gradients, or per accumulation; groups with one accumulation share the op.
       collectives: names of the collective ops of replica 0.
-      merged: tensor name -> what is fetched in its place.
-      summarized: index in `view` of a summary op that shows a merged value -> name of the tensor that is merged.
-      plain_summaries: name of an op that shows merged values -> its copy that shows those of replica 0.
-      syncs: how variables are made equal; `broadcasts` are the ops that take rank 0's values.
+      merged: tensor name -> its merged value, which is fetched instead.
+      summarized: index in `view` of a summary op of a merged value -> name of the tensor that is merged.
+      plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
+      syncs: the ops that make variables equal; `broadcasts` are the ops that assign rank 0's values.
       built: names of the ops that passes created on replica 0.
-      user_nodes: the ops of the user that were changed, as they were; `added` the names of the ops that were added,
+      user_nodes: the original NodeDefs of changed ops of the user; `added` are the names of the added ops,
         `added_functions` those of the functions.
-      user_devices: name -> device of the ops of the user that were placed by stage, as the user had them.
-      foreign_writes: names of ops that write a replicated variable in replica 0 alone (initializers, restore).
+      user_devices: name -> the user's device, for ops that were placed by stage.
+      foreign_writes: names of ops that write a replicated variable only in replica 0 (initializers, restore).
     """
 
     def __init__(
@@ -254,7 +257,7 @@ class RewriteContext:
 
     @property
     def runs_as_it_is(self) -> bool:
-        """Whether a Session.run of the user needs nothing else to mean what the user means."""
+        """Whether a Session.run of the user needs no changed fetches, feeds or targets."""
         return self.is_plain and not self.orders and not self.graph.replacements
 
     @property
@@ -264,11 +267,11 @@ class RewriteContext:
 
     @property
     def held(self) -> Container[str]:
-        """Names of the variables of which each rank has a part."""
+        """Names of the sharded variables."""
         return () if self.sharded is None else self.sharded.variables
 
     def part_of(self, variable: str) -> str:
-        """The variable op that is trained in place of one of the user; both by name."""
+        """The name of a variable's shard; for a variable that is not sharded, its own name."""
         return variable if self.sharded is None else self.sharded.shard_of(variable)
 
     @property
@@ -282,11 +285,11 @@ class RewriteContext:
         return REPLICA_PREFIX.format(replica) if replica else ""
 
     def micro_prefix(self, micro_batch: int) -> str:
-        """Name prefix of the ops of a micro batch, behind that of the replica; none for micro batch 0."""
+        """Name prefix of the ops of a micro batch, after that of the replica; none for micro batch 0."""
         return MICRO_BATCH_PREFIX.format(micro_batch) if micro_batch else ""
 
     def micro_prefixes_of(self, name: str) -> List[str]:
-        """The name prefixes of an op of replica 0 in the micro batches that have their own; that of the op first."""
+        """The name prefixes of an op's copies in the micro batches of replica 0; that of the op itself is first."""
         copies = self.plan.num_micro_batch if name in self.micro_batched else 1
         return [self.micro_prefix(copy) for copy in range(copies)]
 
@@ -296,20 +299,20 @@ class RewriteContext:
 
     @property
     def spans_processes(self) -> bool:
-        """Whether stages of a replica lie in several processes: the session is one of all their servers then."""
+        """Whether the stages of a replica are in several processes; one session then spans all their servers."""
         return span_processes(self.plan.stages, self.plan.owners)
 
     @property
     def host(self) -> str:
-        """The CPU of this process, as its session names it."""
+        """The CPU of this process, by its name in the session."""
         return self._in_session(self.cluster.current_worker_cpu())
 
     def device(self, stage: int, replica: int = 0) -> str:
-        """The device of a stage of a local replica, as the session of this process names it."""
+        """The device of a stage of a local replica, by its name in the session of this process."""
         return self._in_session(self.plan.stages[stage].devices[self.base_rank + replica])
 
     def host_of(self, stage: int, replica: int = 0) -> str:
-        """The CPU of the process in which a stage of a local replica runs, as the session of this process names it."""
+        """The CPU of the process that runs a stage of a local replica, by its name in the session of this process."""
         device = self.plan.stages[stage].devices[self.base_rank + replica]
         return self._in_session(host_of_device(device))
 
@@ -330,7 +333,7 @@ class RewriteContext:
         return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
 
     def holders_of_parts(self, name: str, stage: int = 0) -> SubCommunicators:
-        """Those of the `holders` with that name, which a stage runs; blocks until every process has asked for them."""
+        """The communicators of the holders of shards, opened at first use; blocks until all processes ask for them."""
         if name not in self.holders:
             holders = part_holders(self.plan, name, stage)
             if not holders.opened:
@@ -340,14 +343,14 @@ class RewriteContext:
         return self.holders[name]
 
     def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
-        """Those of a split, or of the holders of its parts, of which replica 0 takes part in the one of this name."""
+        """The sub-communicators, of a split or of `holders`, in which replica 0 takes part in the one named `name`."""
         ranks = replica_groups(self.graph)
         groups = [] if ranks is None else ranks.sub_communicators
         of_base_rank = (one for one in [*groups, *self.holders.values()] if one.name_at(self.base_rank) == name)
         return next(of_base_rank, None)
 
     def place_in(self, communicator: str, rank: int) -> Tuple[str, int]:
-        """Where a rank does what replica 0 does in a communicator: the name of its own one, and its rank in that."""
+        """The counterpart of replica 0's communicator for a rank: the name of its communicator, and its rank there."""
         groups = self.sub_communicators(communicator)
         return (communicator, rank) if groups is None else (groups.name_at(rank), groups.place(rank).rank)
 
@@ -360,16 +363,16 @@ class RewriteContext:
         return self.communicators[name]
 
     def operation(self, name: str) -> tf.Operation:
-        """The op of that name."""
+        """The op with this name."""
         return self.tf_graph.get_operation_by_name(name)
 
     def gradients(self) -> Set[str]:
-        """Names of the ops of replica 0 that give the gradients of a step."""
+        """Names of the ops of replica 0 that compute the gradients of a step."""
         names = {first_tensor(gradient).op.name for group in self.groups for _, gradient in group.boundaries}
         return names.union(*[gate.gradients for gate in self.gates])
 
     def needed_by(self, view: GraphView, nodes: Iterable[int], ends: Iterable[int] = ()) -> Set[int]:
-        """What nodes of a view need, not looking beyond `ends`; not what they only wait for, where the plan orders."""
+        """The ancestors of nodes, not beyond `ends`, and not through barriers of the plan, which only order ops."""
         names = [*self.later_writes, *[name for of_training in self.barriers for name in of_training]]
         names += [name for order in self.orders for name in order.barriers]
         ops = [name.partition(":")[0] for name in names]
@@ -382,14 +385,14 @@ class RewriteContext:
         return self.tf_graph.get_tensor_by_name(tensor) if merged is None else merged
 
     def remember(self, op: tf.Operation) -> tf.Operation:
-        """Keeps how an op of the user was, before a pass changes it; returns the op."""
+        """Keeps the NodeDef of an op before a pass changes it; returns the op."""
         if op.name not in self.user_nodes:
             self.user_nodes[op.name] = op.node_def
         return op
 
     @contextlib.contextmanager
     def building(self, scope: str, stage: int = 0) -> Iterator[None]:
-        """Ops created inside are the plan's, not in the user's scopes; they are on the device of `stage`."""
+        """Ops created inside belong to the plan: they ignore the user's scopes and are on the device of `stage`."""
         tf_graph = self.tf_graph
         taskgraph = tf.AttrValue(i=self.plan.stages[stage].taskgraphs[0]) if len(self.plan.stages) > 1 else None
         marks = [
@@ -408,5 +411,5 @@ class RewriteContext:
 
 
 def local_name(device: str) -> str:
-    """The device as a local session knows it: without job and task, and so possibly none."""
+    """The name of a device in a local session: without job and task, so possibly empty."""
     return re.sub(r"/(?:job|replica|task):[^/]*", "", device)

@@ -1,8 +1,8 @@
-"""What passes hand on to each other and to the run: who provides it, who reads it. Tests enforce it.
+"""Contracts of passes: the values of the context that each pass provides and reads. Tests enforce them.
 
-A value has one provider, or is a collection to which several passes add. A pass reads what it requires, and nothing
-that a later pass provides. `EPL_VERIFY=1` has the context look at every access. TensorFlow's graph itself is no such
-value; nor are the caches and records of `RewriteContext`: views, communicators, how the user's ops were.
+A value has one provider, or is a collection to which several passes add. A pass reads the values that it requires; the
+passes that provide them or add to them run before it. With `EPL_VERIFY=1` the context checks every access. Contracts do
+not cover TensorFlow's graph, nor the caches and records of `RewriteContext`: views, communicators, original ops.
 """
 
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence
@@ -21,14 +21,14 @@ HANDED_ON: FrozenSet[str] = frozenset(
 
 
 class ContractError(RuntimeError):
-    """A pass reads or writes what its contract does not name."""
+    """A pass reads or sets a value that its contract does not name."""
 
 
 class CheckedRewrite(RewriteContext):
     """A RewriteContext that raises ContractError when a pass reads or sets a value that its contract does not name.
 
     Attributes:
-      running: the pass that runs; None while none does.
+      running: the pass that runs; None between passes.
     """
 
     running: Optional["Pass"] = None
@@ -48,7 +48,7 @@ class CheckedRewrite(RewriteContext):
 
 
 def check(passes: Sequence["Pass"]) -> None:
-    """Raises ValueError for a value that two passes provide, or that is in no contract's vocabulary."""
+    """Raises ValueError for a value that two passes provide, or that is not in `HANDED_ON`."""
     providers: Dict[str, List[str]] = {}
     for p in passes:
         for name in p.provides:

@@ -1,11 +1,11 @@
-"""What waits for the data of a step waits for the outputs of a data source that the step takes, not for the source.
+"""Waits for the data of a step: ops wait for the used outputs of a data source, not for the source itself.
 
-    get_next --> x --> identity --> gate        in a run that is fed x, get_next does not run
+    get_next --> x --> identity --> gate        a run that feeds x does not run get_next
 
-TensorFlow does not read a source of which a run takes nothing but what it is fed, unless something waits for the
-source by a control edge. In other runs the dependency optimizer makes such edges of the identities, which so cost
-nothing. It does not run where a source is fed: TensorFlow 1.15 cannot tell the type of such a feed, and leaves the
-graph as it is.
+If a run feeds all outputs of a source that it uses, TensorFlow does not run the source, unless an op waits for the
+source by a control edge. In other runs the dependency optimizer turns the identities into such edges, so they cost
+nothing. Where a source is fed the optimizer does not run: TensorFlow 1.15 does not know the type of such a feed, and
+leaves the graph as it is.
 """
 
 from typing import AbstractSet, Iterable, List
@@ -22,14 +22,14 @@ from epl.utils import tf_compat
 def ends_of_data(
     rewrite: RewriteContext, view: GraphView, nodes: Iterable[int], takers: AbstractSet[int], micro_batch: int = 0
 ) -> List[tf.Operation]:
-    """The ops to wait for in place of nodes: of each data source among them, what shows its outputs.
+    """The ops to wait for in place of nodes: for a data source, identities of its used outputs.
 
     Args:
-      rewrite: of the graph.
-      view: of it.
-      nodes: what is waited for.
-      takers: nodes that the step needs; what others take of a source is no matter.
-      micro_batch: in whose copies of the nodes.
+      rewrite: the rewriting.
+      view: view of its graph.
+      nodes: the nodes to wait for.
+      takers: nodes that the step needs; outputs that only other nodes read do not count.
+      micro_batch: the micro batch, whose copies of the nodes are used.
     """
     found: List[tf.Operation] = []
     for node in nodes:
@@ -39,7 +39,7 @@ def ends_of_data(
 
 
 def outputs_taken(view: GraphView, node: int, takers: AbstractSet[int]) -> List[int]:
-    """The positions of the outputs of a data source that some of `takers` take; none of another op."""
+    """The positions of the outputs of a data source that `takers` read; none for another op."""
     if view.types[node] not in op_types.DATA_SOURCES:
         return []
     found = set()
@@ -52,7 +52,7 @@ def outputs_taken(view: GraphView, node: int, takers: AbstractSet[int]) -> List[
 
 
 def outputs_shown(rewrite: RewriteContext, op: tf.Operation, positions: Iterable[int]) -> List[tf.Operation]:
-    """The ops that have run once these outputs of an op have values; without positions the op itself."""
+    """Identities of these outputs of an op, which run after it; without positions the op itself."""
     tensors = [op.outputs[position] for position in positions]
     for tensor in tensors:
         if tensor.name not in rewrite.data_shown:

@@ -1,9 +1,9 @@
-"""Gradients wait for what reads their variable late, so that no update overtakes it.
+"""Lets gradients wait for late reads of their variable, so that the reads come before the update.
 
     gradient --> boundary      =>      gradient --> boundary                  Exit --> identity --> boundary
                                            ^ late readers                                 ^ late readers
 
-What leaves a loop is still in it while it runs, and cannot wait for ops outside: an identity waits in its stead.
+An Exit belongs to its loop while it runs and cannot wait for ops outside: an identity after it waits instead.
 """
 
 from typing import Mapping, Sequence
@@ -20,13 +20,13 @@ from epl.utils import tf_compat
 
 
 def delay_gradients(rewrite: RewriteContext, view: GraphView, late: Mapping[int, Sequence[str]], scope: str) -> None:
-    """Makes them wait.
+    """Adds the waits.
 
     Args:
       rewrite: the rewriting.
-      view: of the graph; it does not follow.
-      late: node that gives a gradient -> names of the ops that it waits for, which may be newer than the view.
-      scope: of the identities.
+      view: view of the graph; it is not updated.
+      late: node that computes a gradient -> names of the ops that it waits for, which may be newer than the view.
+      scope: name scope of the identities.
     """
     left = []
     for node, names in sorted(late.items()):

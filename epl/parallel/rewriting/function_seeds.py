@@ -1,12 +1,12 @@
-"""What differs in the copies of random ops, those in the bodies of functions included.
+"""Own seeds for the copies of random ops, also in the bodies of functions.
 
-A copy of an op that calls a function with random ops calls a function of its own:
+A copy of an op that calls a function with random ops calls a copy of the function:
 
     call of f   f: random(seed)            call of f    f: random(seed)
                                      =>    call of f'   f': random(another seed)
 
-The functions are those of tf.function, Defun, and of loops and branches of control flow v2. What calls a function with
-random ops, itself or through others, is known by its attributes, or by its type.
+Functions are those of tf.function, Defun, and of loops and branches of control flow v2. An op names the functions that
+it calls in its attributes or by its type.
 """
 
 from typing import Any, List, Optional, Set, Tuple, Union
@@ -22,10 +22,10 @@ Node = Union[tf.NodeDef, node_wire.Node]
 
 
 class OwnSeeds:
-    """Gives the copies of random ops in one graph seeds of their own.
+    """Gives copies of the random ops of one graph their own seeds.
 
     Attributes:
-      functions: names of the functions that were copied for it.
+      functions: names of the copied functions.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -37,7 +37,7 @@ class OwnSeeds:
         self._random = self._find_random()
 
     def take_library(self) -> Any:
-        """The functions to add to the graph, as a FunctionDefLibrary; those that were not taken before."""
+        """The new functions since the last call, as a FunctionDefLibrary to add to the graph."""
         taken, self._added = self._added, tf.GraphDef().library
         return taken
 
@@ -62,7 +62,7 @@ class OwnSeeds:
         return "seed2" in node.attr or (bool(self._random) and not self._random.isdisjoint(functions_of(node)))
 
     def edit(self, node: Node, device: Optional[str] = None, rank: int = 0, micro_batch: int = 0) -> Edit:
-        """What differs in the copy of a random op, on `device`, for a replica or a micro batch."""
+        """The changes of the copy of a random op, on `device`, for a replica or a micro batch."""
         attrs = self._own_functions(node, rank, micro_batch)
         seed = own_seed(node, rank, micro_batch)
         if seed is not None:
@@ -82,7 +82,7 @@ class OwnSeeds:
         return found
 
     def _copy(self, name: str, rank: int, micro_batch: int) -> str:
-        """The name of the copy of a function."""
+        """The name of a function's copy, which is made at the first call."""
         copy = f"{name}_epl_rank{rank}_micro_batch{micro_batch}"
         if copy not in self._functions:
             function = self._added.function.add()

@@ -1,16 +1,17 @@
-"""A collective of a split waits for those before it that the run needs, and for no others.
+"""Lets a collective of a split wait only for those earlier collectives of its stream that the run needs.
 
     a ──▶ b ──▶ c     =>     a ──▶ (barrier of a) ──▶ b
                               `──────────┐
                              (barrier of a, barrier of b) ──▶ c         b is not needed: its barrier is fed
 
-As they are built, the collectives of a stream wait one for the other: whoever needs the last needs all, such as a
-branch that scores other data in the same scope. Behind a barrier (barriers.py) each waits for all before it, and the
-barriers of those that a run does not need are fed. Which these are, the same fetches tell all ranks alike.
+As they are built, each collective of a stream waits for the one before: a run that needs the last one runs all, also
+those of a branch that scores other data in the same scope. With this pass each collective waits for barriers
+(barriers.py) of all earlier ones, and a run feeds the barriers of the collectives that it does not need. All ranks make
+the same fetches, so they feed the same barriers.
 
-What the actions of a pipeline's schedule wait for runs in every step. So there the collectives that no training needs
-come last in their stream. The barriers are built when the micro batches are in the graph (clone_micro_batches.py): the
-first collective of a micro batch comes behind the last one of the micro batch before.
+In a pipeline, actions of the schedule run in every step, with all ops that they wait for. So there the collectives that
+no training needs come last in their stream. The barriers are built when the micro batches are in the graph
+(clone_micro_batches.py): the first collective of a micro batch comes after the last one of the micro batch before.
 """
 
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from epl.utils import tf_compat
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Puts the collectives of a split in order, in a pipeline for now those of the first micro batch."""
+    """Orders the collectives of a split; in a pipeline only those of micro batch 0, as the others do not exist yet."""
     if len(rewrite.plan.stages) == 1:
         skip_unneeded(rewrite)
     else:
@@ -39,7 +40,7 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _put_trained_first(rewrite: RewriteContext) -> None:
-    """Puts what some training needs in front of the other collectives of each stream."""
+    """Moves the collectives that some training needs to the front of each stream."""
     streams = [stream for stream in _streams(rewrite) if len(stream.collectives) > 1]
     if not streams:
         return
@@ -57,12 +58,12 @@ def _put_trained_first(rewrite: RewriteContext) -> None:
 def skip_unneeded(
     rewrite: RewriteContext, copied: Container[str] = (), stage_of: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Puts barriers between the collectives of each stream, those of its micro batches included.
+    """Adds barriers between the collectives of each stream, including those of further micro batches.
 
     Args:
       rewrite: the rewriting.
-      copied: names of the ops of which each micro batch has a copy.
-      stage_of: the stages of ops by name; the first one for those that are not there.
+      copied: names of the ops that are copied for each micro batch.
+      stage_of: the stages of ops, by name; by default the first stage.
     """
     for number, stream in enumerate(_streams(rewrite)):
         ops = _in_order(rewrite, stream, copied)
@@ -81,7 +82,7 @@ def skip_unneeded(
 
 
 def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:
-    """Those of the split; not those in a branch of control flow, out of which no control edge leads."""
+    """The streams of the split, except those in a branch: no control edge may leave a branch."""
     ranks = replica_groups(rewrite.graph)
     return [
         stream
@@ -91,7 +92,7 @@ def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:
 
 
 def _in_order(rewrite: RewriteContext, stream: CollectiveStream, has_copies: Container[str]) -> List[tf.Operation]:
-    """The collectives of a stream: micro batch after micro batch, then those of which micro batches have no copies."""
+    """The collectives of a stream: micro batch after micro batch, then those that are not copied."""
     names = [op.name for op in stream.collectives]
     copied = [name for name in names if name in has_copies]
     ordered = [rewrite.in_micro_batch(name, copy) for copy in range(rewrite.plan.num_micro_batch) for name in copied]
@@ -99,7 +100,7 @@ def _in_order(rewrite: RewriteContext, stream: CollectiveStream, has_copies: Con
 
 
 def _forget(rewrite: RewriteContext, op: tf.Operation, others: Set[tf.Operation]) -> None:
-    """Has an op no longer wait for any of the others by control edges."""
+    """Removes the control edges from any of the others to an op."""
     controls = list(op.control_inputs)
     if not others.isdisjoint(controls):
         tf_compat.remove_control_inputs(rewrite.remember(op))

@@ -1,8 +1,8 @@
-"""Puts graph passes in the order that their contracts ask for; runs them, times them and counts ops.
+"""Sorts graph passes by their contracts; runs them, times them and counts the ops that they add.
 
-EPL_SKIP_PASS=name,name    leaves out passes without which the model computes the same numbers
+EPL_SKIP_PASS=name,name    leaves out passes that do not change the numbers of the model
 EPL_DUMP_GRAPH=folder      writes the GraphDef after each pass
-EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and what passes read and set
+EPL_VERIFY=1 or =last      checks the graph after each pass, or after the last one; and the contracts of passes
 """
 
 import logging
@@ -23,17 +23,17 @@ _NOTHING: FrozenSet[str] = frozenset()
 
 
 class Pass(NamedTuple):
-    """One rewrite of the graph.
+    """One pass over the graph.
 
     Attributes:
-      name: for reports.
-      run: does it.
-      provides: what of the context it sets, by the name of the attribute; nobody else does.
-      adds: collections of the context that it adds to, as others may.
-      requires: what of the context it reads, once all have provided it and added to it.
-      after: names of passes that change the graph before it, where they are there.
-      plain: whether it has something to do in a graph of one replica on one device.
-      optional: whether the model computes the same bits without it: it saves memory or waiting.
+      name: name in reports.
+      run: the function that changes the graph.
+      provides: attributes of the context that it sets; no other pass does.
+      adds: collections of the context that it adds to, as other passes may.
+      requires: attributes of the context that it reads, after all passes have provided them or added to them.
+      after: names of passes that must change the graph before it, if they run.
+      plain: whether it also runs on a graph of one replica on one device.
+      optional: whether the model computes the same bits without it: it saves memory or time only.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Pass(NamedTuple):
 
 
 def names(text: str) -> FrozenSet[str]:
-    """The words of a text, for contracts."""
+    """The words of a text as a set, for contracts."""
     return frozenset(text.split())
 
 
 class PassReport(NamedTuple):
-    """What a pass cost: CPU seconds, and ops added to the graph."""
+    """The cost of a pass: CPU seconds, and ops added to the graph."""
 
     name: str
     cpu_s: float
@@ -60,7 +60,7 @@ class PassReport(NamedTuple):
 
 
 def in_order(passes: Sequence[Pass]) -> List[Pass]:
-    """The passes, each after those that make what it requires and those that it names; else in the order given.
+    """Sorts passes: each after the passes in its `after` and the providers of its `requires`; else in the given order.
 
     Raises:
       ValueError: passes wait for each other.
@@ -81,10 +81,10 @@ def _goes_ahead(one: Pass, other: Pass) -> bool:
 
 
 def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
-    """The passes but for those that EPL_SKIP_PASS names.
+    """The passes without those that EPL_SKIP_PASS names.
 
     Raises:
-      PlanError: a name that is no pass, or a pass that the numbers depend on.
+      PlanError: a name is no pass, or the numbers of the model depend on the pass.
     """
     skipped = {name.strip() for name in os.environ.get("EPL_SKIP_PASS", "").split(",")} - {""}
     known = {p.name: p for p in passes}
@@ -101,7 +101,7 @@ def _without_skipped(passes: Sequence[Pass]) -> List[Pass]:
 
 
 def run_passes(passes: Sequence[Pass], rewrite: "RewriteContext") -> List[PassReport]:
-    """Runs the passes in the order given: that of `in_order`."""
+    """Runs the passes in the given order, which `in_order` has made."""
     reports: List[PassReport] = []
     dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
     ordered = _without_skipped(passes)

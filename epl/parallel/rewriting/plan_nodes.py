@@ -1,4 +1,4 @@
-"""Ops that a pass adds as NodeDefs, together with the clones: TensorFlow's Python functions take ten times as long."""
+"""Ops that a pass adds as NodeDefs, imported with the clones: TensorFlow's Python functions take ten times as long."""
 
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -13,7 +13,7 @@ Waits = Dict[Tuple[int, int], List[str]]
 
 
 class PlanNodes:
-    """NodeDefs to import, under a name scope of the plan's and in one stage.
+    """NodeDefs to import, in one name scope of the plan and one stage.
 
     Attributes:
       nodes: the NodeDefs.
@@ -27,7 +27,7 @@ class PlanNodes:
         self._constants: Dict[Tuple[Any, ...], str] = {}
 
     def add(self, name: str, op: str, inputs: Sequence[str], **types: tf.DType) -> tf.NodeDef:
-        """A node with the given attributes; its name is the scope's and `name`."""
+        """Adds a node with the given type attributes, named `name` in the scope."""
         node = tf.NodeDef(name=self._scope + name, op=op, input=inputs)
         node.attr[TASKGRAPH_ATTR].i = self._taskgraph
         for key, dtype in types.items():
@@ -37,7 +37,7 @@ class PlanNodes:
         return node
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
-        """The name of a constant, one for all that ask for the same."""
+        """The name of a constant; equal constants are added once."""
         key = (dtype, np.shape(value), np.asarray(value).tobytes())
         if key not in self._constants:
             node = self.add(f"constant{len(self._constants)}", "Const", [], dtype=dtype)

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import node_wire
 
-# Odd numbers without a common multiple in reach, so that the seeds of different ranks and micro batches do not meet.
+# Odd numbers without a small common multiple, so that the seeds of different ranks and micro batches differ.
 _RANK_STEP = 0x3779B1
 _MICRO_BATCH_STEP = 0x5BD1E995 % 0x7FFFFFFF
 

@@ -1,4 +1,4 @@
-"""Which ops write variables as a part of training: not those that initialize, restore, or fill an input pipeline."""
+"""Which ops write variables in a training step: not those that initialize, restore, or fill an input pipeline."""
 
 from typing import Iterable, List, Set
 
@@ -13,13 +13,13 @@ from epl.parallel.sharding.sharded_variables import ShardedVariables
 def find_training_writes(
     tf_graph: tf.Graph, view: GraphView, all_writes: List[int], gradients: Iterable[int]
 ) -> Set[int]:
-    """The writes of training.
+    """The writes of a training step.
 
     Args:
       tf_graph: the graph.
-      view: of it.
-      all_writes: what `view.writes()` gives.
-      gradients: nodes that give gradients: what is computed from them feeds no input pipeline.
+      view: its view.
+      all_writes: the result of `view.writes()`.
+      gradients: nodes that compute gradients; a queue of values computed from them is no input pipeline.
     """
     graph = Graph.of(tf_graph)
     others = initializers_of(tf_graph)
@@ -28,7 +28,7 @@ def find_training_writes(
         others.update(sharded.replaced())
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     variables = set(view.of_types(op_types.VARIABLES))
-    trained = view.descendants(gradients)  # a queue of results is no input
+    trained = view.descendants(gradients)  # a queue of results is no input pipeline
     feeds_a_queue = view.ancestors(set(view.of_types(op_types.ENQUEUES)) - trained)
     writes = set()
     for node in all_writes:
@@ -43,7 +43,7 @@ def find_training_writes(
 
 
 def initializers_of(tf_graph: tf.Graph) -> Set[str]:
-    """Names of the ops that initialize what is in any collection, or a part of it."""
+    """Names of the initializers of the variables (or tables) in all collections, and of their shards."""
     graph = Graph.of(tf_graph)
     sharded = None if graph is None else graph.state_of(ShardedVariables)
     found = set() if sharded is None else set(sharded.initializers())

@@ -1,7 +1,7 @@
-"""Checks of a graph that passes have rewritten: what must hold whatever the passes do. Run after each pass in tests.
+"""Checks of a rewritten graph, which must hold whatever the passes do. Tests run them after each pass.
 
-It reads the GraphDef and the tables of op types, and nothing that the passes wrote down about their own work, except in
-`check_rewrite`, which also asks that every replica has the collectives that the rewriting promised.
+They read the GraphDef and the tables of op types, and nothing that passes noted about their own work; except
+`check_rewrite`, which also checks that every replica has the collectives that the passes noted.
 """
 
 import re
@@ -23,14 +23,14 @@ _MOST_PROBLEMS = 20  # of one kind: a broken graph is broken everywhere
 
 
 class VerificationError(RuntimeError):
-    """A pass left the graph in a state that cannot run, or that cannot run right."""
+    """A pass left the graph in a state that cannot run, or runs wrong."""
 
 
 def check_rewrite(rewrite: "RewriteContext", done: Sequence[str]) -> None:
     """Raises VerificationError if the graph is broken after a pass.
 
     Args:
-      rewrite: the rewriting that goes on.
+      rewrite: the rewriting.
       done: names of the passes that have run.
     """
     copied = "clone_replicas" in done  # devices and copies are final
@@ -51,7 +51,7 @@ def check_rewrite(rewrite: "RewriteContext", done: Sequence[str]) -> None:
 
 
 def differences(view: GraphView, other: GraphView) -> List[str]:
-    """In what two views of a graph differ, but for the order of nodes: one that was followed, and one read anew."""
+    """The differences of two views of a graph, except the order of nodes: one kept up to date, and a new one."""
     problems = [f"{name!r} is in one view alone" for name in sorted(set(view.index) ^ set(other.index))]
     for name in set(view.index).intersection(other.index):
         mine, right = _facts(view, view.index[name]), _facts(other, other.index[name])
@@ -61,7 +61,7 @@ def differences(view: GraphView, other: GraphView) -> List[str]:
 
 
 def _facts(view: GraphView, node: int) -> Tuple[object, ...]:
-    """What a view says of a node. (TensorFlow writes control inputs once each, in the order of their names.)"""
+    """The contents of a node in a view. (TensorFlow writes control inputs once each, in the order of their names.)"""
     own = view.nodes[node]
     data = [name for name in own.input if name[0] != "^"]
     producers = {view.nodes[p].name for p in view.producers[node]}
@@ -70,21 +70,20 @@ def _facts(view: GraphView, node: int) -> Tuple[object, ...]:
 
 
 def verify(tf_graph: tf.Graph, devices: Optional[Sequence[str]] = None) -> List[str]:
-    """What is wrong with a graph, one line for each finding; see `verify_graph_def`."""
+    """The problems of a graph, one line each; see `verify_graph_def`."""
     return verify_graph_def(tf_compat.full_graph_def(tf_graph), devices)
 
 
 def verify_graph_def(graph_def: tf.GraphDef, devices: Optional[Sequence[str]] = None) -> List[str]:
-    """What is wrong with a graph, one line for each finding.
+    """The problems of a graph, one line each.
 
     Args:
       graph_def: the graph.
-      devices: the devices of the local session besides /device:CPU:0; None: devices are not looked at.
+      devices: the devices of the local session, without /device:CPU:0; None: devices are not checked.
 
     Returns:
-      Findings about: names that occur twice, inputs that do not exist, cycles other than those of loops, devices that
-      the session does not have, loops of different copies that share a frame, collectives that are not in one order
-      on every rank.
+      Problems: names that occur twice, inputs that do not exist, cycles other than those of loops, devices that the
+      session does not have, loops of different copies that share a frame, collectives without one order on all ranks.
     """
     nodes = list(graph_def.node)
     index = {node.name: i for i, node in enumerate(nodes)}
@@ -103,7 +102,7 @@ def verify_graph_def(graph_def: tf.GraphDef, devices: Optional[Sequence[str]] = 
 
 
 def _producers(nodes: Sequence[tf.NodeDef], index: Dict[str, int]) -> Tuple[List[List[int]], List[str]]:
-    """Per node, the nodes that it takes data or control from; and the inputs that name no node."""
+    """Per node, its producers of data or control; and the inputs that name no node."""
     missing = []
     producers = []
     for node in nodes:
@@ -119,7 +118,7 @@ def _producers(nodes: Sequence[tf.NodeDef], index: Dict[str, int]) -> Tuple[List
 
 
 def _topological_order(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> Tuple[List[int], List[str]]:
-    """An order with every node after its producers, the back edges of loops left out; and a cycle, if any."""
+    """An order with every node after its producers, without the back edges of loops; and a cycle, if any."""
     waits = [0] * len(nodes)
     consumers: List[List[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -142,7 +141,7 @@ def _topological_order(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) 
 
 
 def _describe_cycle(nodes: Sequence[tf.NodeDef], producers: List[List[int]], stuck: Set[int]) -> str:
-    """Words for one cycle among the nodes that wait for each other."""
+    """Describes one cycle among the nodes that wait for each other."""
     path = [min(stuck)]
     places = {path[0]: 0}
     while True:
@@ -190,7 +189,7 @@ def _is_legal(device: str, legal: Set[str]) -> bool:
 
 
 def _shared_frames(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> List[str]:
-    """Loops that TensorFlow would take for one: a frame entered by several copies, or with several conditions."""
+    """Loops that TensorFlow would run as one: several copies enter a frame, or it has several conditions."""
     clones: Dict[bytes, Set[str]] = {}
     frame_of_merge: Dict[int, bytes] = {}
     conditions: Dict[bytes, Set[str]] = {}
@@ -242,7 +241,7 @@ def _disorder_of_collectives(
     problems = []
     facts: Dict[str, Dict[int, List[Tuple[str, str]]]] = {}
     for (communicator, rank), sequence in sorted(sequences.items()):
-        # Ancestors have fewer collectives before them; in a total order that settles the order.
+        # A collective has more collectives before it than its ancestors have; this sorts a total order.
         sequence.sort(key=lambda i: bin(before[i]).count("1"))
         for first, second in zip(sequence, sequence[1:]):
             if not before[second] & bits[first]:
@@ -281,7 +280,7 @@ def _differences(communicator: str, by_rank: Dict[int, List[Tuple[str, str]]]) -
 
 
 def _missing_copies(rewrite: "RewriteContext") -> List[str]:
-    """Collectives of replica 0 that another local replica lacks, or has in a wrong place."""
+    """Collectives of replica 0 that another local replica lacks, or has on a wrong communicator or rank."""
     problems = []
     nodes = {node.name: node for node in tf_compat.full_graph_def(rewrite.tf_graph).node}
     for name in sorted(rewrite.collectives):

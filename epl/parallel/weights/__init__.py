@@ -1,1 +1,1 @@
-"""Where and when the weights of a model are used: offload fetches them ahead."""
+"""Where and when the weights of a model are used: offload prefetches them, ZeRO v2 gathers them per block of uses."""

@@ -1,16 +1,17 @@
-"""When weights that lie on the host are copied to the device: a block of them while the block before is used.
+"""When weights in host memory are copied to the device: a block of them is copied while the block before is used.
 
     begin of block 0      fetch block 0, block 1         compute with block 0
     begin of block 1      fetch block 2                  compute with block 1      block 0 is dropped
     begin of block 2      fetch block 3                  compute with block 2      block 1 is dropped
 
-The uses of weights are taken in the order in which they run, through the forward and the backward pass, and cut into
-blocks of not much more bytes than the largest weight has, which a device must hold in any case: so it holds at most two
-and a half times as much at a time. What is used in several blocks is copied for each of them.
+The uses of weights are sorted by the order in which they run, through the forward and the backward pass, and cut into
+blocks of little more bytes than the largest weight, which a device must hold in any case: so it holds at most two and a
+half times as much at a time. A weight that several blocks use is copied for each of them.
 
-A copy waits for what comes into the first op of the block before. It may wait for such ops alone as all who take the
-copy need anyway: then no run computes more than it would, and no edge closes a circle. Where the block before has none,
-the copy waits for what comes into its own op besides; where there is nothing of that kind, it is made at once.
+A copy waits for the other inputs of the first op of the block before (the activation of a MatMul). It may wait only for
+ops that all consumers of the copy need anyway: then no run computes more than without the copy, and no edge closes a
+cycle. Where the block before has no such op, the copy waits for the other inputs of its own consumer; where these do
+not depend on the data either, it is made at once.
 """
 
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
@@ -24,13 +25,13 @@ from epl.parallel.weights.regions import WeightRegion
 
 
 class WeightUse(NamedTuple):
-    """An op on a device that takes a weight.
+    """An op on a device that reads a weight.
 
     Attributes:
-      source, output: what gives the weight, on the host.
-      consumer, position: the op, and which of its inputs the weight is.
-      bytes: of the weight.
-      waits: what comes into the op besides and depends on the data of the step.
+      source, output: the tensor that holds the weight, on the host.
+      consumer, position: the op, and the index of the input.
+      bytes: size of the weight.
+      waits: the op's other inputs that depend on the data of the step.
     """
 
     source: int
@@ -42,13 +43,13 @@ class WeightUse(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """A copy of a weight, made for some ops that take it.
+    """A copy of a weight for some of its uses.
 
     Attributes:
-      source, output: what gives the weight.
-      uses: the ops.
-      waits: what the copy waits for.
-      block: number of the block in which it is used; consecutive in a section.
+      source, output: the tensor that holds the weight.
+      uses: the uses that read the copy.
+      waits: the ops that the copy waits for.
+      block: number of the block that uses it; consecutive in a section.
     """
 
     source: int
@@ -59,11 +60,11 @@ class Fetch(NamedTuple):
 
 
 _MOST_NAMES = 3  # in a message
-_SLACK = 0.25  # a full block may have so much more: a kernel and its bias are one
-# They take weights where these are: no device has a kernel for them.
+_SLACK = 0.25  # a block may be larger by this share: a kernel and its bias stay together
+# They read weights on the host: they have no kernel for other devices.
 _OF_CPU = op_types.SUMMARIES | frozenset(["Save", "SaveSlices", "SaveV2"])
 
-# Uses that belong together: those of a pipeline's action, or all.
+# Uses are cut into blocks within a section: an action of a pipeline's schedule, or the step.
 Section = Tuple[int, bool]
 
 
@@ -74,14 +75,14 @@ def find_uses(
 
     Args:
       tf_graph: the graph.
-      view: of it.
-      region: what runs on the host.
+      view: its view.
+      region: the ops that run on the host.
       late: nodes that run after variables are updated.
-      changing: variables that are written before the gradients are there; a late copy would be another value.
+      changing: variables that are written before the gradients are computed; a later copy could have another value.
     """
     levels = _levels(view, region.order)
     sizes: Dict[Tuple[int, int], int] = {}
-    # Another value may be fed in their place, and what waits for them would have them run all the same.
+    # No op waits for a data source: where the user feeds another value in its place, the wait would still run it.
     sources = set(view.of_types(op_types.DATA_SOURCES))
     uses = []
     for node in region.order:
@@ -106,14 +107,14 @@ def find_uses(
 def plan_fetches(
     view: GraphView, uses: Sequence[WeightUse], sections: Mapping[int, Section], order: Sequence[int], block: int
 ) -> List[Fetch]:
-    """The copies, and what each of them waits for; uses of which none can wait are left out.
+    """The copies, and what each of them waits for; uses whose copy has nothing to wait for are left out.
 
     Args:
       view: the graph.
-      uses: in their order.
-      sections: consumer -> the section that it belongs to.
+      uses: the uses, in their order.
+      sections: consumer -> its section.
       order: all nodes, each after its producers.
-      block: bytes with which a block is full, if no weight in it has more.
+      block: capacity of a block in bytes, if no weight in it is larger.
     """
     needed = Needed(view, order, {wait for use in uses for wait in use.waits})
     by_section: Dict[Section, List[WeightUse]] = {}
@@ -131,7 +132,7 @@ def plan_fetches(
 
 
 def cut_blocks(uses: Sequence[WeightUse], block: int) -> List[List[WeightUse]]:
-    """Consecutive uses, of little more bytes than `block` or the largest of them; a weight counts once in a block."""
+    """Cuts uses into blocks of little more bytes than `block` or their largest weight; a weight counts once a block."""
     blocks: List[List[WeightUse]] = []
     held: Dict[Tuple[int, int], int] = {}
     for use in uses:
@@ -168,7 +169,7 @@ def _fetches(members: List[WeightUse], before: Sequence[WeightUse], needed: "Nee
 
 
 class Needed:
-    """What each node of a graph needs of some nodes of interest: a bit for each of them, in one pass over the graph."""
+    """Which of some nodes of interest each node of a graph depends on: one bit for each, in one pass over the graph."""
 
     def __init__(self, view: GraphView, order: Sequence[int], interest: Set[int]) -> None:
         self._bits = {node: 1 << place for place, node in enumerate(sorted(interest))}
@@ -177,7 +178,7 @@ class Needed:
             pass  # once more around each loop
 
     def _pass_on(self, view: GraphView, order: Sequence[int]) -> bool:
-        """Gives each node what its producers need; whether that is more than before."""
+        """Adds the bits of its producers to each node; returns whether a bit was new."""
         masks, more = self._masks, False
         for node in order:
             before = mask = masks.get(node, 0)
@@ -188,7 +189,7 @@ class Needed:
         return more
 
     def by_all(self, uses: Sequence[WeightUse], nodes: Sequence[int]) -> bool:
-        """Whether there are any of these nodes, and all ops of the uses need all of them before they run."""
+        """Whether `nodes` is not empty, and the consumer of each use needs all of them before it runs."""
         return bool(nodes) and all(use.consumer not in nodes and self.by(use.consumer, nodes) for use in uses)
 
     def by(self, node: int, nodes: Sequence[int]) -> bool:
@@ -200,16 +201,16 @@ class Needed:
 def late_uses(
     view: GraphView, fetches: Sequence[Fetch], region: WeightRegion, gradients: Mapping[int, Sequence[int]]
 ) -> Dict[int, List[int]]:
-    """What an optimizer must not overtake: ops that take a copy of a variable which it writes.
+    """The ops that must read their copy of a variable before the optimizer writes it.
 
     Args:
       view: the graph.
       fetches: the copies.
-      region: what runs on the host.
-      gradients: variable -> the nodes that give its gradient; of those that change under who has read them before.
+      region: the ops that run on the host.
+      gradients: variable -> the nodes that compute its gradient, for variables whose earlier reads see a later write.
 
     Returns:
-      Node that gives a gradient -> the ops that it is to wait for; all that these need, it needs anyway.
+      Node that computes a gradient -> the ops that it waits for; it depends on all inputs of these anyway.
     """
     consumers = {use.consumer for fetch in fetches for use in fetch.uses}
     waits = {wait for fetch in fetches for use in fetch.uses for wait in use.waits}
@@ -227,7 +228,7 @@ def late_uses(
 
 
 def bytes_at_a_time(fetches: Sequence[Fetch]) -> int:
-    """Bytes of two blocks, one that is used and one that is fetched meanwhile, where they are most."""
+    """The most bytes of two consecutive blocks: one that is used, and one that is copied meanwhile."""
     blocks: Dict[int, int] = {}
     for fetch in fetches:
         blocks[fetch.block] = blocks.get(fetch.block, 0) + fetch.uses[0].bytes
@@ -235,13 +236,13 @@ def bytes_at_a_time(fetches: Sequence[Fetch]) -> int:
 
 
 def largest_names(sizes: Mapping[str, int]) -> str:
-    """The names of the largest of some weights, for a message."""
+    """The names of the largest weights, for a message."""
     names = sorted(sizes, key=lambda name: (-sizes[name], name))
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _levels(view: GraphView, order: Sequence[int]) -> List[int]:
-    """Per node, the length of the longest way to it: about when it runs."""
+    """Per node, the length of the longest path to it: about when it runs."""
     levels = [0] * len(view)
     done = [False] * len(view)
     for node in order:
@@ -251,7 +252,7 @@ def _levels(view: GraphView, order: Sequence[int]) -> List[int]:
 
 
 def weight_bytes(tf_graph: tf.Graph, view: GraphView, node: int, output: int) -> int:
-    """The size of a tensor; -1 of one that stays where it is: a handle, or a single value."""
+    """The size of a tensor; -1 for one that is not copied: a handle, a string, or a single value."""
     tensor = tf_graph.get_operation_by_name(view.nodes[node].name).outputs[output]
     if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
         return -1

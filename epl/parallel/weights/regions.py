@@ -1,9 +1,8 @@
-"""What gives weights to those who compute with the data of a step: variables, or wholes that are gathered from parts.
+"""The weight region of a graph: the variables (or gathered weights), and cheap ops that are computed from them alone.
 
-    w ---> read ---> Cast ---> MatMul <--- x           the region: w, read, Cast; MatMul takes a weight
+    w ---> read ---> Cast ---> MatMul <--- x           the region: w, read, Cast; MatMul uses a weight
 
-With the weights go the ops that are computed from them alone and only go over their inputs once: doing that again costs
-less than keeping, or moving, what it gives.
+A cheap op goes over its inputs once: to run it again costs less than to keep, or to move, its output.
 """
 
 from typing import Dict, FrozenSet, Iterable, Set
@@ -17,7 +16,7 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils import tf_compat
 
-# Ops that go over what they take once. One that takes weights and constants alone belongs to the weights.
+# Ops that go over their inputs once. One that reads only weights and constants belongs to the region.
 _CHEAP = frozenset(
     [
         "Abs", "Add", "AddN", "AddV2", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "L2Loss", "Maximum",
@@ -25,35 +24,35 @@ _CHEAP = frozenset(
         "SplitV", "Sqrt", "Square", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Transpose",
     ]  # fmt: skip
 )  # fmt: skip
-# By which wholes are gathered from parts: "PlaceholderWithDefault" hides the size of a part.
+# Ops of the gather of a sharded weight: "PlaceholderWithDefault" hides the size of a shard.
 _GATHERS = frozenset(["EplAllGather", "IdentityN", "PlaceholderWithDefault"])
 
 
 class WeightRegion:
-    """The ops of a graph that give weights.
+    """The weight region of a graph.
 
     Attributes:
-      nodes: all of them.
-      weights: of these, what gives weights or what is computed from them alone, outside of loops and branches, with
-        the sources (variables, wholes) that it is computed from.
-      moving: nodes of the whole graph that depend on the data of a step.
-      of_step: these, and what only waits for them or knows no more than their shape.
-      depths: of loops and branches, per node.
+      nodes: the nodes of the region.
+      weights: those that are weights or computed from weights alone, outside of loops and branches -> the sources
+        (variables, gathered weights) that they are computed from.
+      moving: all nodes of the graph that depend on the data of a step.
+      of_step: these, and the nodes that depend on them only by control inputs or by their shape.
+      depths: depth in loops and branches, per node.
       order: all nodes, each after its producers.
     """
 
     def __init__(self, tf_graph: tf.Graph, view: GraphView, sources: Iterable[int]) -> None:
-        """Finds them.
+        """Finds the region.
 
         Args:
           tf_graph: the graph.
-          view: of it.
-          sources: what gives weights.
+          view: its view.
+          sources: the nodes of the variables, or of the gathered weights.
         """
         self.depths = depths_of(view)
         self.order = run_order(view)
         stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-        stateful -= COLLECTIVE_OP_TYPES.keys()  # they give the same for the same
+        stateful -= COLLECTIVE_OP_TYPES.keys()  # equal inputs give equal outputs
         self.moving = batch_nodes(view, stateful)
         self.of_step = view.descendants(self.moving)
         self.weights: Dict[int, FrozenSet[int]] = {}

@@ -1,1 +1,1 @@
-"""ZeRO: each replica holds and updates its part of optimizer state, gradients and weights."""
+"""ZeRO: each replica holds and updates its shard of optimizer state, gradients and weights."""

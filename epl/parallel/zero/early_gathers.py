@@ -1,10 +1,11 @@
-"""Which weights of ZeRO are gathered together at the beginning of a step: small ones in packs, each in one collective.
+"""ZeRO's up-front gathers, at the beginning of a step: small weights are packed, one collective for each pack.
 
     v0, v1      [b0 w1 b1 w2 ...]   w0      [b7 w8 ...]   w5        packs of small ones in the order of their first use
 
-A pack costs one more copy of its weights, and saves the round of each. What different optimizers train is in packs of
-its own: they may be run before the others' variables have values. Alone, and first of all, is what gives the value of
-another variable, which must not wait for that. `v2` gathers block by block: `gather_per_use.py`.
+A pack costs one more copy of its weights and saves a collective per weight. The weights of different optimizers are in
+different packs: an optimizer may run before the other's variables are initialized. A weight from which another variable
+is initialized or assigned is in no pack and is gathered first, because that value must not wait for the other variable.
+`v2` gathers block by block: `gather_per_use.py`.
 """
 
 from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequence, Set, Tuple
@@ -27,12 +28,12 @@ def packs(
     group: Callable[[ZeroVariable], Hashable],
     alone: Collection[ZeroVariable] = (),
 ) -> List[List[ZeroVariable]]:
-    """What is gathered together, in the order of the first of each.
+    """The variables of each collective, in the order of the first variable of each.
 
     Args:
-      variables: in their order.
-      group: variables of which it gives different values are in different packs.
-      alone: those that go into no pack; they are the first.
+      variables: the variables, in their order.
+      group: variables for which it returns different values are in different packs.
+      alone: variables that go into no pack; they are the first.
     """
     found = [[variable] for variable in variables if variable in alone]
     open_packs: Dict[Tuple[Hashable, tf.DType, str], List[ZeroVariable]] = {}
@@ -50,19 +51,19 @@ def packs(
 
 
 def size_of(variable: ZeroVariable) -> int:
-    """Bytes of the whole."""
+    """Bytes of the full variable."""
     return num_elements(variable.made.full_shape) * variable.made.variable.dtype.base_dtype.size
 
 
 def behind_writes(variables: Iterable[ZeroVariable]) -> Set[tf.Operation]:
-    """What computes the values that some variables get otherwise than by training: initial and assigned ones."""
+    """The ops that compute initial and assigned values of variables."""
     values = [initializer_of(one.made.variable).inputs[1] for one in variables]
     values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]
     return ancestor_ops(tensor.op for tensor in values)
 
 
 def gather_pack(pack: Sequence[ZeroVariable], resharder: Resharder) -> List[tf.Tensor]:
-    """The wholes of several variables of one dtype and device, in one collective behind the others of `resharder`."""
+    """The full values of variables of one dtype and device, by one collective after the earlier ones of `resharder`."""
     first = pack[0].made
     with beside(first.old.op), tf.device(first.variable.device), tf.name_scope("pack"):
         own = [resharder.hide_size(one.made.variable.read_value(), one.made.placement) for one in pack]

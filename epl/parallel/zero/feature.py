@@ -1,4 +1,4 @@
-"""ZeRO (`zero.level`) as a feature: what of it happens while the user applies gradients."""
+"""ZeRO (`zero.level`) as a feature: its steps in apply_gradients, and its passes."""
 
 from typing import Any, Optional
 
@@ -12,18 +12,18 @@ from epl.utils.containers import map_items
 
 
 class ZeroFeature(Feature):
-    """Data parallelism in which each rank holds a shard of the weights and of what the optimizer keeps."""
+    """Data parallelism in which each rank holds a shard of the weights and of the optimizer state."""
 
     passes = (gather_per_use.PASS, order_gathers.PASS)
 
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
-        """Cuts the variables that are about to be trained."""
+        """Shards the variables that are about to be trained."""
         with graph.building_parts():
             hold_parts(graph, request.pairs)
         return apply(request)
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
-        """Gives the optimizer shards of gradients and variables."""
+        """Hands the optimizer shards of gradients and variables in place of the full ones."""
         zero = zero_of(graph)
         if zero is None:
             return apply(request)
@@ -33,5 +33,5 @@ class ZeroFeature(Feature):
         return apply(request._replace(pairs=pairs, args=args, kwargs=kwargs))
 
     def plan(self, rewrite: RewriteContext) -> Optional[ZeroSection]:
-        """What was decided when gradients were applied."""
+        """The decision that apply_gradients made."""
         return rewrite.graph.state_of(ZeroSection)

@@ -1,14 +1,14 @@
-"""ZeRO v2: a weight is gathered for each block of its uses, and dropped when they are done.
+"""ZeRO v2: a weight is gathered for each block of its uses, and dropped after them.
 
-    part --> [placeholder] --> MatMul --> ... --> MatMulGrad       part --> all-gather --> MatMul --> ...
-                                                          =>        '--> all-gather' ------------> MatMulGrad
-                                                                            ^ waits for a gradient
+    shard --> [placeholder] --> MatMul --> ... --> MatMulGrad      shard --> all-gather --> MatMul --> ...
+                                                           =>       '--> all-gather' ------------> MatMulGrad
+                                                                             ^ waits for a gradient
 
-Until here a placeholder of its shape takes the place of the full weight; nothing takes it afterwards. What is gathered
-when is decided in `epl.parallel.zero.gather_schedule`. All-gathers are ops with state, so that TensorFlow merges none
-with another.
+Before this pass, a placeholder of its shape takes the place of the full weight; afterwards no op reads the placeholder.
+`epl.parallel.zero.gather_schedule` decides which weight is gathered when. All-gathers are stateful ops, so TensorFlow
+does not merge them as duplicates.
 
-It works behind recomputation, whose copies take a weight as the rest of the backward pass does.
+The pass runs after recomputation: the recomputed ops read weights as the rest of the backward pass does.
 """
 
 import logging
@@ -28,11 +28,11 @@ from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
-SCOPE = "EPL_REGATHER"  # of what is computed from a whole alone, once more
+SCOPE = "EPL_REGATHER"  # scope of the copies per block of ops that are computed from a weight alone, such as a cast
 
 
 def run(rewrite: RewriteContext) -> None:
-    """Gathers the weights whose places are held."""
+    """Replaces the placeholders by gathers."""
     zero = zero_of(rewrite.graph)
     if zero is None or not zero.placeholders:
         return
@@ -59,7 +59,7 @@ class _Regathering:
         return plan_gathers(graph.tf_graph, view, variables, gradients, replaced, merged)
 
     def run(self) -> None:
-        """Adds them."""
+        """Adds the gathers: those of the streams, the up-front ones, the unused ones."""
         for number, fetches in enumerate(self._plan.streams):
             resharder = self._zero.new_stream()
             stream: List[ScheduledGather] = []
@@ -76,7 +76,7 @@ class _Regathering:
         self._report()
 
     def _fetch(self, fetch: Fetch, resharder: Any, prefix: str) -> None:
-        """Gathers a whole for the uses of a block."""
+        """Gathers a weight for its uses in a block."""
         waits = [self._operation(node) for node in fetch.waits]
         whole = self._zero.gather(self._placeholders[fetch.source].variable, resharder, waits)
         for node in self._plan.updates.get(fetch.source, ()):
@@ -88,7 +88,7 @@ class _Regathering:
             tf_compat.set_input(self._rewrite.remember(self._operation(use.consumer)), use.position, tensor)
 
     def _copies(self, fetch: Fetch, whole: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
-        """What the uses of a block take that is computed from the whole alone, computed from the one of the block."""
+        """Copies the ops between a weight and its uses in a block (such as a cast), on the value gathered for it."""
         view, weights = self._view, self._plan.region.weights
         values = {self._plan.values[use.consumer, use.position][0] for use in fetch.uses}
         chain = view.ancestors(values, lambda node: node not in weights or node == fetch.source)
@@ -102,7 +102,7 @@ class _Regathering:
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
     def _give_rest(self, whole: int, resharder: Any, guarded: Any) -> tf.Tensor:
-        """Gathers a whole for all who still take the placeholder, before the `guarded` ops run."""
+        """Gathers a weight for all remaining consumers of its placeholder, before the `guarded` ops run."""
         placeholder = self._placeholders[whole]
         tensor = self._zero.gather(placeholder.variable, resharder)
         for op in guarded:

@@ -1,18 +1,18 @@
-"""When a weight that is held in parts is gathered (ZeRO v2): for each block of uses anew, while the block before runs.
+"""When a sharded weight is gathered (ZeRO v2): again for each block of its uses, while the block before runs.
 
     forward     gather w1, w2   use w1, drop it, gather w3   use w2, drop it, gather w4   use w3 ...
     backward    ... use w3, drop it, gather w2   use w2, drop it, gather w1   use w1
 
 Uses are found and cut into blocks as those of weights in host memory are (`prefetch.py`), but a block is only as large
-as the weights around it: with blocks of the bytes of a large table all layers could be there at a time.
+as the weights around it: with blocks of the size of a large embedding, all layers could be gathered at a time.
 
-The gathers of a stream (a communicator) have an order, so what runs one of them runs those before it, and all that
-these wait for. A gather stands in a stream only where all who take what it gives need all of that anyway: then no run
-computes more than it would, and no edge closes a circle. The updates of its variable are among them: they must not
-overtake it.
+The gathers of a stream (a communicator) are ordered, so a run of one of them also runs the earlier ones and all ops
+that these wait for. A gather gets a place in a stream only where all its consumers depend on all of these ops anyway:
+then no run computes more than without the stream, and no edge closes a cycle. The updates of its variable count as
+consumers: they run after the gather.
 
-What has no place in a stream takes a whole that is gathered at the beginning of the step: loops, ops that know nothing
-of the data, and what no update needs.
+Uses without a place in a stream read a weight that is gathered up front, at the beginning of the step: uses in loops,
+ops that do not depend on the data, and ops that no update needs.
 """
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
@@ -25,20 +25,20 @@ from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.weights.prefetch import Fetch, Needed, find_uses, plan_fetches, weight_bytes
 from epl.parallel.weights.regions import WeightRegion
 
-_BLOCKS = 100  # a block of small weights is one of so many in a step
-_MOST_LANES = 4  # communicators; models whose branches end in updates of their own need more than one
+_BLOCKS = 100  # per step, if all weights are small
+_MOST_LANES = 4  # streams, each a communicator; a model whose branches end in separate updates needs more than one
 
 
 class Gathers(NamedTuple):
-    """What is gathered when. Wholes and ops are nodes of the graph.
+    """The schedule of all gathers. A weight is given by the node of its placeholder, an op by its node.
 
     Attributes:
-      region: the wholes, and what is computed from them alone.
-      streams: the gathers that wait for the step, in their order; their `source` is a whole.
-      values: (op, which input) of a use -> (node, output) that it takes: a whole, or what is computed from one.
-      updates: whole -> the ops that write its variable in a step.
-      early: wholes that are gathered at the beginning of a step, by their first use.
-      idle: wholes of which nothing in a step needs an early gather, but what a user might fetch.
+      region: the weights, and the ops that are computed from them alone.
+      streams: the gathers within the step, in order; their `source` is a weight.
+      values: (op, input) of a use -> (node, output) that it reads: a weight, or a value computed from it.
+      updates: weight -> the ops that write its variable in a step.
+      early: weights with an up-front gather, ordered by their first use.
+      idle: weights whose up-front gather no training step uses; it serves fetches of the user.
     """
 
     region: WeightRegion
@@ -61,11 +61,11 @@ def plan_gathers(
 
     Args:
       tf_graph: the graph.
-      view: of it.
-      variables: whole -> the variable that holds the part of this rank.
-      gradients: nodes that give gradients.
-      replaced: ops that run no more, as others stand for them.
-      merged: ops that give outputs which each step merges.
+      view: its view.
+      variables: weight -> the variable that holds this rank's shard.
+      gradients: nodes that compute gradients.
+      replaced: ops that no longer run because other ops replaced them.
+      merged: ops whose outputs each step merges.
     """
     region = WeightRegion(tf_graph, view, variables)
     updates, changing = _writes(tf_graph, view, region, variables, gradients)
@@ -90,10 +90,10 @@ def plan_gathers(
 def _writes(
     tf_graph: tf.Graph, view: GraphView, region: WeightRegion, variables: Mapping[int, int], gradients: Set[int]
 ) -> Tuple[Dict[int, List[int]], Set[int]]:
-    """By whole, the ops that update its variable; and the wholes that cannot be gathered twice.
+    """By weight, the ops that update its variable; and the weights that cannot be gathered twice.
 
-    These are written before the gradients are there, and so may be another value later; or in a loop, where an op
-    cannot wait for a gather.
+    The latter are written before the gradients are computed, so a second gather could return another value; or they are
+    written in a loop, where an op cannot wait for a gather.
     """
     writes = find_training_writes(tf_graph, view, view.writes(), gradients)
     behind = view.descendants(gradients)
@@ -111,7 +111,7 @@ def _writes(
 
 
 def _streams(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Sequence[int]]) -> List[List[Fetch]]:
-    """Gives each gather a place in a stream; those for which there is none are left out."""
+    """Assigns each gather to a stream; gathers that fit into none are left out."""
     streams: List[Tuple[List[Fetch], Set[int]]] = []
     for fetch in fetches:
         takers = [use.consumer for use in fetch.uses] + list(updates.get(fetch.source, ()))
@@ -135,9 +135,10 @@ def _left(
     replaced: Set[int],
     merged: Set[int],
 ) -> Tuple[List[int], List[int]]:
-    """The wholes that something takes beside the gathers of the streams; and those that only idle ops take.
+    """The weights that need an up-front gather; and those whose up-front gather only unused ops would read.
 
-    Idle is what is computed from wholes alone for uses that are `fetched`, which get a copy of it.
+    An op is unused if it is replaced, or if it is computed from weights alone and all its readers are in `fetched`,
+    which read a copy of it.
     """
     consumers = view.consumers()
 

@@ -1,15 +1,15 @@
-"""ZeRO (`zero.level`): data parallelism in which each rank holds 1/N of the weights and of what the optimizer keeps.
+"""ZeRO (`zero.level`): data parallelism in which each rank holds 1/N of the weights and of the optimizer state.
 
-    part of w --> all-gather --> forward, backward --> gradient --> reduce --> part of it --> update of the part
+    shard of w --> all-gather --> forward, backward --> gradient --> reduce --> its shard --> update of the shard of w
 
 | level | gradients | weights |
 | --- | --- | --- |
-| v0 | reduced whole on every rank, then cut: those of data parallelism, bit by bit | gathered once in a step |
-| v1 | each rank gets its part alone (reduce-scatter) | the same |
+| v0 | all-reduced, then cut: equal to those of data parallelism, bit by bit | gathered once in a step |
+| v1 | reduce-scattered: each rank gets only its shard | the same |
 | v2 | as v1 | gathered for a block of uses at a time, for forward and backward: `epl.parallel.zero.gather_per_use` |
 
-It begins at apply_gradients: the optimizer is given parts of gradients and variables. What else takes a variable
-follows when the whole graph is built (`variables.py`). Slots, checkpoints and fetches are those of all sharded
+ZeRO begins at apply_gradients: the optimizer gets shards of gradients and variables. All other ops that use a variable
+are redirected when the graph is complete (`variables.py`). Slots, checkpoints and fetches work as for all sharded
 variables: `epl/parallel/sharded_variables`.
 """
 
@@ -54,21 +54,21 @@ from epl.utils.errors import NotAvailableError, PlanError
 logger = logging.getLogger("epl")
 
 Pair = Tuple[Optional[Gradient], Any]
-# Who takes a value behind an update, of which variable, and where; without a Use it looks rows up.
+# An op that reads a variable after its update: (consumer, variable, use), or (lookup, variable, None).
 _Late = Tuple[tf.Operation, ZeroVariable, Optional[Use]]
-# Who takes the value of a variable as it is at the beginning of a step, and who looks rows up in it.
+# The readers of a variable's value at the beginning of a step: (variable, uses, lookups).
 _Given = Tuple[ZeroVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
 def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
-    """With `zero.level`, makes parts of the variables that are about to be trained.
+    """With `zero.level`, shards the variables that are about to be trained.
 
     Args:
       graph: the annotated model.
-      pairs: what is given to apply_gradients.
+      pairs: the (gradient, variable) pairs of apply_gradients.
 
     Raises:
-      NotAvailableError: the model asks for what ZeRO does not go with yet.
+      NotAvailableError: the model uses a feature that does not work together with ZeRO.
       PlanError: scopes that were opened since the last call have changed the stages.
     """
     env = Env.get()
@@ -96,7 +96,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
 
 
 def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
-    """Raises NotAvailableError for what ZeRO does not go together with."""
+    """Raises NotAvailableError for features that do not work together with ZeRO."""
     cluster = Env.get().cluster
     assert cluster is not None
     if stages > 1 and replica_groups(graph) is not None:
@@ -125,12 +125,12 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
 
 
 def zero_of(graph: Graph) -> Optional["ZeroModel"]:
-    """What ZeRO has cut of a graph; None if it has cut nothing."""
+    """The ZeRO state of a graph; None if it shards no variable."""
     return graph.state_of(ZeroModel)
 
 
 def known_to_optimizers(value: Any) -> Any:
-    """What an optimizer calls what the user calls `value`: the part, if that is a variable of which there are parts."""
+    """The optimizer's counterpart of an argument: the shard, if `value` is a sharded variable, else `value` itself."""
     tf_graph = getattr(value, "graph", None)
     graph = Graph.of(tf_graph) if isinstance(tf_graph, tf.Graph) else None
     zero = None if graph is None else zero_of(graph)
@@ -138,11 +138,14 @@ def known_to_optimizers(value: Any) -> Any:
 
 
 class ZeroModel(ShardOwner, ScatteredGradients):
-    """The variables of one graph that ZeRO cuts.
+    """The variables of one graph that ZeRO shards.
+
+    It is one class because all its steps share the table of sharded variables: `hold` fills it at apply_gradients,
+    `part` reads it to cut gradients, and `finish` adds the gathers of its variables.
 
     Attributes:
       level: "v0", "v1" or "v2".
-      placeholders: with "v2", for the wholes.
+      placeholders: with "v2", the placeholders for full weights.
     """
 
     setting = ZERO
@@ -150,14 +153,14 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def __init__(
         self, graph: Graph, level: str, name: str, stages: Sequence[Stage], owners: Sequence[int], process: int
     ) -> None:
-        """Cuts nothing yet. Opens communicators: may block until every process does.
+        """Shards nothing yet. Opens communicators: may block until every process does.
 
         Args:
           graph: the annotated model.
-          level: of ZeRO.
-          name: begins the names of communicators.
-          stages: of the model.
-          owners: the process of each rank, a replica of the model.
+          level: `zero.level`.
+          name: prefix of the names of communicators.
+          stages: the stages of the model.
+          owners: the process of each rank (replica of the model).
           process: this one. What it builds is of no use if it owns no replica.
         """
         cluster = Env.get().cluster
@@ -175,8 +178,8 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         self.level = level
         self._of_weights = of_weights
         self._variables: Dict[str, ZeroVariable] = {}
-        self._calls: Dict[ZeroVariable, int] = {}  # of `hold`: which of them has cut a variable
-        self._surplus: Dict[int, List[float]] = {}  # by stage: what larger parts give each rank, in bytes
+        self._calls: Dict[ZeroVariable, int] = {}  # by variable: the number of the call of `hold` that has sharded it
+        self._surplus: Dict[int, List[float]] = {}  # by stage and rank: bytes from shards with one row more
         self._cuts: Dict[tf.Tensor, Cut] = {}
         self.placeholders: List[WeightPlaceholder] = []
         self._streams: List[Resharder] = []
@@ -189,7 +192,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         refuse_other_stages(self._graph, cluster, self._stages, self.setting)
 
     def hold(self, pairs: Sequence[Pair]) -> None:
-        """Makes parts of the variables of the pairs that are worth it."""
+        """Shards those variables of the pairs for which it is worth it."""
         number = max(self._calls.values(), default=0) + 1
         by_stage: Dict[int, List[Candidate]] = {}
         variables = {}
@@ -221,7 +224,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             self._registry.add_shard(made.made, self)
 
     def part(self, pair: Pair) -> Pair:
-        """What the optimizer gets of a gradient and its variable."""
+        """The shards of a gradient and its variable, for the optimizer."""
         gradient, variable = pair
         whole = self._variables.get(variable_name(variable) or "")
         if gradient is None or whole is None:
@@ -230,7 +233,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         with tf.name_scope("epl_part"):
             if (
                 isinstance(gradient, tf.IndexedSlices) and placement.dim
-            ):  # another gradient chose the parts, a dense one
+            ):  # the placement was chosen for another, dense gradient
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
                 part: Gradient = self._local_rows(gradient, whole)
@@ -241,18 +244,18 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         return part, whole.made.variable
 
     def known_to_optimizers(self, value: Any) -> Any:
-        """The part of a variable; what is none of those is given back."""
+        """The shard, if `value` is a sharded variable; else `value` itself."""
         whole = self._variables.get(variable_name(value) or "")
         return value if whole is None else whole.made.variable
 
     def scatters(self, gradient: Gradient) -> bool:
-        """Whether nothing but this rank's part is needed of a gradient that is to be reduced."""
-        if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user is shown the mean
+        """Whether a gradient can be reduce-scattered: the graph uses only this rank's shard of the reduced gradient."""
+        if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user's code gets the mean
             return False
         return not isinstance(gradient, tf.IndexedSlices) and self.cut_of(gradient) is not None
 
     def cut_of(self, gradient: tf.Tensor) -> Optional[Cut]:
-        """Where a gradient is cut, if nothing else becomes of it."""
+        """Where a gradient is cut, if its shard is its only use."""
         while gradient not in self._cuts:
             consumers = gradient.consumers()
             if len(consumers) != 1 or consumers[0].type != "Identity":
@@ -261,7 +264,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         return self._cuts[gradient]
 
     def _local_rows(self, gradient: tf.IndexedSlices, whole: ZeroVariable) -> tf.IndexedSlices:
-        """Those rows of a sparse gradient that go into this rank's part."""
+        """The rows of a sparse gradient that belong to this rank's shard."""
         made = whole.made
         sizes = made.placement.sizes or ()
         own = gradient.indices - self.resharder.own(offsets(sizes), gradient.indices.dtype)
@@ -277,7 +280,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         self._gradients.adopt_updates(made)
 
     def finish(self) -> None:
-        """Lets all who take a variable take its part, or the whole.
+        """Redirects all ops that use a sharded variable to its shard, or to the gathered full value.
 
         Raises:
           PlanError: scopes that were opened since the first apply_gradients have changed the stages.
@@ -314,22 +317,22 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             self._give_late(late)
 
     def follow_late(self) -> None:
-        """Gives late Savers and the like the shards; refuses what else takes a variable."""
+        """Redirects Savers and the like that were built after the first run to the shards; refuses other new users."""
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():
                 variable.follow_late()
 
     def _is_late(self, use: Use, writes: Collection[tf.Operation]) -> bool:
-        """Whether a value is taken behind an update, or one of `writes`."""
+        """Whether a value is read after an update, or after one of `writes`."""
         value = use.value.op
         return self._waits(value) or self._waits(use.consumer) or _is_write(value) or _is_behind(value, writes)
 
     def _waits(self, op: tf.Operation) -> bool:
-        """Whether an op was built behind apply_gradients, and waits for something."""
+        """Whether an op was built after apply_gradients and has control inputs."""
         return tf_compat.op_id(op) > self._first_apply and bool(_controls(op))
 
     def _give(self, given: Sequence[_Given]) -> None:
-        """Lets those who take variables before they are written take the wholes."""
+        """Connects the ops that read variables before they are written to the full values, or to placeholders (v2)."""
         if self.level == "v2":
             self.placeholders = [WeightPlaceholder(variable.placeholder(), variable) for variable, _, _ in given]
             wholes = [one.tensor for one in self.placeholders]
@@ -338,12 +341,12 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         for (variable, uses, lookups), whole in zip(given, wholes):
             for use in uses:
                 tf_compat.set_input(use.consumer, use.position, whole)
-                tf_compat.add_control_inputs(use.consumer, _controls(use.value.op))  # which the read alone waited for
+                tf_compat.add_control_inputs(use.consumer, _controls(use.value.op))  # the read's own control inputs
             for lookup in lookups:
                 variable.give_rows(lookup, whole)
 
     def _gather_once(self, given: Sequence[_Given]) -> List[tf.Tensor]:
-        """The wholes, gathered at the beginning of a step."""
+        """The full values, gathered at the beginning of a step."""
         wholes: Dict[ZeroVariable, tf.Tensor] = {}
         variables = [variable for variable, _, _ in given]
         takers = behind_writes(self._variables.values())
@@ -360,17 +363,17 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             for op in [op for variable in pack for op in variable.updates()]:
                 tf_compat.add_control_inputs(
                     op, [resharder.collectives[-1]]
-                )  # an update does not change what is being gathered
+                )  # an update waits until its variable is gathered
         return [wholes[variable] for variable in variables]
 
     def new_stream(self) -> Resharder:
-        """For gathers in an order of their own."""
+        """Opens another stream: its gathers are ordered among themselves alone."""
         self._streams.append(self.group.further(f"lane{len(self._streams)}", 0))
         return self._streams[-1]
 
     def _give_late(self, late: Sequence[_Late]) -> None:
         made: Dict[Tuple[ZeroVariable, Tuple[str, ...]], tf.Tensor] = {}
-        streams: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # a run of one needs nothing that others wait for
+        streams: Dict[Tuple[int, Tuple[str, ...]], str] = {}  # by stage and control inputs: streams wait apart
 
         def resharder(variable: ZeroVariable, names: Tuple[str, ...]) -> Resharder:
             stage = self._stage(variable)
@@ -378,7 +381,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             return self.group.further(stream, stage)
 
         def whole(variable: ZeroVariable, *ops: tf.Operation) -> tf.Tensor:
-            """The value once all that `ops` wait for is done."""
+            """The full value after all control inputs of `ops`."""
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
             if key not in made:
@@ -386,13 +389,13 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             return made[key]
 
         def written(variable: ZeroVariable, part: tf.Tensor) -> tf.Tensor:
-            """What a write gives."""
+            """The full value that a write returns."""
             key = variable, ("of " + part.op.name,)
             if key not in made:
                 made[key] = self.gather(variable, resharder(*key), part=part)
             return made[key]
 
-        # In the order of the takers, which is the same in every process.
+        # In the order of the consumers, which is the same in every process.
         for taker, variable, use in sorted(late, key=lambda one: tf_compat.op_id(one[0])):
             if len(self._stages) > 1 and tf_compat.op_id(taker) <= self._first_apply:
                 _refuse_writes_in_stages(variable, taker)
@@ -418,9 +421,9 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         controls: Sequence[tf.Operation] = (),
         part: Optional[tf.Tensor] = None,
     ) -> tf.Tensor:
-        """The whole of a variable, gathered behind the other collectives of `resharder`, and behind `controls`.
+        """The full value of a variable, gathered after the earlier collectives of `resharder` and after `controls`.
 
-        `part`: what has its value; that of the variable itself if there is none.
+        `part`: the tensor to gather; by default the value of the shard.
         """
         made = variable.made
         with beside(made.old.op), tf.device(made.variable.device), tf.control_dependencies(list(controls)):
@@ -429,7 +432,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
 
 
 def _refuse_writes_in_stages(variable: ZeroVariable, taker: tf.Operation) -> None:
-    """Raises PlanError for a value that a micro batch takes behind a write of its own."""
+    """Raises PlanError for an op of a micro batch that reads a variable after a write of the model."""
     raise PlanError(
         "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights "
         "once in a step, before all micro batches. Write into it behind minimize, or set zero.level to ''.".format(
@@ -448,9 +451,10 @@ def _is_behind(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
 
 
 def _controls(op: tf.Operation) -> List[tf.Operation]:
-    """What an op waits for that is in no loop or branch.
+    """The control inputs of an op; none for an op in a loop or branch.
 
-    TensorFlow lets an op that takes a constant of the same tf.control_dependencies wait for that alone.
+    Where an op reads a constant that was built in the same tf.control_dependencies, TensorFlow gives the control inputs
+    to the constant alone; they are included.
     """
     if tf_compat.control_flow_context_of(op) is not None:
         return []
@@ -459,5 +463,5 @@ def _controls(op: tf.Operation) -> List[tf.Operation]:
 
 
 def _first(uses: Sequence[Use]) -> int:
-    """The number of the op that takes a value first."""
+    """The id of the first consumer."""
     return min([tf_compat.op_id(use.consumer) for use in uses] or [0])

@@ -1,9 +1,9 @@
-"""Which variables ZeRO cuts into parts, and along which dimension. Pure planning: nothing of the graph is touched.
+"""Which variables ZeRO shards, and along which dimension. Pure planning: the graph is neither read nor changed.
 
-State per rank is to be 1/N of all. Where parts differ by a row, the larger ones go to the ranks that have least so far:
-no rank has more of them than another by more than one row of one. A variable that has fewer than N rows in each
-dimension stays full. So do the smallest variables, together at most `WHOLE_SHARE` of the bytes, so that a rank moves
-few tensors.
+The goal is that each rank holds 1/N of the state. Where shards differ by a row, the larger ones go to the ranks that
+hold least so far: the totals of two ranks differ by at most one row of one variable. A variable that is shorter than N
+in every dimension stays full (a [3, 2] weight on 4 ranks). So do the smallest variables, together at most `WHOLE_SHARE`
+of the bytes, so that a rank communicates few tensors.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -17,10 +17,10 @@ class Candidate(NamedTuple):
     """A trained variable.
 
     Attributes:
-      name: of its op.
+      name: name of its op.
       shape: its shape.
       bytes: its size.
-      by_rows: whether its gradient is sparse: rows of dimension 0.
+      by_rows: whether its gradient is sparse (rows of dimension 0); only dimension 0 can be cut then.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Candidate(NamedTuple):
 
 
 def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
-    """Name -> how it is cut, of the variables that become parts.
+    """The placements of the variables to shard, by name.
 
     Args:
       candidates: the trained variables.
-      surplus: by rank, bytes that larger parts of what was cut before have given it; those of these are added.
+      surplus: by rank, the bytes that it got so far from shards with one row more; those of `candidates` are added.
     """
     ranks = len(surplus)
     found = {}
@@ -52,7 +52,7 @@ def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[
 
 
 def _balanced(cut: Sequence[Candidate], placements: Dict[str, Placement], surplus: List[float]) -> Dict[str, Placement]:
-    """The placements, with further rows on the ranks that have least; largest rows first."""
+    """The placements, with each remaining row on a rank that has least; variables with the largest rows come first."""
     rows = {one.name: one.bytes / (placements[one.name].size or 1) for one in cut}
     ranks = len(surplus)
     found = dict(placements)
@@ -68,7 +68,7 @@ def _balanced(cut: Sequence[Candidate], placements: Dict[str, Placement], surplu
 
 
 def _best_placement(one: Candidate, ranks: int) -> Optional[Placement]:
-    """Along the dimension whose parts differ least, the first among equals; None if all are short."""
+    """Cuts the dimension with the most equal shards, the first among equals; None if all are shorter than `ranks`."""
     best: Optional[Tuple[float, int]] = None
     shape = one.shape[: 1 if one.by_rows else None]
     for dim, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""What the plan says of ZeRO."""
+"""ZeRO's section of the plan: which variables are sharded, and how."""
 
 from typing import Dict, List, Optional, Sequence
 
@@ -12,14 +12,14 @@ from epl.parallel.zero.partition import Candidate, choose_parts
 def note(
     graph: Graph, level: str, stages: int, candidates: Sequence[Candidate], placements: Dict[str, Placement]
 ) -> None:
-    """Adds variables to what was decided.
+    """Adds variables to the section.
 
     Args:
       graph: the annotated model.
-      level: of ZeRO.
-      stages: how many the model has.
+      level: `zero.level`.
+      stages: number of stages of the model.
       candidates: the variables that are about to be trained.
-      placements: of those that are cut.
+      placements: the placements of the sharded ones, by variable.
     """
     before = graph.state_of(ZeroSection) or ZeroSection(level, stages, ())
     variables = {one.variable: one for one in before.variables}
@@ -28,14 +28,14 @@ def note(
 
 
 def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
-    """Name -> how it is cut, of the variables that are: as the plan in use says, else as `choose_parts` finds best.
+    """The placements of the variables to shard, by name: those of the loaded plan, else those of `choose_parts`.
 
     Args:
       candidates: the variables that are about to be trained.
-      surplus: as for `choose_parts`.
+      surplus: see `choose_parts`.
 
     Raises:
-      PlanError: the plan in use is that of another model.
+      PlanError: the loaded plan belongs to another model.
     """
     section = given(ZeroSection)
     if section is None:
@@ -48,7 +48,7 @@ def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, P
 
 
 def _placement(candidate: Candidate, planned: ShardedVariable, ranks: int) -> Placement:
-    """How the plan cuts a variable."""
+    """The placement of a variable in the loaded plan."""
     size = candidate.shape[planned.dim] if planned.dim < len(candidate.shape) else 0
     if sum(planned.sizes) != size or len(planned.sizes) != ranks:
         raise misfit(

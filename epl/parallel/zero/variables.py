@@ -1,10 +1,11 @@
-"""Variables of a user that ZeRO holds in parts: the object stays what it was, and its op becomes a name for the whole.
+"""Variables of the user that ZeRO shards: the variable object stays as it is, and its op represents the full variable.
 
     user      v [10, 8] --> matmul, Saver, assign, ...           whenever these are built
     runs      EPL_SPLIT/v [5, 8] --> all-gather --> matmul       Saver: a slice;  assign: the rows of this rank
 
-The optimizer alone gets the part. Whatever else takes the user's op is given the part or the gathered whole before the
-graph runs first, and so the model may be differentiated, evaluated and shown before and behind apply_gradients.
+The optimizer gets the shard at once. All other ops that use the user's op are redirected to the shard or to the
+gathered full value before the first run. So the script may build gradients, evaluation and summaries of the model
+before or after apply_gradients.
 """
 
 from typing import Any, List, NamedTuple, NoReturn, Set, Tuple
@@ -42,12 +43,12 @@ _PLAIN_USES = op_types.READS | frozenset(
 
 
 class Use(NamedTuple):
-    """Where the value of a variable is taken.
+    """An op that reads the value of a variable.
 
     Attributes:
-      consumer, position: the op, and which of its inputs.
-      value: what it takes.
-      part: the same of the part.
+      consumer, position: the op, and the index of the input.
+      value: the tensor that it reads.
+      part: the corresponding tensor of the shard.
     """
 
     consumer: tf.Operation
@@ -57,10 +58,10 @@ class Use(NamedTuple):
 
 
 class WeightPlaceholder(NamedTuple):
-    """What is taken in place of a whole until it is known when that is gathered (v2).
+    """A placeholder for a full weight, until the pass that schedules its all-gathers replaces it (v2).
 
     Attributes:
-      tensor: has the shape of the whole.
+      tensor: the placeholder; it has the full shape.
       variable: the variable.
     """
 
@@ -69,7 +70,7 @@ class WeightPlaceholder(NamedTuple):
 
 
 def why_whole(variable: Any) -> str:
-    """Why a trained variable cannot be cut; "" if it can be."""
+    """Why a trained variable cannot be sharded; "" if it can be."""
     if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
         return f"is a {type(variable).__name__}"
     if is_shard(variable) or variable._get_save_slice_info() is not None:
@@ -85,25 +86,25 @@ def why_whole(variable: Any) -> str:
 
 
 class _WholeObject:
-    """What a variable object of the user can no longer do."""
+    """Mixed into the class of a sharded variable object: methods that no longer work."""
 
     _epl_cut: Tuple[int, Tuple[int, ...]]
 
     def load(self, value: Any, session: Any = None) -> None:
-        """Refused: it would write the part of one rank alone."""
+        """Refused: it would write the shard of one rank only."""
         refuse_load(self.op.name, *self._epl_cut)  # type: ignore[attr-defined]
 
 
 class ZeroVariable:
-    """A variable of the user, and the part that stands for it.
+    """A variable of the user, and the shard that replaces it.
 
     Attributes:
-      made: the part.
-      reads: (value that was read, value of the part), once `redirect` was called.
+      made: the shard.
+      reads: pairs (value that the user's graph reads, value of the shard), after `redirect`.
     """
 
     def __init__(self, variable: Any, placement: Placement, resharder: Resharder, seed: int) -> None:
-        """Makes the part; `seed`: as in `shard_variable`."""
+        """Makes the shard; `seed`: as in `shard_variable`."""
         self._variable = variable
         part = make_part(variable, placement, resharder, seed)
         self._cut = part.full_shape, placement, resharder
@@ -119,14 +120,14 @@ class ZeroVariable:
 
     @property
     def reads(self) -> List[Tuple[tf.Tensor, tf.Tensor]]:
-        """(Value that was read, value of the part)."""
+        """Pairs (value that the user's graph reads, value of the shard)."""
         return self._users.reads
 
     def redirect(self) -> List[Use]:
-        """Gives those who take the user's variable the part; returns who takes its value, which is left to the caller.
+        """Redirects the ops that use the user's variable to the shard; returns the uses of its value, for the caller.
 
         Raises:
-          PlanError: an op takes the variable in a way that the part cannot stand for.
+          PlanError: an op uses the variable in a way that the shard does not support.
         """
         self._follow()
         return [
@@ -138,35 +139,35 @@ class ZeroVariable:
         ]
 
     def writes(self) -> Set[tf.Operation]:
-        """What writes into the part where the script wrote into the variable, but for its initial value."""
+        """The writes to the shard that replace the script's writes to the variable, except the initializer."""
         own = initializer_of(self.made.variable)
         return {op for op in self._users.replaced.values() if op is not own and op.type in op_types.WRITES}
 
     @property
     def is_written_by_script(self) -> bool:
-        """Whether there are assignments to it, but for those that read a checkpoint."""
+        """Whether the script assigns to it, other than from a checkpoint."""
         assigned = [op.inputs[1] for op in self.writes() if len(op.inputs) > 1]
         return any(source_of(value).op.type not in op_types.CHECKPOINT_READS for value in assigned)
 
     def updates(self) -> List[tf.Operation]:
-        """What takes the part itself to update it, or leads it to where that is done."""
+        """The ops that update the shard, and the switches that pass it into the branches where that is done."""
         consumers = set(self.made.variable.op.outputs[0].consumers()) - {initializer_of(self.made.variable)}
         of_updates = op_types.WRITES | op_types.SWITCHES
         return [op for op in consumers if op.type in of_updates and phase_of(op) == Phase.APPLY]
 
     def placeholder(self) -> tf.Tensor:
-        """A tensor of the shape of the whole, and as constant in a step: the part, filled up."""
+        """A tensor of the full shape that is constant within a step, as the full value is: the shard, padded."""
         with beside(self.made.old.op), tf.device(self.made.variable.device):
             part = self.made.variable.read_value()
             missing = [[0, whole - own] for whole, own in zip(self.made.full_shape, part.shape.as_list())]
             return tf.pad(part, missing, name="placeholder")
 
     def lookups(self) -> List[tf.Operation]:
-        """Ops that take rows out of the user's variable; for `give_rows`."""
+        """The embedding lookups in the user's variable; for `give_rows`."""
         return [op for op in self._users.others if op.type in _LOOKUPS]
 
     def give_rows(self, lookup: tf.Operation, whole: tf.Tensor) -> None:
-        """Takes the rows out of the gathered whole."""
+        """Replaces a lookup in the user's variable by a gather of rows of the full value."""
         part = self.made.variable.op
         with beside(lookup), part.graph.colocate_with(part, ignore_existing=True):  # as a lookup in a variable is
             if lookup.type == "ResourceGather":
@@ -177,10 +178,10 @@ class ZeroVariable:
         self._users.use(lookup, rows.op)
 
     def follow_late(self) -> None:
-        """Sees to Savers and the like that were built behind the first run.
+        """Redirects Savers and the like that were built after the first run.
 
         Raises:
-          PlanError: another op takes the variable.
+          PlanError: another new op uses the variable.
         """
         replaced, taken = dict(self._users.replaced), self._taken()
         self._users.is_late = True
@@ -194,7 +195,7 @@ class ZeroVariable:
                 refuse_late(consumer, self.made.name)
 
     def _taken(self) -> List[tf.Tensor]:
-        """What the user's ops took, or may take yet, that others stand for."""
+        """The replaced tensors that the user's ops read, or may read later."""
         return [value for value, _ in self.reads] + [out for op in self._users.replaced for out in op.outputs]
 
     def _follow(self) -> None:
@@ -220,10 +221,10 @@ class ZeroVariable:
                 )
             if self._users.is_late:
                 refuse_late(op, self.made.name)
-        self._seen.update(consumers)  # what is refused is refused in the next run, too
+        self._seen.update(consumers)  # after the loop: a refused op is refused in the next run, too
 
     def _follow_initial_value(self) -> None:
-        """Lets the part begin with what the variable was given since it was cut (tf.train.init_from_checkpoint)."""
+        """Gives the shard the initial value that the variable got since it was cut (tf.train.init_from_checkpoint)."""
         value = initializer_of(self._variable).inputs[1]
         if value is not self._initial_value:
             self._initial_value = value
@@ -232,7 +233,7 @@ class ZeroVariable:
 
 
 class _Users(Users):
-    """As for a split; behind the first run only what writes and reads checkpoints is new."""
+    """As for a split, except that after the first run only new ops that save or restore checkpoints are accepted."""
 
     is_late = False
 
@@ -252,7 +253,7 @@ class _Users(Users):
 
 
 def refuse_late(op: tf.Operation, variable: str) -> None:
-    """Raises PlanError for an op that was built too late to take a variable."""
+    """Raises PlanError for an op that uses a variable and was built after the first run."""
     raise PlanError(
         "{!r} ({}) takes {!r} and was built behind the first Session.run. With zero.level each device has a part of "
         "it: build what computes with it before the first run, or fetch the variable.".format(
