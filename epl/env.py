@@ -109,7 +109,7 @@ class Env:
         self.transformed_graphs += 1
         return f"graph{self.transformed_graphs}"
 
-    def new_parts_name(self) -> str:
+    def new_shards_name(self) -> str:
         """A name for the communicators of the next graph whose variables are cut into parts: as `new_graph_name`.
 
         Parts are made where a graph is built, which a process does that will serve, too; plans where it runs.

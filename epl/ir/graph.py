@@ -135,7 +135,7 @@ class Graph:
         self.local_variables: Set[str] = set()  # by name: replicas have different values
         self.replacements: Dict[str, Replacement] = {}  # by the name of the user's tensor
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
-        self.parts_ops: List[tf.Operation] = []  # created in `building_parts`
+        self.shard_ops: List[tf.Operation] = []  # created in `building_shards`
         self.own_ops: Set[tf.Operation] = set()  # created in `building_own_ops`
         self.late_lock = threading.Lock()  # among threads: one adds ops after the rewriting
         self.rewritten: Optional["RewriteContext"] = None  # set once by epl.parallel.transformation
@@ -211,7 +211,7 @@ class Graph:
     @property
     def has_ops_of_plan(self) -> bool:
         """Whether EPL has added ops to the tf.Graph: replicas, collectives, shards of variables."""
-        changed = self.failure is not None or bool(self.parts_ops)
+        changed = self.failure is not None or bool(self.shard_ops)
         return changed or (self.rewritten is not None and bool(self.rewritten.added))
 
     @property
@@ -333,9 +333,9 @@ class Graph:
         finally:
             tf_compat.set_attr_scope(self.tf_graph, PHASE_ATTR, before)
 
-    def building_parts(self) -> ContextManager[None]:
+    def building_shards(self) -> ContextManager[None]:
         """Ops created inside are EPL's: they create shards of variables or compute with them, and differ by rank."""
-        return tf_compat.noting_ops(self.tf_graph, self.parts_ops.extend)
+        return tf_compat.noting_ops(self.tf_graph, self.shard_ops.extend)
 
     def building_own_ops(self) -> ContextManager[None]:
         """Ops created inside are EPL's, although they compute the values of the user's ops."""

@@ -145,7 +145,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         sharded = graph.state_of(ShardedVariables)
         if sharded is not None:
             changes.enter_context(graph.changing())
-            with graph.building_parts():
+            with graph.building_shards():
                 sharded.adopt_updates()  # of moving averages, which are built after apply_gradients
         digest = _digest_of(graph, cluster, env.config)
         if sharded is not None:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharded_variables.initial_values import part_of, spec_of
+from epl.parallel.sharded_variables.initial_values import shard_of, spec_of
 from epl.parallel.sharded_variables.variables import beside, is_shard
 from epl.utils import tf_compat
 
@@ -74,7 +74,7 @@ class ShardingLoader:
             value.set_shape(_shape(variable))
             if is_shard(variable):
                 with beside(variable.op), tf.control_dependencies(before):
-                    value = part_of(value, *variable._epl_full[1:])
+                    value = shard_of(value, *variable._epl_full[1:])
             tf_compat.set_input(variable.initializer, 1, value)
             variable._initial_value = value  # as tf.train.init_from_checkpoint does
             before = [variable.initializer]

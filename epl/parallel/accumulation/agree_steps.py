@@ -84,7 +84,7 @@ def share(rewrite: RewriteContext, ranks: int) -> float:
 def _rows_may_differ(rewrite: RewriteContext) -> bool:
     """Whether anything is fed, or read in batches whose size is not built into the graph."""
     ranks = replica_groups(rewrite.graph)
-    if ranks is not None and ranks.resharder.row_weights is None:
+    if ranks is not None and ranks.resharder.batch_weights is None:
         return False
     return any(
         op.type in op_types.PLACEHOLDERS
@@ -102,11 +102,11 @@ def _is_complete(rewrite: RewriteContext, gradient: tf.Tensor) -> bool:
 def _group_scale(rewrite: RewriteContext, gradient: tf.Tensor, rows: tf.Tensor) -> Optional[tf.Tensor]:
     """What such a gradient is multiplied by, given the rows of all; None for the only group."""
     ranks = replica_groups(rewrite.graph)
-    assert ranks is not None and ranks.resharder.row_weights is not None  # else the gradient were not complete
+    assert ranks is not None and ranks.resharder.batch_weights is not None  # else the gradient were not complete
     if len(ranks.groups) == 1:
         return None
     stage = stage_of_op(gradient.op, rewrite.plan.stages)
-    return ranks.resharder.row_weights.of_group_in(stage) * float(len(ranks.groups)) / rows
+    return ranks.resharder.batch_weights.of_group_in(stage) * float(len(ranks.groups)) / rows
 
 
 def _give_source(rewrite: RewriteContext, identity: tf.Tensor, source: tf.Tensor) -> None:

@@ -178,7 +178,7 @@ class _Ordering:
     def _gradients_of(self, call: ApplyCall) -> Dict[int, int]:
         index = self._view.index
         return {
-            index[tensor.op.name]: index[self._rewrite.part_of(variable)]
+            index[tensor.op.name]: index[self._rewrite.shard_of(variable)]
             for variable, gradient in call.boundaries
             for tensor in tensors_of(gradient)
         }

@@ -58,7 +58,7 @@ def find(rewrite: RewriteContext) -> Optional[OffloadSection]:
     sizes = {
         node: _bytes(rewrite, view, node)
         for node in view.of_types(op_types.VARIABLES)
-        if rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # else its part is in its place
+        if rewrite.shard_of(view.nodes[node].name) == view.nodes[node].name  # else its part is in its place
     }
     found = []
     for stage in range(len(rewrite.plan.stages)):

@@ -220,5 +220,5 @@ PASS = Pass(
     run,
     provides=names("micro_batched micro_merged folded stage_of barriers later_writes"),
     adds=names("over_micro_batches orders collectives"),
-    after=names("recompute offload regather needed_collectives"),
+    after=names("recompute offload gather_per_use needed_collectives"),
 )

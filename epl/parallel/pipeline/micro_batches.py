@@ -147,12 +147,12 @@ def _counting(view: GraphView, writes: Set[int], counted: Set[int]) -> Set[int]:
     found = set()
     for write in writes & needed:
         behind = view.descendants([write], lambda node: node not in needed)
-        if not needed.isdisjoint(takers_of_new_value(view, write) & behind):
+        if not needed.isdisjoint(readers_of_new_value(view, write) & behind):
             found.add(write)
     return found
 
 
-def takers_of_new_value(view: GraphView, write: int) -> Set[int]:
+def readers_of_new_value(view: GraphView, write: int) -> Set[int]:
     """The nodes that may read the written value: readers of the variable, or of the reference the write returns."""
     takers = {node for node in view.consumers()[write] if view.takes_data(node, write)}
     return takers | readers_of(view, view.variable_inputs(write)) - {write}
@@ -209,7 +209,7 @@ def find_actions(
         first = _first_of_backward_pass(view, training).union(of_gradients)
         backward = view.descendants(first, boundaries.__contains__)
         backward |= _beside_gradients(view, backward, loops)
-        backward |= _behind_later_stages(view, ops, backward, stages, boundaries)
+        backward |= _after_later_stages(view, ops, backward, stages, boundaries)
         own = boundary_nodes(view, [training])
         roots = {producer for node in own for producer in view.producers[node]}
         needed = view.ancestors(roots, lambda node: node in shared or node in boundaries)
@@ -260,7 +260,7 @@ def _beside_gradients(view: GraphView, backward: Set[int], loops: Dict[int, int]
     return found
 
 
-def _behind_later_stages(
+def _after_later_stages(
     view: GraphView, ops: MicroBatchOps, backward: Set[int], stages: Sequence[int], boundaries: Set[int]
 ) -> Set[int]:
     """Nodes of the differentiation that use forward values of later stages, such as indices of sparse gradients."""

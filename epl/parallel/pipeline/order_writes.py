@@ -147,7 +147,7 @@ def _taken_by(view: GraphView, leading: Dict[int, Set[int]]) -> Dict[int, Set[in
     found: Dict[int, Set[int]] = {}
     for other, path in leading.items():
         for write in path.intersection(leading) - {other}:
-            if not path.isdisjoint(micro_batches.takers_of_new_value(view, write)):
+            if not path.isdisjoint(micro_batches.readers_of_new_value(view, write)):
                 found.setdefault(write, set()).add(other)
     return found
 

@@ -42,7 +42,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ranks += [
         (transfer.communicator, ranks_of_stage(plan, group.stage))
         for group in plan.groups
-        if not group.of_parts
+        if not group.of_shards
         for transfer in group.transfers
     ]
     ranks += [
@@ -50,12 +50,12 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ]
     ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
     specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
-    of_parts = {
-        transfer.communicator: group.stage for group in plan.groups if group.of_parts for transfer in group.transfers
+    of_shards = {
+        transfer.communicator: group.stage for group in plan.groups if group.of_shards for transfer in group.transfers
     }
     if len(split_groups(plan)) > 1:
-        of_parts[plan.name + PARTS] = 0
-    return specs + [spec for name, stage in of_parts.items() for spec in part_holders(plan, name, stage).specs()]
+        of_shards[plan.name + PARTS] = 0
+    return specs + [spec for name, stage in of_shards.items() for spec in shard_holders(plan, name, stage).specs()]
 
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:
@@ -63,7 +63,7 @@ def gate_communicator(plan: Plan, group: GradientGroup) -> str:
     return group.transfers[0].communicator if group.transfers else f"{plan.name}/{group.name}"
 
 
-def part_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
+def shard_holders(plan: Plan, name: str, stage: int) -> SubCommunicators:
     """The communicators of the ranks of a stage that hold the same shard, one rank in each group of a split."""
     holders = list(zip(*split_groups(plan)))
     across = span_processes(plan.stages, plan.owners)

@@ -26,14 +26,14 @@ class BoundaryGroup(NamedTuple):
     Attributes:
       name: name in keys and messages.
       stage: the stage of their variables.
-      of_parts: whether they are gradients of shards: the ranks of a split group do not aggregate them with each other,
+      of_shards: whether they are gradients of shards: the ranks of a split group do not aggregate them with each other,
         but each with the same rank of the other groups. With one group there is nothing to aggregate.
       boundaries: (variable, identity whose input is replaced by the aggregated gradient).
     """
 
     name: str
     stage: int
-    of_parts: bool
+    of_shards: bool
     boundaries: Tuple[Boundary, ...]
 
 
@@ -73,11 +73,11 @@ def find_groups(graph: Graph, config: Config, stages: Sequence[Stage]) -> List[B
 def _by_ranks(ranks: ReplicaGroups, group: BoundaryGroup) -> Iterator[BoundaryGroup]:
     """Divides a group: gradients to aggregate over all ranks, and those over the same rank of each split group."""
     of_all = tuple(one for one in group.boundaries if not ranks.is_complete(*one))
-    of_parts = tuple(one for one in group.boundaries if ranks.is_complete(*one))
+    of_shards = tuple(one for one in group.boundaries if ranks.is_complete(*one))
     if of_all:
         yield group._replace(boundaries=of_all)
-    if of_parts:
-        yield group._replace(name=group.name + "/parts", of_parts=True, boundaries=of_parts)
+    if of_shards:
+        yield group._replace(name=group.name + "/parts", of_shards=True, boundaries=of_shards)
 
 
 def find_trainings(graph: Graph) -> List[Training]:

@@ -187,7 +187,7 @@ class Rules:
         if sharded is not None:
             # Accumulated gradients, which are kept between runs, have the shapes of shards.
             self._held = frozenset(sharded.variables).union(graph.local_variables)
-            self.parts = {view.index[op.name] for op in graph.parts_ops}
+            self.parts = {view.index[op.name] for op in graph.shard_ops}
             self.parts.update(view.of_types(COLLECTIVE_OP_TYPES))
         if replica_groups(graph) is not None:
             self.parts.update(_backward_nodes(view))

@@ -73,13 +73,13 @@ class Transfer(NamedTuple):
 class GradientGroup(NamedTuple):
     """The gradients of one apply_gradients call for the variables of one stage.
 
-    They are aggregated together, in the order of readiness: over all ranks, or (`of_parts`) over the ranks that hold
+    They are aggregated together, in the order of readiness: over all ranks, or (`of_shards`) over the ranks that hold
     the same shard, one in each group of a split; without transfers if there is only one group.
     """
 
     name: str
     stage: int
-    of_parts: bool
+    of_shards: bool
     reductions: Tuple[Reduction, ...]
     transfers: Tuple[Transfer, ...]
 
@@ -234,7 +234,7 @@ def _describe_reduction(reduction: Reduction) -> str:
 def _describe_transfers(group: GradientGroup) -> str:
     if not group.transfers:
         return "of parts, which each rank has alone"
-    return "in {} transfer(s){}".format(len(group.transfers), " between groups" if group.of_parts else "")
+    return "in {} transfer(s){}".format(len(group.transfers), " between groups" if group.of_shards else "")
 
 
 def describe(plan: Plan) -> str:

@@ -80,13 +80,13 @@ def make_plan(
 
 def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph) -> GradientGroup:
     reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
-    if group.of_parts:
+    if group.of_shards:
         sharded = graph.state_of(ShardedVariables)
         variables = {} if sharded is None else sharded.variables
         reductions = tuple(_of_any_rank(variables.get(one.variable), one) for one in reductions)
     ranks = replica_groups(graph)
-    if group.of_parts and ranks is not None and len(ranks.groups) == 1:
-        return GradientGroup(group.name, group.stage, group.of_parts, reductions, ())
+    if group.of_shards and ranks is not None and len(ranks.groups) == 1:
+        return GradientGroup(group.name, group.stage, group.of_shards, reductions, ())
     ready = [readiness(gradient) for _, gradient in group.boundaries]
     dense = [i for i, reduction in enumerate(reductions) if not reduction.sparse]
     shards = graph.state_of(ScatteredGradients)
@@ -106,7 +106,7 @@ def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Gra
         Transfer("{}/{}".format(prefix, k % used), f"{group.name}/gradients{k}", members, members[0] in scattered)
         for k, members in enumerate(moved)
     )
-    return GradientGroup(group.name, group.stage, group.of_parts, reductions, transfers)
+    return GradientGroup(group.name, group.stage, group.of_shards, reductions, transfers)
 
 
 def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List[Output]:

@@ -28,8 +28,8 @@ from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.rewriting.context import Gate, RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
+from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.packed import reduce_scatter
-from epl.parallel.sharding.row_weights import RowWeights
 from epl.utils import tf_compat
 
 
@@ -37,9 +37,9 @@ def run(rewrite: RewriteContext) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
-    row_weights = _row_weights(rewrite)
-    if row_weights is not None:
-        weight = row_weights.own
+    batch_weights = _row_weights(rewrite)
+    if batch_weights is not None:
+        weight = batch_weights.own
     else:
         with rewrite.building("rows"):
             weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
@@ -101,30 +101,30 @@ def _share(rewrite: RewriteContext, group: GradientGroup, gate: tf.Operation, we
     ranks = _place(rewrite, group, group.transfers[0].communicator)[0].world_size
     if weight is None:
         return tf.constant(agree_steps.share(rewrite, ranks), tf.float64)
-    ranks_together, row_weights = replica_groups(rewrite.graph), _row_weights(rewrite)
+    ranks_together, batch_weights = replica_groups(rewrite.graph), _row_weights(rewrite)
     if ranks_together is None and rewrite.plan.reduce_method == "sum":  # 1, or 0 without rows
         with tf.control_dependencies([gate]):
             return tf.sign(weight)
-    if ranks_together is not None and row_weights is None:  # all have equal numbers of rows
+    if ranks_together is not None and batch_weights is None:  # all have equal numbers of rows
         with tf.control_dependencies([gate]):
             share = tf.identity(tf.constant(1.0 / ranks, tf.float64))
     else:
-        own = row_weights.of_group_in(group.stage) if row_weights is not None and group.of_parts else weight
+        own = batch_weights.of_group_in(group.stage) if batch_weights is not None and group.of_shards else weight
         share = own / gate.outputs[0]
     return share * float(ranks) if rewrite.plan.reduce_method == "sum" else share
 
 
-def _row_weights(rewrite: RewriteContext) -> Optional[RowWeights]:
+def _row_weights(rewrite: RewriteContext) -> Optional[BatchWeights]:
     """The row weights of the ranks that compute a replica together, if their numbers of rows differ."""
     ranks = replica_groups(rewrite.graph)
-    return None if ranks is None else ranks.resharder.row_weights
+    return None if ranks is None else ranks.resharder.batch_weights
 
 
 def _place(rewrite: RewriteContext, group: GradientGroup, communicator: str) -> Tuple[Communicator, int]:
     """The communicator with this name for the gradients of a group, and the rank of replica 0 in it."""
-    if not group.of_parts:
+    if not group.of_shards:
         return rewrite.communicator(communicator, group.stage), rewrite.base_rank
-    holders = rewrite.holders_of_parts(communicator, group.stage)
+    holders = rewrite.holders_of_shards(communicator, group.stage)
     return holders.at(rewrite.base_rank), holders.place(rewrite.base_rank).rank
 
 

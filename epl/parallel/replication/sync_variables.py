@@ -48,7 +48,7 @@ def run_broadcast(rewrite: RewriteContext) -> None:
 
 def _broadcast_parts(rewrite: RewriteContext, view: GraphView, parts: List[int]) -> None:
     """Adds the broadcast of shards from the ranks of the first group of a split to those of the other groups."""
-    holders = rewrite.holders_of_parts(rewrite.plan.name + PARTS)
+    holders = rewrite.holders_of_shards(rewrite.plan.name + PARTS)
     for copy in range(rewrite.local_replicas):
         rank = rewrite.base_rank + copy
         with rewrite.building("variables/broadcast_parts"), tf.device(rewrite.device(0, copy)):
@@ -128,7 +128,8 @@ def _variables(rewrite: RewriteContext, view: GraphView) -> List[int]:
         node
         for node in view.of_types(op_types.VARIABLES)
         if view.nodes[node].name not in own
-        and rewrite.part_of(view.nodes[node].name) == view.nodes[node].name  # a full variable with a shard has no value
+        and rewrite.shard_of(view.nodes[node].name)
+        == view.nodes[node].name  # a full variable with a shard has no value
         and (node in rewrite.cloned or view.nodes[node].name in rewrite.global_variables)
     ]
 

@@ -30,7 +30,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
-from epl.parallel.plan.communicators import PROCESSES, part_holders, ranks_of_stage, transport_of
+from epl.parallel.plan.communicators import PROCESSES, ranks_of_stage, shard_holders, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.replica_groups import replica_groups
@@ -233,7 +233,7 @@ class RewriteContext:
         # Op names of the variables that a checkpoint holds, and of those that are trained.
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         names = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
-        self.global_variables = frozenset(map(self.part_of, names))
+        self.global_variables = frozenset(map(self.shard_of, names))
 
     @property
     def base_rank(self) -> int:
@@ -270,7 +270,7 @@ class RewriteContext:
         """Names of the sharded variables."""
         return () if self.sharded is None else self.sharded.variables
 
-    def part_of(self, variable: str) -> str:
+    def shard_of(self, variable: str) -> str:
         """The name of a variable's shard; for a variable that is not sharded, its own name."""
         return variable if self.sharded is None else self.sharded.shard_of(variable)
 
@@ -332,10 +332,10 @@ class RewriteContext:
         """The communicator with one rank for each process that owns replicas."""
         return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
 
-    def holders_of_parts(self, name: str, stage: int = 0) -> SubCommunicators:
+    def holders_of_shards(self, name: str, stage: int = 0) -> SubCommunicators:
         """The communicators of the holders of shards, opened at first use; blocks until all processes ask for them."""
         if name not in self.holders:
-            holders = part_holders(self.plan, name, stage)
+            holders = shard_holders(self.plan, name, stage)
             if not holders.opened:
                 holders.open(self.cluster.worker_index)
             self.holders[name] = holders

@@ -121,5 +121,5 @@ PASS = Pass(
     "needed_collectives",
     run,
     adds=names("orders"),
-    after=names("recompute offload regather"),
+    after=names("recompute offload gather_per_use"),
 )

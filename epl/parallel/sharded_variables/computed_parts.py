@@ -53,7 +53,7 @@ class ComputedParts:
             return 0
         return offsets(self._variable(tensor).sizes or ())[rank]
 
-    def whole_shape(self, tensor: tf.Tensor) -> tf.Tensor:
+    def full_shape(self, tensor: tf.Tensor) -> tf.Tensor:
         """The `dense_shape` of a sparse gradient for the full variable; another tensor unchanged."""
         if tensor not in self._shapes:
             return tensor

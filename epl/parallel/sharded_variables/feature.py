@@ -19,7 +19,7 @@ class ShardedSlotsFeature(Feature):
             return apply(request)
         with watched_slots() as made:
             applied = apply(request)
-        with graph.building_parts():
+        with graph.building_shards():
             sharded.adopt_updates(made)
         return applied
 

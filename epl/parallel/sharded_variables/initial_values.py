@@ -70,13 +70,13 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, reshar
     return part
 
 
-def part_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
+def shard_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
     """This rank's shard of a REPLICATED value; if the value is read from a checkpoint, only the shard is read."""
-    part = restored_part(full, full_shape, placement, resharder)
+    part = restored_shard(full, full_shape, placement, resharder)
     return cut(full, full_shape, placement, resharder) if part is None else part
 
 
-def restored_part(
+def restored_shard(
     full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder
 ) -> Optional[tf.Tensor]:
     """This rank's shard of a tensor, read from the checkpoint from which `full` is read; None if it is not."""
@@ -104,7 +104,7 @@ def source_of(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def initial_part(
+def initial_shard(
     full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder, variable: str
 ) -> Tuple[tf.Tensor, Dict[str, Tuple[int, ...]]]:
     """This rank's shard of an initial value.
@@ -119,7 +119,7 @@ def initial_part(
     Returns:
       The shard, of static shape, and the random ops that were made for it: name -> second seed by rank.
     """
-    restored = restored_part(full, full_shape, placement, resharder)
+    restored = restored_shard(full, full_shape, placement, resharder)
     if restored is not None:
         return restored, {}
     size = num_elements(tuple(full_shape)) * full.dtype.size

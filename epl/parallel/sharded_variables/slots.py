@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_part
+from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_shard
 from epl.parallel.sharded_variables.variables import (
     SCOPE,
     beside,
@@ -30,7 +30,7 @@ from epl.utils.errors import PlanError
 _ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
 
 
-class SlotLayouts(NamedTuple):
+class SlotPlacements(NamedTuple):
     """The placements of variables that were made for shards, by the names of their ops.
 
     Attributes:
@@ -79,9 +79,9 @@ def _stored_as_asked() -> Iterator[None]:
                 note_slice(variable)  # TensorFlow replaces the slice info of a slot that it finds again
 
 
-def slot_placements(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotLayouts:
+def slot_placements(made: Sequence[NewVariable], shards: Sequence[Shard]) -> SlotPlacements:
     """Finds slots of shards; those of another shape lose the slice info that TensorFlow's slot creator gave them."""
-    found = SlotLayouts({}, {})
+    found = SlotPlacements({}, {})
     for variable, name in made:
         primary = _primary(name, shards)
         if primary is None:
@@ -173,7 +173,7 @@ def follow_initial_values() -> None:
     for variable in filter(is_shard, members):
         initializer = initializer_of(variable)
         with beside(variable.op):
-            part = restored_part(initializer.inputs[1], *variable._epl_full[1:])
+            part = restored_shard(initializer.inputs[1], *variable._epl_full[1:])
         if part is not None:
             tf_compat.set_input(initializer, 1, part)
 

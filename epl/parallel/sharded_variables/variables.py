@@ -84,7 +84,7 @@ def shard_variable(variable: Any, placement: Placement, resharder: Resharder, se
     Raises:
       PlanError: the variable, or an op that was built from it, cannot work with a shard.
     """
-    made = make_part(variable, placement, resharder, seed)
+    made = make_shard(variable, placement, resharder, seed)
     old, new = made.old, made.variable
     initializer = initializer_of(variable)
     read = variable.value() if tf_compat.is_reference(old.dtype) else None
@@ -106,7 +106,7 @@ def initializer_of(variable: Any) -> tf.Operation:
     return initializer.op if isinstance(initializer, tf.Tensor) else initializer
 
 
-def make_part(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
+def make_shard(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
     """A new variable that is this rank's shard; `variable` and the ops that use it stay as they are.
 
     Args, Raises: see `shard_variable`.
@@ -168,7 +168,7 @@ def _shard(
     """A variable of the shape of the shard; and the seeds of the ops that draw its initial value."""
     name = variable.op.name
     with tf.name_scope("Initializer"):
-        part, seeds = initial_values.initial_part(variable.initial_value, full_shape, placement, resharder, name)
+        part, seeds = initial_values.initial_shard(variable.initial_value, full_shape, placement, resharder, name)
     with tf.name_scope(None):
         new = type(variable)(
             initial_value=part,
@@ -306,7 +306,7 @@ class Users:
             self._refuse_write(op)
         value = op.inputs[1]
         with beside(op):
-            after = self._copied(op, [initial_values.part_of(value, *self._cut)])
+            after = self._copied(op, [initial_values.shard_of(value, *self._cut)])
         self.replace(op, after)
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))

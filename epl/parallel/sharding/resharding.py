@@ -28,9 +28,9 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.placements import Placement, balanced_sizes, offsets, shard
 from epl.parallel.sharding.replicated_rows import ReplicatedRows
-from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.slices import known_ndims, slice_along
 from epl.utils import tf_compat
 
@@ -78,7 +78,7 @@ class Resharder:
     Attributes:
       owned: name of a constant op that differs between ranks -> its values.
       replicated_rows: which ranks have copies of the same rows of the batch, if there are runs with copies.
-      row_weights: the weights of the ranks' batches in a mean, if the ranks may have different numbers of rows.
+      batch_weights: the weights of the ranks' batches in a mean, if the ranks may have different numbers of rows.
     """
 
     def __init__(self, communicator: Communicator, rank: int, key: str, fp16_scale: Optional[int] = None) -> None:
@@ -97,7 +97,7 @@ class Resharder:
         self._fp16_scale = fp16_scale if self.ranks > 1 else None
         self.owned: Dict[str, Owned] = {}
         self.replicated_rows: Optional[ReplicatedRows] = None
-        self.row_weights: Optional[RowWeights] = None
+        self.batch_weights: Optional[BatchWeights] = None
 
     @property
     def streams(self) -> List[CollectiveStream]:
@@ -216,18 +216,18 @@ class Resharder:
 
     def own_share(self, size: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """The size of this rank's shard if a dimension of `size` is cut in proportion to `rows` (int64, by rank)."""
-        counts, whole = tf.cast(rows, size.dtype), tf.cast(self.whole_rows(rows), size.dtype)
+        counts, whole = tf.cast(rows, size.dtype), tf.cast(self.total_rows(rows), size.dtype)
         return counts[self.own(range(self.ranks), tf.int32)] * size // tf.maximum(whole, 1)
 
     def share(self, dtype: tf.DType) -> Factor:
         """The weight of this rank's batch in a mean over the ranks."""
-        return 1.0 / self.ranks if self.row_weights is None else self.row_weights.share(dtype)
+        return 1.0 / self.ranks if self.batch_weights is None else self.batch_weights.share(dtype)
 
     def inverse_share(self, dtype: tf.DType) -> Factor:
         """1 / `share`."""
-        return float(self.ranks) if self.row_weights is None else self.row_weights.inverse_share(dtype)
+        return float(self.ranks) if self.batch_weights is None else self.batch_weights.inverse_share(dtype)
 
-    def whole_rows(self, rows: tf.Tensor) -> tf.Tensor:
+    def total_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The number of rows of the full batch, given the number of rows of each rank (int64, by rank)."""
         return tf.reduce_sum(rows if self.replicated_rows is None else self.replicated_rows.kept(rows))
 

@@ -15,7 +15,7 @@ from epl.ir.clone import NOT_COPIED
 from epl.utils import tf_compat
 
 
-class EqualOps:
+class CommonSubexpressions:
     """The ops seen so far, and which of them compute the same."""
 
     def __init__(self) -> None:

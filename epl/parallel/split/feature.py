@@ -23,7 +23,7 @@ class SplitFeature(Feature):
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
         """Lowers the splits of the model, and differentiates the lowered tensors in place of the user's."""
         arguments = request.arguments
-        with graph.building_parts():
+        with graph.building_shards():
             ys, xs = lower(graph, arguments["ys"], arguments["xs"])
         _refuse_stops(graph, arguments.get("stop_gradients"))
         return request._replace(xs=as_list(xs), arguments=dict(arguments, ys=ys, xs=xs))

@@ -20,7 +20,7 @@ from epl.parallel.sharding.rules.lookup import look_up
 from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import ENTRY, RESULT, VARIABLE, Program, Step
 from epl.parallel.split.region import calls_python
-from epl.parallel.split.resharding_paths import PLAIN, Conversion, Form, route, wanted_form
+from epl.parallel.split.resharding_paths import PLAIN, Form, Resharding, route, wanted_form
 from epl.parallel.split.search import Decision, native_placement, output_form, placements_of
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -100,7 +100,7 @@ class Lowering:
 
     def _later(self, tensor: tf.Tensor, wanted: Form) -> tf.Tensor:
         with tf.control_dependencies(None):
-            return self._converted(self._program.number[tensor], wanted)
+            return self._resharded(self._program.number[tensor], wanted)
 
     # ---- Resharding.
 
@@ -109,7 +109,7 @@ class Lowering:
         if number not in self._there:
             native = native_placement(self._program, number, placement)
             self._there[number] = {Form(native, False): self._source(number, native)}
-        return self._converted(number, wanted_form(value, placement, of_part))
+        return self._resharded(number, wanted_form(value, placement, of_part))
 
     def _source(self, number: int, placement: Placement) -> tf.Tensor:
         value = self._program.values[number]
@@ -119,29 +119,29 @@ class Lowering:
         with self._scopes(value.tensor.op):
             return self._resharder.hide_size(self._variable(value.tensor.op, placement), placement)
 
-    def _converted(self, number: int, wanted: Form) -> tf.Tensor:
+    def _resharded(self, number: int, wanted: Form) -> tf.Tensor:
         value, forms = self._program.values[number], self._there[number]
         path = route(value, self._program.ranks, tuple(forms), wanted)
         if path is None:
             raise ValueError(f"{value.tensor.name} cannot be had as {wanted.placement}")
-        for conversion in path:
+        for resharding in path:
             with self._scopes(value.tensor.op), self._at(number):
-                forms[conversion.target] = self._convert(number, forms[conversion.source], conversion)
+                forms[resharding.target] = self._reshard(number, forms[resharding.source], resharding)
         return forms[wanted]
 
-    def _convert(self, number: int, tensor: tf.Tensor, conversion: Conversion) -> tf.Tensor:
-        resharder, source, target = self._resharder, conversion.source.placement, conversion.target.placement
-        if conversion.kind == "enter":
+    def _reshard(self, number: int, tensor: tf.Tensor, resharding: Resharding) -> tf.Tensor:
+        resharder, source, target = self._resharder, resharding.source.placement, resharding.target.placement
+        if resharding.kind == "enter":
             return resharder.enter(tensor)
-        if conversion.kind == "sum":
+        if resharding.kind == "sum":
             return resharder.sum_partial(tensor)
-        if conversion.kind == "gather":
+        if resharding.kind == "gather":
             return resharder.gather(tensor, source)
-        if conversion.kind == "gather entered":
+        if resharding.kind == "gather entered":
             return resharder.gather_entered(tensor, source)
-        if conversion.kind == "cut":
+        if resharding.kind == "cut":
             return resharder.cut(tensor, target, self._rows_along(number, tensor, target))
-        if conversion.kind == "scatter":
+        if resharding.kind == "scatter":
             return resharder.reduce_scatter(tensor, target, self._rows_along(number, tensor, target))
         batch = target if target.sizes is None else source
         return resharder.move(tensor, source, target, self._rows_along(number, tensor, batch, batch is source))
@@ -175,7 +175,7 @@ class Lowering:
         if is_part:
             own = rows[self._resharder.own(range(self._program.ranks), tf.int32)]
         else:
-            own = self._resharder.whole_rows(rows)
+            own = self._resharder.total_rows(rows)
         return rows * (size // tf.maximum(own, 1))
 
     # ---- Ops.
@@ -204,7 +204,7 @@ class Lowering:
             self._there[number] = {Form(placement, False): output}
             wanted = output_form(self._program, number)
             if wanted is not None:
-                self._converted(number, wanted)
+                self._resharded(number, wanted)
 
     def _emit_part(self, step: Step, choice: int, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         entries = [self._program.values[number].rows_of for number in step.inputs + step.outputs]

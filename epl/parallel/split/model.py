@@ -37,10 +37,10 @@ from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
+from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.placements import REPLICATED, Placement
 from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
-from epl.parallel.sharding.row_weights import RowWeights
 from epl.parallel.sharding.shard_owner import SPLIT, NewVariable, ShardedTensor, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardInfo, objects_of
 from epl.parallel.sharding.stage_streams import StagePass, StageResharder
@@ -57,7 +57,7 @@ from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
 from epl.parallel.split.inference_rows import InferenceRows
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.lowering import Lowering
-from epl.parallel.split.outer_reads import give_whole
+from epl.parallel.split.outer_reads import gather_outer_reads
 from epl.parallel.split.program import Program
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import Dependence, find_region
@@ -132,7 +132,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         cluster = env.cluster
         assert cluster is not None
         meet()
-        name = env.new_parts_name() + "/split"
+        name = env.new_shards_name() + "/split"
         refuse_missing_workers(name, plan.owners)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
         transport = transport_between(cluster.device_type)
@@ -171,15 +171,15 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._objective = list(objective)
         self._inference = InferenceRows(graph, self._program, group, plan)
         if self._inference.any_open:
-            self.resharder.row_weights = RowWeights(self._sum_once, lambda: self._current_pass().stage)
+            self.resharder.batch_weights = BatchWeights(self._sum_once, lambda: self._current_pass().stage)
         self._outputs: Dict[tf.Tensor, tf.Tensor] = {}
         self._lowering = self._build(decision, full_inputs)
-        if len(plan.groups) > 1 and self.resharder.row_weights is not None:  # gradients of parts are weighed by them
+        if len(plan.groups) > 1 and self.resharder.batch_weights is not None:  # gradients of parts are weighed by them
             for stage in plan.stages:
                 taskgraph = min(self._indices.intersection(stage.taskgraphs), default=None)
                 if taskgraph is not None:
                     with in_taskgraph(graph.tf_graph, taskgraph):
-                        self.resharder.row_weights.of_group()
+                        self.resharder.batch_weights.of_group()
         self._region_outputs = RegionOutputs(
             self._region,
             self._program,
@@ -200,7 +200,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         )
         with self.resharder.once():
             for made in self._registry.shards_of(SPLIT):
-                give_whole(made, self.resharder, self._inside)
+                gather_outer_reads(made, self.resharder, self._inside)
         self._seen_through = self._lowered_through = tf_compat.last_op_id(graph.tf_graph)
         self._gradients.traced_after = self._lowered_through
         add_owner(graph, self._registry, self)

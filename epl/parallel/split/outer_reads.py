@@ -15,7 +15,9 @@ from epl.parallel.split.bridges import out_of_split
 from epl.utils import tf_compat
 
 
-def give_whole(made: Shard, resharder: Resharder, inside: Collection[tf.Operation]) -> Dict[tf.Tensor, tf.Tensor]:
+def gather_outer_reads(
+    made: Shard, resharder: Resharder, inside: Collection[tf.Operation]
+) -> Dict[tf.Tensor, tf.Tensor]:
     """Gives the readers outside of the split the gathered variable in place of the one that the shard has replaced.
 
     Args:

@@ -17,7 +17,7 @@ from epl.parallel.costs.shapes import TensorType
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
 from epl.parallel.split.batch_dims import Batch, guessed, is_ambiguous, reshaped, traced
-from epl.parallel.split.common_subexpressions import EqualOps
+from epl.parallel.split.common_subexpressions import CommonSubexpressions
 from epl.parallel.split.divisibility import granularities
 from epl.parallel.split.region import (
     Dependence,
@@ -158,7 +158,7 @@ class Program:
         self._found_own: Dict[tf.Tensor, int] = {}
         self._unsure: Set[int] = set()  # numbers of values whose batch dimension is not known
         self.fixed: Set[int] = set()
-        self.equal = EqualOps()
+        self.equal = CommonSubexpressions()
         for op in self._needed(_in_order(self._region)):
             self._add_step(op)
 

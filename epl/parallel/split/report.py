@@ -6,7 +6,7 @@ from epl.parallel.sharding.placements import REPLICATED
 from epl.parallel.sharding.rules.registry import RULES
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import collectives, is_half
-from epl.parallel.split.search import Decision, conversions, placements_of, variable_placements
+from epl.parallel.split.search import Decision, placements_of, reshardings, variable_placements
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
@@ -21,32 +21,32 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
 
     An open batch counts with the size that the program assumes.
     """
-    made = [conversion for step in conversions(program, decision) for _, conversion in step]
+    made = [resharding for step in reshardings(program, decision) for _, resharding in step]
     inside = sum(step.choices[choice].moved for step, choice in zip(program.steps, decision.choices) if choice >= 0)
-    return sum(conversion.forward + conversion.backward for conversion in made), inside
+    return sum(resharding.forward + resharding.backward for resharding in made), inside
 
 
 def table(program: Program, decision: Decision) -> str:
     """Lists the ops that are computed on shards or need resharding, and those computed in full for lack of a rule."""
     lines = [f"split over {program.ranks} devices: op, placements, bytes that a device sends in a step"]
-    for step, choice, made in zip(program.steps, decision.choices, conversions(program, decision)):
+    for step, choice, made in zip(program.steps, decision.choices, reshardings(program, decision)):
         into, out = placements_of(step, choice)
         if choice >= 0 or made:
             arrow = "{} -> {}".format(", ".join(map(str, into)), ", ".join(map(str, out)))
             lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
         if choice >= 0 and step.choices[choice].moved:
             lines.append(f"      inside: {step.choices[choice].moved:,.0f}")
-        for number, conversion in made:
+        for number, resharding in made:
             value = program.values[number]
-            names = [_told(name, value) for name in collectives(conversion.kind, value.trained)]
+            names = [_told(name, value) for name in collectives(resharding.kind, value.trained)]
             lines.append(
                 "      {} to {}: {} {:,.0f} forward, {} {:,.0f} backward".format(
                     value.tensor.name,
-                    conversion.target.placement,
+                    resharding.target.placement,
                     names[0],
-                    conversion.forward,
+                    resharding.forward,
                     names[1],
-                    conversion.backward,
+                    resharding.backward,
                 )
             )
     converted, inside = moved_bytes(program, decision)

@@ -23,7 +23,7 @@ class Form(NamedTuple):
     entered: bool
 
 
-class Conversion(NamedTuple):
+class Resharding(NamedTuple):
     """One resharding of a tensor.
 
     Attributes:
@@ -65,7 +65,7 @@ _COLLECTIVES: Dict[str, Tuple[str, str]] = {
     "move": ("all-to-all", "all-to-all"),
 }
 
-_Step = Callable[[str, Form, Form], Conversion]
+_Step = Callable[[str, Form, Form], Resharding]
 
 PLAIN = Form(REPLICATED, False)
 
@@ -81,7 +81,7 @@ def wanted_form(value: Value, placement: Placement, of_part: bool) -> Form:
     return Form(placement, of_part and placement == REPLICATED and value.differentiable)
 
 
-def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Conversion]]:
+def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Optional[List[Resharding]]:
     """The cheapest reshardings to `wanted`: the first from one of `forms`, each other from the one before it.
 
     Args:
@@ -95,7 +95,7 @@ def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Opti
     """
     if wanted in forms:
         return []
-    best: Optional[List[Conversion]] = None
+    best: Optional[List[Resharding]] = None
     for source in forms:
         for path in _paths(value, ranks, source, wanted):
             if best is None or total_bytes(path) < total_bytes(best):
@@ -103,21 +103,21 @@ def route(value: Value, ranks: int, forms: Sequence[Form], wanted: Form) -> Opti
     return best
 
 
-def total_bytes(path: Sequence[Conversion]) -> float:
+def total_bytes(path: Sequence[Resharding]) -> float:
     """Bytes that a rank sends in these reshardings, forward and backward."""
     return sum(step.forward + step.backward for step in path)
 
 
-def count_collectives(path: Sequence[Conversion], trained: bool) -> int:
+def count_collectives(path: Sequence[Resharding], trained: bool) -> int:
     """The number of collectives of these reshardings, forward and backward."""
     return sum(len([name for name in collectives(step.kind, trained) if name]) for step in path)
 
 
-def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Conversion]]:
-    def step(kind: str, before: Form, after: Form) -> Conversion:
+def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Resharding]]:
+    def step(kind: str, before: Form, after: Form) -> Resharding:
         cut = [form.placement for form in (before, after) if form.placement.is_shard]
         sent = [_size(name, value) * _sent(name, cut, ranks) for name in collectives(kind, value.trained)]
-        return Conversion(kind, before, after, sent[0], sent[1])
+        return Resharding(kind, before, after, sent[0], sent[1])
 
     # An entered tensor is no source: its gradient is a partial sum.
     if source.entered or wanted.placement == PARTIAL:
@@ -135,7 +135,7 @@ def _paths(value: Value, ranks: int, source: Form, wanted: Form) -> List[List[Co
     return [[step("gather", source, PLAIN), step("cut", PLAIN, wanted)]]
 
 
-def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Conversion]]:
+def _paths_to_full(step: _Step, source: Form, wanted: Form) -> List[List[Resharding]]:
     if source.placement == REPLICATED:
         return [[step("enter", source, wanted)]]
     plain = step("gather" if source.placement.is_shard else "sum", source, PLAIN)

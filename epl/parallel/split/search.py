@@ -15,9 +15,9 @@ from epl.parallel.split.batch_dims import batch_placement
 from epl.parallel.split.program import ENTRY, VARIABLE, Program, Step, num_bytes
 from epl.parallel.split.resharding_paths import (
     LINKS,
-    Conversion,
     Form,
     Link,
+    Resharding,
     count_collectives,
     route,
     total_bytes,
@@ -118,7 +118,7 @@ def variable_placements(program: Program, decision: Decision) -> Dict[int, Place
     return found
 
 
-def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Conversion]]]:
+def reshardings(program: Program, decision: Decision) -> List[List[Tuple[int, Resharding]]]:
     """The reshardings of each step, of its inputs and of the region outputs that it gives: (value, resharding)."""
     there: Dict[int, _Forms] = {}
     found = []
@@ -136,8 +136,8 @@ def conversions(program: Program, decision: Decision) -> List[List[Tuple[int, Co
         made = []
         for number, form in wanted:
             path = route(program.values[number], program.ranks, there[number], form) or []
-            there[number] += tuple(conversion.target for conversion in path)
-            made += [(number, conversion) for conversion in path]
+            there[number] += tuple(resharding.target for resharding in path)
+            made += [(number, resharding) for resharding in path]
         found.append(made)
     return found
 
@@ -213,7 +213,7 @@ class _Search:
                     return None
                 forms = (Form(native, False),)
                 cost += self._variable_cost(number, native)
-            found = self._convert(number, forms, wanted_form(self._program.values[number], placement, choice >= 0))
+            found = self._reshard(number, forms, wanted_form(self._program.values[number], placement, choice >= 0))
             if found is None:
                 return None
             cost += found[0]
@@ -243,7 +243,7 @@ class _Search:
         moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
         return step.seconds * largest + moved
 
-    def _convert(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
+    def _reshard(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
         """The cost of resharding a tensor to another form, and the forms that exist then; None if it cannot be made."""
         known = (number, forms, wanted)
         if known not in self._routes:
@@ -280,7 +280,7 @@ class _Search:
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:
         """The cost of resharding a value for ops outside, if it is a region output, and the forms that exist then."""
         wanted = output_form(self._program, number)
-        found = None if wanted is None else self._convert(number, forms, wanted)
+        found = None if wanted is None else self._reshard(number, forms, wanted)
         return found or (0.0, forms)
 
     def _hash(self, number: int, forms: Optional[_Forms]) -> int:

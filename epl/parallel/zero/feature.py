@@ -7,7 +7,7 @@ from epl.parallel.feature import Apply, ApplyRequest, Feature
 from epl.parallel.plan.sections import ZeroSection
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.zero import gather_per_use, order_gathers
-from epl.parallel.zero.model import hold_parts, known_to_optimizers, zero_of
+from epl.parallel.zero.model import hold_shards, known_to_optimizers, zero_of
 from epl.utils.containers import map_items
 
 
@@ -18,8 +18,8 @@ class ZeroFeature(Feature):
 
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Shards the variables that are about to be trained."""
-        with graph.building_parts():
-            hold_parts(graph, request.pairs)
+        with graph.building_shards():
+            hold_shards(graph, request.pairs)
         return apply(request)
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
@@ -27,7 +27,7 @@ class ZeroFeature(Feature):
         zero = zero_of(graph)
         if zero is None:
             return apply(request)
-        with graph.building_parts():
+        with graph.building_shards():
             pairs = [zero.part(pair) for pair in request.pairs]
         args, kwargs = map_items(known_to_optimizers, (request.args, request.kwargs))
         return apply(request._replace(pairs=pairs, args=args, kwargs=kwargs))

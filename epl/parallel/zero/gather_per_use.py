@@ -28,7 +28,7 @@ from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
-SCOPE = "EPL_REGATHER"  # scope of the copies per block of ops that are computed from a weight alone, such as a cast
+SCOPE = "EPL_GATHER_PER_USE"  # scope of copies per block, of ops computed from a weight alone, such as a cast
 
 
 def run(rewrite: RewriteContext) -> None:
@@ -37,10 +37,10 @@ def run(rewrite: RewriteContext) -> None:
     if zero is None or not zero.placeholders:
         return
     with rewrite.tf_graph.as_default():
-        _Regathering(rewrite, zero).run()
+        _GatherPerUse(rewrite, zero).run()
 
 
-class _Regathering:
+class _GatherPerUse:
     """The gathers of one graph."""
 
     def __init__(self, rewrite: RewriteContext, zero: ZeroModel) -> None:
@@ -67,43 +67,43 @@ class _Regathering:
                 self._fetch(fetch, resharder, f"{SCOPE}/stream{number}_{place}/")
                 stream.append(ScheduledGather(resharder.collectives[-1].name, fetch.block))
             self._rewrite.gather_streams.append(stream)
-        for whole in self._plan.early:
-            self._give_rest(whole, self._zero.resharder, self._placeholders[whole].variable.updates())
-        if self._plan.idle:
+        for full in self._plan.up_front:
+            self._give_rest(full, self._zero.resharder, self._placeholders[full].variable.updates())
+        if self._plan.unused:
             resharder = self._zero.new_stream()
-            for whole in self._plan.idle:
-                self._rewrite.unused_gathers.append(self._give_rest(whole, resharder, ()).name)
+            for full in self._plan.unused:
+                self._rewrite.unused_gathers.append(self._give_rest(full, resharder, ()).name)
         self._report()
 
     def _fetch(self, fetch: Fetch, resharder: Any, prefix: str) -> None:
         """Gathers a weight for its uses in a block."""
         waits = [self._operation(node) for node in fetch.waits]
-        whole = self._zero.gather(self._placeholders[fetch.source].variable, resharder, waits)
+        full = self._zero.gather(self._placeholders[fetch.source].variable, resharder, waits)
         for node in self._plan.updates.get(fetch.source, ()):
             tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [resharder.collectives[-1]])
-        taken = self._copies(fetch, whole, prefix)
+        taken = self._copies(fetch, full, prefix)
         for use in fetch.uses:
             node, output = self._plan.values[use.consumer, use.position]
-            tensor = whole if node == fetch.source else taken[node].outputs[output]
+            tensor = full if node == fetch.source else taken[node].outputs[output]
             tf_compat.set_input(self._rewrite.remember(self._operation(use.consumer)), use.position, tensor)
 
-    def _copies(self, fetch: Fetch, whole: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
+    def _copies(self, fetch: Fetch, full: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
         """Copies the ops between a weight and its uses in a block (such as a cast), on the value gathered for it."""
         view, weights = self._view, self._plan.region.weights
         values = {self._plan.values[use.consumer, use.position][0] for use in fetch.uses}
         chain = view.ancestors(values, lambda node: node not in weights or node == fetch.source)
         chain = {node for node in chain if node in weights and node != fetch.source}
         if chain:
-            inputs = {view.nodes[fetch.source].name: whole.op.name}
+            inputs = {view.nodes[fetch.source].name: full.op.name}
             clone_nodes(self._rewrite.tf_graph, view, chain, [prefix], lambda copy, node: SAME, inputs=inputs)
         for node in chain:
             name = view.nodes[node].name
             self._rewrite.copies_per_use.setdefault(name, []).append(prefix + name)
         return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
 
-    def _give_rest(self, whole: int, resharder: Any, guarded: Any) -> tf.Tensor:
+    def _give_rest(self, full: int, resharder: Any, guarded: Any) -> tf.Tensor:
         """Gathers a weight for all remaining consumers of its placeholder, before the `guarded` ops run."""
-        placeholder = self._placeholders[whole]
+        placeholder = self._placeholders[full]
         tensor = self._zero.gather(placeholder.variable, resharder)
         for op in guarded:
             tf_compat.add_control_inputs(op, [resharder.collectives[-1]])
@@ -122,7 +122,7 @@ class _Regathering:
             "zero.level: %d weights are gathered %d times in a step, of which %.3f MB are there at a time",
             len({fetch.source for fetch in fetches}), len(fetches), bytes_at_a_time(fetches) / 1e6,
         )  # fmt: skip
-        sizes = {self._placeholders[whole].variable.made.name: self._bytes(whole) for whole in self._plan.early}
+        sizes = {self._placeholders[full].variable.made.name: self._bytes(full) for full in self._plan.up_front}
         if sizes:
             logger.info(
                 "zero.level: %d weights (%.3f MB) are gathered at the beginning of a step, for loops, what does not "
@@ -130,12 +130,12 @@ class _Regathering:
                 len(sizes), sum(sizes.values()) / 1e6, largest_names(sizes),
             )  # fmt: skip
 
-    def _bytes(self, whole: int) -> int:
-        return weight_bytes(self._rewrite.tf_graph, self._view, whole, 0)
+    def _bytes(self, full: int) -> int:
+        return weight_bytes(self._rewrite.tf_graph, self._view, full, 0)
 
 
 PASS = Pass(
-    "regather",
+    "gather_per_use",
     run,
     provides=names("copies_per_use gather_streams unused_gathers"),
     after=names("recompute offload"),

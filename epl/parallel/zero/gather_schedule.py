@@ -26,7 +26,7 @@ from epl.parallel.weights.prefetch import Fetch, Needed, find_uses, plan_fetches
 from epl.parallel.weights.regions import WeightRegion
 
 _BLOCKS = 100  # per step, if all weights are small
-_MOST_LANES = 4  # streams, each a communicator; a model whose branches end in separate updates needs more than one
+_MAX_STREAMS = 4  # streams, each a communicator; a model whose branches end in separate updates needs more than one
 
 
 class Gathers(NamedTuple):
@@ -37,16 +37,16 @@ class Gathers(NamedTuple):
       streams: the gathers within the step, in order; their `source` is a weight.
       values: (op, input) of a use -> (node, output) that it reads: a weight, or a value computed from it.
       updates: weight -> the ops that write its variable in a step.
-      early: weights with an up-front gather, ordered by their first use.
-      idle: weights whose up-front gather no training step uses; it serves fetches of the user.
+      up_front: weights with an up-front gather, ordered by their first use.
+      unused: weights whose up-front gather no training step uses; it serves fetches of the user.
     """
 
     region: WeightRegion
     streams: List[List[Fetch]]
     values: Dict[Tuple[int, int], Tuple[int, int]]
     updates: Dict[int, List[int]]
-    early: List[int]
-    idle: List[int]
+    up_front: List[int]
+    unused: List[int]
 
 
 def plan_gathers(
@@ -83,8 +83,8 @@ def plan_gathers(
     streams = _streams(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
     fetched = {(use.consumer, use.position) for stream in streams for fetch in stream for use in fetch.uses}
     values = {place: value for place, value in values.items() if place in fetched}
-    early, idle = _left(view, region, variables, fetched, replaced, merged)
-    return Gathers(region, streams, values, updates, early, idle)
+    up_front, unused = _left(view, region, variables, fetched, replaced, merged)
+    return Gathers(region, streams, values, updates, up_front, unused)
 
 
 def _writes(
@@ -97,16 +97,16 @@ def _writes(
     """
     writes = find_training_writes(tf_graph, view, view.writes(), gradients)
     behind = view.descendants(gradients)
-    wholes: Dict[int, List[int]] = {}
-    for whole, variable in variables.items():
-        wholes.setdefault(variable, []).append(whole)
+    fulls: Dict[int, List[int]] = {}
+    for full, variable in variables.items():
+        fulls.setdefault(variable, []).append(full)
     updates: Dict[int, List[int]] = {}
     changing: Set[int] = set()
     for write in sorted(writes):
-        for whole in [w for variable in set(view.variable_inputs(write)) for w in wholes.get(variable, ())]:
-            updates.setdefault(whole, []).append(write)
+        for full in [w for variable in set(view.variable_inputs(write)) for w in fulls.get(variable, ())]:
+            updates.setdefault(full, []).append(write)
             if write not in behind or region.depths[write][0]:
-                changing.add(whole)
+                changing.add(full)
     return updates, changing
 
 
@@ -116,7 +116,7 @@ def _streams(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Seq
     for fetch in fetches:
         takers = [use.consumer for use in fetch.uses] + list(updates.get(fetch.source, ()))
         new: Tuple[List[Fetch], Set[int]] = ([], set())
-        for stream, waits in streams + [new] * (len(streams) < _MOST_LANES):
+        for stream, waits in streams + [new] * (len(streams) < _MAX_STREAMS):
             together = sorted(waits | set(fetch.waits))
             if all(needed.by(taker, together) for taker in takers):
                 stream.append(fetch)
@@ -130,7 +130,7 @@ def _streams(fetches: Iterable[Fetch], needed: Needed, updates: Mapping[int, Seq
 def _left(
     view: GraphView,
     region: WeightRegion,
-    wholes: Iterable[int],
+    fulls: Iterable[int],
     fetched: Set[Tuple[int, int]],
     replaced: Set[int],
     merged: Set[int],
@@ -150,14 +150,14 @@ def _left(
                 found.add(consumer)
         return found
 
-    idle = set(replaced)
-    sources = set(wholes)
+    unused = set(replaced)
+    sources = set(fulls)
     for node in reversed(region.order):
-        if node in region.weights and node not in sources | merged and takers(node) <= idle:
-            idle.add(node)
-    left = {whole: takers(whole) - replaced for whole in sources}
-    first = sorted((min(found), whole) for whole, found in left.items() if found)
+        if node in region.weights and node not in sources | merged and takers(node) <= unused:
+            unused.add(node)
+    left = {full: takers(full) - replaced for full in sources}
+    first = sorted((min(found), full) for full, found in left.items() if found)
     return (
-        [whole for _, whole in first if not left[whole] <= idle],
-        [whole for _, whole in first if left[whole] <= idle],
+        [full for _, full in first if not left[full] <= unused],
+        [full for _, full in first if left[full] <= unused],
     )

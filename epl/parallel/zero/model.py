@@ -45,9 +45,9 @@ from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
-from epl.parallel.zero.early_gathers import behind_writes, gather_pack, packs
 from epl.parallel.zero.partition import Candidate
-from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_whole
+from epl.parallel.zero.up_front_gathers import gather_pack, packs, values_of_writes
+from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_full
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError, PlanError
 
@@ -60,7 +60,7 @@ _Late = Tuple[tf.Operation, ZeroVariable, Optional[Use]]
 _Given = Tuple[ZeroVariable, Sequence[Use], Sequence[tf.Operation]]
 
 
-def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
+def hold_shards(graph: Graph, pairs: Sequence[Pair]) -> None:
     """With `zero.level`, shards the variables that are about to be trained.
 
     Args:
@@ -88,7 +88,7 @@ def hold_parts(graph: Graph, pairs: Sequence[Pair]) -> None:
     with graph.changing():
         if zero is None:
             meet()
-            name = env.new_parts_name() + "/zero"
+            name = env.new_shards_name() + "/zero"
             refuse_missing_workers(name, owners)
             zero = graph.keep(ZeroModel, ZeroModel(graph, level, name, stages, owners, env.cluster.worker_index))
             graph.keep(ScatteredGradients, zero)
@@ -200,7 +200,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             name = variable_name(variable)
             if gradient is None or name is None or name in self._variables or name in variables or is_shard(variable):
                 continue
-            reason = why_whole(variable)
+            reason = why_full(variable)
             if reason:
                 logger.info("zero.level: %s stays whole on every device: it %s.", name, reason)
                 continue
@@ -226,27 +226,27 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def part(self, pair: Pair) -> Pair:
         """The shards of a gradient and its variable, for the optimizer."""
         gradient, variable = pair
-        whole = self._variables.get(variable_name(variable) or "")
-        if gradient is None or whole is None:
+        full = self._variables.get(variable_name(variable) or "")
+        if gradient is None or full is None:
             return pair
-        placement = whole.made.placement
+        placement = full.made.placement
         with tf.name_scope("epl_part"):
             if (
                 isinstance(gradient, tf.IndexedSlices) and placement.dim
             ):  # the placement was chosen for another, dense gradient
                 gradient = tf.convert_to_tensor(gradient)
             if isinstance(gradient, tf.IndexedSlices):
-                part: Gradient = self._local_rows(gradient, whole)
+                part: Gradient = self._local_rows(gradient, full)
             else:
                 part = tf.identity(self.resharder.cut(gradient, placement))
-                self._cuts[gradient] = Cut(part, Member(whole.made.full_shape, placement))
+                self._cuts[gradient] = Cut(part, Member(full.made.full_shape, placement))
         self._gradients.note(part, placement)
-        return part, whole.made.variable
+        return part, full.made.variable
 
     def known_to_optimizers(self, value: Any) -> Any:
         """The shard, if `value` is a sharded variable; else `value` itself."""
-        whole = self._variables.get(variable_name(value) or "")
-        return value if whole is None else whole.made.variable
+        full = self._variables.get(variable_name(value) or "")
+        return value if full is None else full.made.variable
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether a gradient can be reduce-scattered: the graph uses only this rank's shard of the reduced gradient."""
@@ -263,9 +263,9 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             gradient = consumers[0].outputs[0]
         return self._cuts[gradient]
 
-    def _local_rows(self, gradient: tf.IndexedSlices, whole: ZeroVariable) -> tf.IndexedSlices:
+    def _local_rows(self, gradient: tf.IndexedSlices, full: ZeroVariable) -> tf.IndexedSlices:
         """The rows of a sparse gradient that belong to this rank's shard."""
-        made = whole.made
+        made = full.made
         sizes = made.placement.sizes or ()
         own = gradient.indices - self.resharder.own(offsets(sizes), gradient.indices.dtype)
         kept = tf.logical_and(own >= 0, own < self.resharder.own(sizes, own.dtype))
@@ -295,20 +295,20 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
                 writes = variable.writes()
-                early: List[Use] = []
+                up_front: List[Use] = []
                 lookups: List[tf.Operation] = []
                 for use in of_variable:
                     if self._is_late(use, writes):
                         late.append((use.consumer, variable, use))
                     else:
-                        early.append(use)
+                        up_front.append(use)
                 for op in variable.lookups():
-                    if self._waits(op) or _is_behind(op, writes):
+                    if self._waits(op) or _is_after(op, writes):
                         late.append((op, variable, None))
                     else:
                         lookups.append(op)
-                if early or lookups:
-                    given.append((variable, early, lookups))
+                if up_front or lookups:
+                    given.append((variable, up_front, lookups))
             self._give(given)
             if updates.rounds:
                 with in_taskgraph(self._graph.tf_graph, self._stages[0].taskgraphs[0]):
@@ -325,7 +325,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
     def _is_late(self, use: Use, writes: Collection[tf.Operation]) -> bool:
         """Whether a value is read after an update, or after one of `writes`."""
         value = use.value.op
-        return self._waits(value) or self._waits(use.consumer) or _is_write(value) or _is_behind(value, writes)
+        return self._waits(value) or self._waits(use.consumer) or _is_write(value) or _is_after(value, writes)
 
     def _waits(self, op: tf.Operation) -> bool:
         """Whether an op was built after apply_gradients and has control inputs."""
@@ -335,21 +335,21 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         """Connects the ops that read variables before they are written to the full values, or to placeholders (v2)."""
         if self.level == "v2":
             self.placeholders = [WeightPlaceholder(variable.placeholder(), variable) for variable, _, _ in given]
-            wholes = [one.tensor for one in self.placeholders]
+            fulls = [one.tensor for one in self.placeholders]
         else:
-            wholes = self._gather_once(given)
-        for (variable, uses, lookups), whole in zip(given, wholes):
+            fulls = self._gather_once(given)
+        for (variable, uses, lookups), full in zip(given, fulls):
             for use in uses:
-                tf_compat.set_input(use.consumer, use.position, whole)
+                tf_compat.set_input(use.consumer, use.position, full)
                 tf_compat.add_control_inputs(use.consumer, _controls(use.value.op))  # the read's own control inputs
             for lookup in lookups:
-                variable.give_rows(lookup, whole)
+                variable.give_rows(lookup, full)
 
     def _gather_once(self, given: Sequence[_Given]) -> List[tf.Tensor]:
         """The full values, gathered at the beginning of a step."""
-        wholes: Dict[ZeroVariable, tf.Tensor] = {}
+        fulls: Dict[ZeroVariable, tf.Tensor] = {}
         variables = [variable for variable, _, _ in given]
-        takers = behind_writes(self._variables.values())
+        takers = values_of_writes(self._variables.values())
         alone = {
             variable
             for variable, uses, lookups in given
@@ -359,12 +359,12 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             stage = self._stage(pack[0])
             resharder = self.resharder if not stage else self.group.further(f"early{stage}", stage, self._of_weights)
             gathered = [self.gather(pack[0], resharder)] if len(pack) == 1 else gather_pack(pack, resharder)
-            wholes.update(zip(pack, gathered))
+            fulls.update(zip(pack, gathered))
             for op in [op for variable in pack for op in variable.updates()]:
                 tf_compat.add_control_inputs(
                     op, [resharder.collectives[-1]]
                 )  # an update waits until its variable is gathered
-        return [wholes[variable] for variable in variables]
+        return [fulls[variable] for variable in variables]
 
     def new_stream(self) -> Resharder:
         """Opens another stream: its gathers are ordered among themselves alone."""
@@ -380,7 +380,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             stream = streams.setdefault((stage, names), f"late{stage}/{len(streams)}")
             return self.group.further(stream, stage)
 
-        def whole(variable: ZeroVariable, *ops: tf.Operation) -> tf.Tensor:
+        def full(variable: ZeroVariable, *ops: tf.Operation) -> tf.Tensor:
             """The full value after all control inputs of `ops`."""
             controls = [before for op in ops for before in _controls(op)]
             key = variable, tuple(sorted({op.name for op in controls}))
@@ -400,16 +400,16 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             if len(self._stages) > 1 and tf_compat.op_id(taker) <= self._first_apply:
                 _refuse_writes_in_stages(variable, taker)
             if use is None:
-                variable.give_rows(taker, whole(variable, taker))
+                variable.give_rows(taker, full(variable, taker))
             elif _is_write(use.value.op):
                 tf_compat.set_input(taker, use.position, written(variable, use.part))
             else:
                 behind = [taker] if self._waits(taker) else []
-                tf_compat.set_input(taker, use.position, whole(variable, use.value.op, *behind))
+                tf_compat.set_input(taker, use.position, full(variable, use.value.op, *behind))
         for variable in self._variables.values():
             for value, part in variable.reads:
                 if not _is_write(value.op):
-                    self.values[value] = whole(variable, value.op) if self._waits(value.op) else part
+                    self.values[value] = full(variable, value.op) if self._waits(value.op) else part
 
     def _stage(self, variable: ZeroVariable) -> int:
         return stage_of_op(variable.made.old.op, self._stages)
@@ -445,7 +445,7 @@ def _is_write(op: tf.Operation) -> bool:
     return op.type in op_types.WRITES
 
 
-def _is_behind(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
+def _is_after(op: tf.Operation, writes: Collection[tf.Operation]) -> bool:
     """Whether an op waits for one of `writes`."""
     return bool(writes) and not ancestor_ops(_controls(op)).isdisjoint(writes)
 

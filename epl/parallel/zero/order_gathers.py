@@ -51,7 +51,7 @@ def _order(rewrite: RewriteContext, stream: Sequence[ScheduledGather], number: i
             if writes:  # the later gathers of the stream wait for the first one
                 waiting.setdefault(later[0], {})[reduction] = writes
     for place, (gather, waits) in enumerate(sorted(waiting.items())):
-        with rewrite.building(f"regather/stream{number}_{place}"):
+        with rewrite.building(f"gather_per_use/stream{number}_{place}"):
             name, barrier = build_barrier([rewrite.operation(view.nodes[node].name) for node in sorted(waits)])
         tf_compat.add_control_inputs(rewrite.operation(view.nodes[gather].name), [barrier])
         writes = set().union(*waits.values())

@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     by_rows: bool
 
 
-def choose_parts(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
+def choose_placements(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
     """The placements of the variables to shard, by name.
 
     Args:

@@ -6,7 +6,7 @@ from epl.ir.graph import Graph
 from epl.parallel.plan.loaded import given, misfit
 from epl.parallel.plan.sections import ShardedVariable, ZeroSection
 from epl.parallel.sharding.placements import Placement, shard
-from epl.parallel.zero.partition import Candidate, choose_parts
+from epl.parallel.zero.partition import Candidate, choose_placements
 
 
 def note(
@@ -28,18 +28,18 @@ def note(
 
 
 def decide(candidates: Sequence[Candidate], surplus: List[float]) -> Dict[str, Placement]:
-    """The placements of the variables to shard, by name: those of the loaded plan, else those of `choose_parts`.
+    """The placements of the variables to shard, by name: those of the loaded plan, else those of `choose_placements`.
 
     Args:
       candidates: the variables that are about to be trained.
-      surplus: see `choose_parts`.
+      surplus: see `choose_placements`.
 
     Raises:
       PlanError: the loaded plan belongs to another model.
     """
     section = given(ZeroSection)
     if section is None:
-        return choose_parts(candidates, surplus)
+        return choose_placements(candidates, surplus)
     planned = {one.variable: one for one in section.variables}
     missing = sorted(one.name for one in candidates if one.name not in planned)
     if missing:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.taskgraph import Phase
-from epl.parallel.sharded_variables.initial_values import part_of, restored_part, source_of
+from epl.parallel.sharded_variables.initial_values import restored_shard, shard_of, source_of
 from epl.parallel.sharded_variables.variables import (
     Users,
     asks_whether_initialized,
@@ -23,7 +23,7 @@ from epl.parallel.sharded_variables.variables import (
     initializer_of,
     is_choice,
     is_shard,
-    make_part,
+    make_shard,
     only_saves,
     refuse_load,
     wait_instead,
@@ -69,7 +69,7 @@ class WeightPlaceholder(NamedTuple):
     variable: "ZeroVariable"
 
 
-def why_whole(variable: Any) -> str:
+def why_full(variable: Any) -> str:
     """Why a trained variable cannot be sharded; "" if it can be."""
     if not isinstance(variable, tf_compat.VARIABLE_CLASSES):
         return f"is a {type(variable).__name__}"
@@ -106,7 +106,7 @@ class ZeroVariable:
     def __init__(self, variable: Any, placement: Placement, resharder: Resharder, seed: int) -> None:
         """Makes the shard; `seed`: as in `shard_variable`."""
         self._variable = variable
-        part = make_part(variable, placement, resharder, seed)
+        part = make_shard(variable, placement, resharder, seed)
         self._cut = part.full_shape, placement, resharder
         self._users = _Users(part.old, part.variable, *self._cut)
         self._seen: Set[tf.Operation] = set()
@@ -159,21 +159,21 @@ class ZeroVariable:
         """A tensor of the full shape that is constant within a step, as the full value is: the shard, padded."""
         with beside(self.made.old.op), tf.device(self.made.variable.device):
             part = self.made.variable.read_value()
-            missing = [[0, whole - own] for whole, own in zip(self.made.full_shape, part.shape.as_list())]
+            missing = [[0, full - own] for full, own in zip(self.made.full_shape, part.shape.as_list())]
             return tf.pad(part, missing, name="placeholder")
 
     def lookups(self) -> List[tf.Operation]:
         """The embedding lookups in the user's variable; for `give_rows`."""
         return [op for op in self._users.others if op.type in _LOOKUPS]
 
-    def give_rows(self, lookup: tf.Operation, whole: tf.Tensor) -> None:
+    def give_rows(self, lookup: tf.Operation, full: tf.Tensor) -> None:
         """Replaces a lookup in the user's variable by a gather of rows of the full value."""
         part = self.made.variable.op
         with beside(lookup), part.graph.colocate_with(part, ignore_existing=True):  # as a lookup in a variable is
             if lookup.type == "ResourceGather":
-                rows = tf.gather(whole, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
+                rows = tf.gather(full, lookup.inputs[1], batch_dims=lookup.get_attr("batch_dims"))
             else:
-                rows = tf.gather_nd(whole, lookup.inputs[1])
+                rows = tf.gather_nd(full, lookup.inputs[1])
         tf_compat.add_control_inputs(rows.op, lookup.control_inputs)
         self._users.use(lookup, rows.op)
 
@@ -229,7 +229,7 @@ class ZeroVariable:
         if value is not self._initial_value:
             self._initial_value = value
             with beside(self.made.old.op):
-                tf_compat.set_input(initializer_of(self.made.variable), 1, part_of(value, *self._cut))
+                tf_compat.set_input(initializer_of(self.made.variable), 1, shard_of(value, *self._cut))
 
 
 class _Users(Users):
@@ -247,7 +247,7 @@ class _Users(Users):
         refuse_rows_of_whole(op, self._old.op.name)
 
     def _write(self, op: tf.Operation) -> None:
-        if self.is_late and restored_part(op.inputs[1], *self._cut) is None:
+        if self.is_late and restored_shard(op.inputs[1], *self._cut) is None:
             refuse_late(op, self._old.op.name)
         super()._write(op)
 

@@ -17,7 +17,7 @@ CASES = {
 }
 SEARCHES = (
     "epl.parallel.split.section.search",
-    "epl.parallel.zero.section.choose_parts",
+    "epl.parallel.zero.section.choose_placements",
     "epl.parallel.recompute.section.choose",
     "epl.parallel.auto_partition.partition._search",
 )

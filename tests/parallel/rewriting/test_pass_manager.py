@@ -87,7 +87,7 @@ def test_a_feature_that_stands_elsewhere_in_the_list_changes_no_order():
     features = [one for one in FEATURES if not isinstance(one, IoSlicingFeature)]  # which may come at any time
     passes = names(passes_of(features))
     assert names(passes_of(features[::-1])) == passes
-    assert passes.index("recompute") < passes.index("offload") < passes.index("regather")
+    assert passes.index("recompute") < passes.index("offload") < passes.index("gather_per_use")
     assert passes.index("aggregate_gradients") < passes.index("group_apply") < passes.index("order_scale_updates")
     assert passes.index("clone_replicas") < passes.index("merge_local_outputs")
 

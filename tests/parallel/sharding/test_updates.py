@@ -30,7 +30,7 @@ def job():
         yield job
 
 
-def part_of(value, placement, rank):
+def shard_of(value, placement, rank):
     """A rank's part of an array."""
     if not placement.is_shard:
         return value
@@ -53,7 +53,7 @@ def check(build, placements, results, gradients=GRADIENTS, sums=None, collective
         for rank in range(ranks):
             resharder = Resharder(communicator, rank, "test")
             with tf.device("/device:CPU:{}".format(rank)), tf.name_scope(f"rank{rank}"):
-                own = [part_of(value, placement, rank) for value, placement in zip(gradients, placements)]
+                own = [shard_of(value, placement, rank) for value, placement in zip(gradients, placements)]
                 tensors = [tf.placeholder_with_default(value, value.shape) for value in own]
                 parts = {tensor: placement for tensor, placement in zip(tensors, placements) if placement != REPLICATED}
                 after = tf_compat.last_op_id(graph)

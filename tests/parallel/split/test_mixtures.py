@@ -10,7 +10,7 @@ from epl.parallel.sharding.placements import shard
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import collectives
-from epl.parallel.split.search import conversions, search, variable_placements
+from epl.parallel.split.search import reshardings, search, variable_placements
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.append(os.path.join(ROOT, "examples", "moe"))
@@ -50,7 +50,7 @@ def split(gate, batch, layers=1, experts=EXPERTS, width=512):
 
 def sent(program, decision):
     """Names of the collectives between ops, forward and backward, without those of a few bytes."""
-    made = [(program.values[number], one) for step in conversions(program, decision) for number, one in step]
+    made = [(program.values[number], one) for step in reshardings(program, decision) for number, one in step]
     names = [collectives(one.kind, value.trained) for value, one in made if one.forward + one.backward > 64]
     return [sorted(name for name in side if name) for side in zip(*names)]
 

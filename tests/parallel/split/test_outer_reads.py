@@ -11,7 +11,7 @@ from epl.ops.job import Job
 from epl.parallel.sharded_variables.variables import shard_variable
 from epl.parallel.sharding.placements import shard
 from epl.parallel.sharding.resharding import Resharder
-from epl.parallel.split.outer_reads import give_whole
+from epl.parallel.split.outer_reads import gather_outer_reads
 from epl.parallel.split.readers import with_readers
 from epl.utils import tf_compat
 from tests.parallel.sharded_variables.shard_copies import PREFIX, copy_ranks
@@ -41,7 +41,7 @@ def test_readers_take_the_whole_value_and_give_the_mean_of_their_gradients(graph
     with Job.start(["localhost:0"], 0) as job:
         resharder = Resharder(Communicator(f"reads{next(_NUMBERS)}", [0] * ranks, job=job), 0, "test")
         found = shard_variable(variable, placement, resharder)
-        assert list(give_whole(found, resharder, ())) == [read]
+        assert list(gather_outer_reads(found, resharder, ())) == [read]
         (gradient,) = tf.gradients(loss, [found.variable.handle if resource else found.variable.op.outputs[0]])
         initialize = tf.global_variables_initializer()
         names = [loss.op.name + ":0", tf.identity(gradient).name, "factor:0"]

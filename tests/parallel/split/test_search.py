@@ -11,7 +11,7 @@ from epl.parallel.plan.sections import SplitSection
 from epl.parallel.sharding.placements import REPLICATED, shard
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
-from epl.parallel.split.search import conversions, search
+from epl.parallel.split.search import reshardings, search
 from epl.parallel.split.section import decision_of, section_of
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Split, communicator, few_choices, moved
@@ -117,7 +117,7 @@ def test_what_all_to_alls_send_as_float16_is_a_quarter_of_float64(wire):
         split = Split(lambda: mixture(8, 512, 2048, inner=True), 4, 0, wire, costs={}, half=half)
         told = [line for line in table(split.program, split.decision).split("\n") if "all-to-all" in line]
         assert len(told) == 2 and all(("as float16" in line) == half for line in told)
-        made = [one for step in conversions(split.program, split.decision) for _, one in step if one.kind == "move"]
+        made = [one for step in reshardings(split.program, split.decision) for _, one in step if one.kind == "move"]
         return sum(one.forward + one.backward for one in made)
 
     assert sent(half=True) == sent(half=False) / 4

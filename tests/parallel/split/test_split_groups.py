@@ -46,13 +46,13 @@ def test_the_plan_names_the_groups_and_moves_parts_in_buckets_between_them(init)
     assert plans.from_json(plans.to_json(plan)) == plan
     text = plans.describe(plan)
     assert "split over 2 devices in 2 group(s): ranks 0, 1 | 2, 3" in text
-    of_all, of_parts = plan.groups
-    assert not of_all.of_parts and of_parts.of_parts
+    of_all, of_shards = plan.groups
+    assert not of_all.of_shards and of_shards.of_shards
     shards = Graph.get().state_of(ReplicaGroups).shards
-    assert {reduction.variable for reduction in of_parts.reductions} < set(shards)  # but for slots
-    assert len(of_parts.transfers) == 2 < len(of_parts.reductions)
+    assert {reduction.variable for reduction in of_shards.reductions} < set(shards)  # but for slots
+    assert len(of_shards.transfers) == 2 < len(of_shards.reductions)
     assert "{}: {} gradients (0 sparse) in {} transfer(s) between groups".format(
-        of_parts.name, len(of_parts.reductions), len(of_parts.transfers)
+        of_shards.name, len(of_shards.reductions), len(of_shards.transfers)
     ) in text  # fmt: skip
 
 
@@ -65,9 +65,9 @@ def test_each_device_takes_part_in_the_collectives_of_its_group_and_of_its_part(
         names = [one.attr["communicator"].s for one in copies]
         seen.add(tuple((names.index(name), one.attr["rank"].i) for name, one in zip(names, copies)))
     in_groups = ((0, 0), (0, 1), (2, 0), (2, 1))
-    of_parts = ((0, 0), (1, 0), (0, 1), (1, 1))
+    of_shards = ((0, 0), (1, 0), (0, 1), (1, 1))
     of_all = ((0, 0), (0, 1), (0, 2), (0, 3))
-    assert seen == {in_groups, of_parts, of_all}
+    assert seen == {in_groups, of_shards, of_all}
 
 
 def test_what_lets_a_step_change_variables_waits_for_the_devices_of_all_groups(init):
@@ -75,7 +75,7 @@ def test_what_lets_a_step_change_variables_waits_for_the_devices_of_all_groups(i
     model(2)
     rewrite = rewritten()
     copies = ops_of(rewrite, COLLECTIVE_OP_TYPES)
-    assert [group.of_parts for group in rewrite.plan.groups] == [False, True]
+    assert [group.of_shards for group in rewrite.plan.groups] == [False, True]
     for gate in rewrite.gates:
         assert len({one.attr["communicator"].s for one in copies[gate.op.name]}) == 1
         assert [one.attr["rank"].i for one in copies[gate.op.name]] == [0, 1, 2, 3]

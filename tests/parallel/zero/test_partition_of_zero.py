@@ -5,7 +5,7 @@ import random
 import pytest
 
 from epl.parallel.sharding.placements import shard
-from epl.parallel.zero.partition import WHOLE_SHARE, Candidate, choose_parts
+from epl.parallel.zero.partition import WHOLE_SHARE, Candidate, choose_placements
 
 
 def resnet_50():
@@ -44,7 +44,7 @@ def candidates(*shapes, by_rows=()):
 
 def parts(variables, ranks):
     """How they are cut as the first ones."""
-    return choose_parts(variables, [0.0] * ranks)
+    return choose_placements(variables, [0.0] * ranks)
 
 
 def test_the_dimension_whose_parts_differ_least_is_cut():
@@ -62,7 +62,7 @@ def test_larger_parts_go_to_the_ranks_that_have_least():
 
 def test_larger_parts_of_several_optimizers_go_round():
     surplus = [0.0] * 4
-    placements = [choose_parts(candidates((name, (5, 5))), surplus)[name] for name in "abcde"]
+    placements = [choose_placements(candidates((name, (5, 5))), surplus)[name] for name in "abcde"]
     assert [placement.sizes.index(2) for placement in placements] == [0, 1, 2, 3, 0]
     assert surplus == [40, 20, 20, 20]
 
@@ -95,10 +95,10 @@ def test_scalars_and_the_smallest_stay_whole():
 def held_of(variables, ranks):
     """How much of their bytes the rank holds that holds most."""
     placements = parts(variables, ranks)
-    whole = [one.bytes for one in variables if one.name not in placements]
+    full = [one.bytes for one in variables if one.name not in placements]
     cut = [(one.bytes, placements[one.name]) for one in variables if one.name in placements]
     held = [sum(size * placement.sizes[rank] / placement.size for size, placement in cut) for rank in range(ranks)]
-    return (sum(whole) + max(held)) / sum(one.bytes for one in variables)
+    return (sum(full) + max(held)) / sum(one.bytes for one in variables)
 
 
 @pytest.mark.parametrize("model", [resnet_50, bert_base])

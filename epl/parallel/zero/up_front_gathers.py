@@ -55,7 +55,7 @@ def size_of(variable: ZeroVariable) -> int:
     return num_elements(variable.made.full_shape) * variable.made.variable.dtype.base_dtype.size
 
 
-def behind_writes(variables: Iterable[ZeroVariable]) -> Set[tf.Operation]:
+def values_of_writes(variables: Iterable[ZeroVariable]) -> Set[tf.Operation]:
     """The ops that compute initial and assigned values of variables."""
     values = [initializer_of(one.made.variable).inputs[1] for one in variables]
     values += [tensor for one in variables for op in one.writes() for tensor in op.inputs[1:]]

@@ -14,7 +14,7 @@ from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.utils import tf_compat
 
 
-class RowWeights:
+class BatchWeights:
     """The numbers of rows of one rank and of its group, as tensors.
 
     Attributes:

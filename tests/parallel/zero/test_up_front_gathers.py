@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import HOST_ATTR
 from epl.parallel.sharded_variables.variables import SCOPE
-from epl.parallel.zero.early_gathers import PACK, SMALL, packs
+from epl.parallel.zero.up_front_gathers import PACK, SMALL, packs
 from epl.utils import tf_compat
 
 LARGE = (SMALL // 4 + 1,)
