@@ -6,6 +6,7 @@ are for mypy and do not count.
 
 import ast
 import os
+import re
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
 
 import pytest
@@ -41,6 +42,11 @@ LAYERS = (
     ("epl.profiler",),
     ("epl.api", "epl"),
 )
+
+# A class with more lines says in its docstring why it is one.
+MOST_LINES_OF_A_CLASS = 250
+# Words that this project made up once, where the field has words of its own: half copy, wire dtype, stream, ...
+INVENTED = frozenset("twin twins carrier carriers meeting meetings anew addend addends sweep regather standin".split())
 
 # The features, and which of them may import which other.
 FEATURES = frozenset(
@@ -305,6 +311,21 @@ def import_cycle(modules: Dict[str, Module]) -> List[str]:
     return []
 
 
+def defined_names(tree: ast.AST) -> Set[str]:
+    """The names of the classes, functions, parameters, variables and attributes that a module defines."""
+    names: Set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return names
+
+
 @pytest.fixture(scope="module")
 def modules() -> Dict[str, Module]:
     """The modules of this checkout."""
@@ -364,6 +385,28 @@ def test_a_type_has_a_name_of_its_own(modules):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{module.path}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_long_class_says_why_it_is_one(modules):
+    found = [
+        f"{module.path}:{node.lineno} {node.name}"
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        if max(getattr(one, "lineno", 0) for one in ast.walk(node)) - node.lineno >= MOST_LINES_OF_A_CLASS
+        if "one class because" not in " ".join((ast.get_docstring(node) or "").split())
+    ]
+    assert found == []
+
+
+def test_names_are_the_words_of_the_field(modules):
+    found = {
+        (module.path, name)
+        for module in modules.values()
+        for name in defined_names(module.tree)
+        if not INVENTED.isdisjoint(re.findall("[A-Z]?[a-z]+", name.lower()))
+    }
+    assert found == set()
 
 
 def test_rooms_do_not_need_each_other(modules):

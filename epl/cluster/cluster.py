@@ -25,6 +25,7 @@ class Cluster:
     """The devices of this job, as every process sees them.
 
     As a context manager (`with epl.Cluster(...) as cluster:`) it becomes the cluster of the environment, and stays so.
+    It is one class because scripts of EPL read all of its attributes from this object.
     """
 
     def __init__(

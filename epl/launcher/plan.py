@@ -176,7 +176,7 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
         except OSError:
             pass  # a file system without locks
         if os.fstat(fd).st_size:
-            _begin_anew(fd, worker.log)
+            _begin_again(fd, worker.log)
     return logs
 
 
@@ -204,7 +204,7 @@ def _open_log(path: str) -> int:
         os.close(directory)
 
 
-def _begin_anew(log: int, path: str) -> None:
+def _begin_again(log: int, path: str) -> None:
     try:
         os.write(log, f"\n==== epl-launch: new run, {time.strftime('%Y-%m-%d %H:%M:%S')} ====\n".encode())
     except OSError as error:

@@ -27,7 +27,8 @@ class Communicator:
     """Ranks 0 to W - 1, each owned by a process of the job, that do collectives together.
 
     A collective is built once per local rank, with the same `key` on every rank; all ranks must run it in one step.
-    With one rank every collective is the identity, and neither a job nor the native libraries are needed.
+    With one rank every collective is the identity, and neither a job nor the native libraries are needed. It is one
+    class because it is the list of collectives: one method for each, with shapes and errors.
     """
 
     def __init__(

@@ -57,7 +57,8 @@ class Job:
 
     One per process at a time; `Job.start` makes it, `Job.current` finds it, and it stops by itself at exit, so that the
     other processes can tell an orderly end from a death. A script that ends with an exception aborts it first.
-    `Job.announce` names a job that `Job.join` starts when it is first needed.
+    `Job.announce` names a job that `Job.join` starts when it is first needed. It is one class because the core has one
+    handle per job, and every method is a call with that handle.
     """
 
     _current: "Optional[Job]" = None

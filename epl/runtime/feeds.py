@@ -23,7 +23,10 @@ logger = logging.getLogger("epl")
 
 
 class FeedSharing:
-    """Shares out the feeds of one rewritten graph."""
+    """Shares out the feeds of one rewritten graph.
+
+    It is one class because shares of threads, micro batches and replicas are all cut from the same values of one run.
+    """
 
     def __init__(self, rewrite: RewriteContext) -> None:
         view = rewrite.view

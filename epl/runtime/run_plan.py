@@ -148,7 +148,10 @@ _NO_REACH = Reach(frozenset(), frozenset(), frozenset(), {}, frozenset(), False)
 
 
 class RunPlanner:
-    """Plans runs of one rewritten graph."""
+    """Plans runs of one rewritten graph.
+
+    It is one class because each question about a run is answered from the same sets of nodes, found once per graph.
+    """
 
     def __init__(self, rewrite: RewriteContext) -> None:
         view = rewrite.view

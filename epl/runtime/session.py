@@ -41,7 +41,10 @@ class SessionState:
 
 
 class GraphRunner:
-    """Runs sessions of one rewritten graph."""
+    """Runs sessions of one rewritten graph.
+
+    It is one class because planning, feeding and writing of one run use the same lock, session and raw run.
+    """
 
     def __init__(self, rewrite: RewriteContext, raw: RawRun) -> None:
         """Keeps `raw`, TensorFlow's own way to run ops."""

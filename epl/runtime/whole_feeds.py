@@ -69,7 +69,7 @@ class WholeFeeds:
             whole |= self._cannot_be_cut(fed, sizes, dimensions)
         cut = [name for name, one in sorted(fed.items()) if name not in whole and (one.is_cut or not one.is_known)]
         if dimensions is not None:
-            _refuse_meetings(fed, cut, sizes, dimensions)
+            _refuse_matches(fed, cut, sizes, dimensions)
             _refuse_groups(fed, cut, sizes, dimensions)
         together = self.of_batch(cut)
         for name in together[1:]:
@@ -164,7 +164,7 @@ class WholeFeeds:
         return found
 
 
-def _refuse_meetings(
+def _refuse_matches(
     fed: Mapping[str, Fed], cut: List[str], sizes: Mapping[str, Tuple[int, ...]], dimensions: Dimensions
 ) -> None:
     """Raises FeedError for a value that is not cut where another one, which is, has the same rows, and others then."""

@@ -114,7 +114,7 @@ def split_of(graph: Graph) -> Optional["SplitModel"]:
 class SplitModel(ShardOwner, ReplicaGroups):
     """The lowered split of one graph.
 
-    It is one class since it has two interfaces, ShardOwner and ReplicaGroups, to one program and one region.
+    It is one class because it has two interfaces, ShardOwner and ReplicaGroups, to one program and one region.
 
     Attributes:
       ratios: of the parts, by rank of a group; () if they are as equal as they can be.
