@@ -97,7 +97,7 @@ def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
 
 def _refuse_idle(workers: Sequence[int]) -> None:
     raise PlanError(
-        "The model has epl.split in the stages of a pipeline, and the placement of the cluster gives worker(s) {} no "
+        "The model has epl.split in the stages of a pipeline, and the layout of the cluster gives worker(s) {} no "
         "device of it. Give every worker a device, or start a job without these workers.".format(
             ", ".join(map(str, workers))
         )
@@ -109,7 +109,7 @@ def split_groups(count: int, slices: Sequence[Sequence[str]], devices: Sequence[
 
     Args:
       count: devices of a group; it divides the number of all devices.
-      slices: devices of each model replica, if the placement of the cluster has them; used if each has `count` devices.
+      slices: devices of each model replica, if the layout of the cluster has them; used if each has `count` devices.
       devices: of the job, by rank.
     """
     if not slices or any(len(replica) != count for replica in slices):

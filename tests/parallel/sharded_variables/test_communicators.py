@@ -88,11 +88,11 @@ def test_what_shows_a_value_is_made_once_for_all_threads(init, kind, monkeypatch
 
 @pytest.mark.parametrize("kind", ["ZeRO", "split"])
 def test_seeds_are_agreed_on_once_and_nothing_is_opened_in_vain(init, kind, monkeypatch):
-    resharder, seeds = Job.resharder, []
+    exchange, seeds = Job.exchange, []
 
     def recorded(job, key, mine):
         seeds.extend([key] if "seed" in key else [])
-        return resharder(job, key, mine)
+        return exchange(job, key, mine)
 
     monkeypatch.setattr(Job, "exchange", recorded)
     init(2, annotate=False, **KINDS[kind])

@@ -44,7 +44,7 @@ def split(gate, batch, layers=1, experts=EXPERTS, width=512):
         tf.reduce_mean(tf.square(x))
         region = find_region(inside.ops)
         program = Program(region, RANKS)
-        program.train(list(region.exits))
+        program.train(list(region.outputs))
         return program, search(program)
 
 

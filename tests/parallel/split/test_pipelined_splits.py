@@ -121,8 +121,8 @@ def test_a_scope_that_makes_other_stages_behind_the_gradients_is_refused(init): 
 def test_a_worker_without_a_device_of_the_model_is_refused(init):  # noqa: F811
     init(4, annotate=False)
     own = Env.get().cluster.available_devices
-    placement = {"specific": [[[own[stage]], [own[stage + 2]]] for stage in range(2)]}
-    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, placement=placement))
+    layout = {"specific": [[[own[stage]], [own[stage + 2]]] for stage in range(2)]}
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout=layout))
     with pytest.raises(PlanError, match=r"gives worker\(s\) 1 no device of it"):
         Model().minimize()
     assert Graph.get().failure is not None

@@ -100,4 +100,4 @@ def test_the_sum_of_several_counts_for_none_of_them(init):
 
     minimize(init, both)
     split = Graph.get().state_of(ReplicaGroups)
-    assert len(split.shards) == 1 and split.whole == {"small"}
+    assert len(split.shards) == 1 and split.full_variables == {"small"}

@@ -174,7 +174,7 @@ def test_what_has_no_variables_to_split_may_follow_the_gradients(init):
 def test_a_split_over_a_worker_that_serves_another_model_is_refused(init, monkeypatch):
     """It would be waited for in vain."""
     init(1, annotate=False, **COLOCATED)
-    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, placement="auto"))
+    Env.get().use(epl.Cluster(worker_hosts=["localhost:1", "localhost:2"], worker_index=0, layout="auto"))
     server = SimpleNamespace(serving={1}, service=SimpleNamespace(over=False, job=None))
     monkeypatch.setattr(Env.get(), "process_server", server)
     with pytest.raises(PlanError, match=r"worker\(s\) 1 that serve it have left the script"):

@@ -38,7 +38,7 @@ def test_each_process_computes_it_by_itself(init, scopes, workers):
     """Workers of one device each: fewer than one model replica has, as many, or more."""
     init(1, annotate=False)
     hosts = [f"localhost:{port}" for port in range(1, workers + 1)]
-    Env.get().use(epl.Cluster(worker_hosts=hosts, worker_index=1, placement="auto"))
+    Env.get().use(epl.Cluster(worker_hosts=hosts, worker_index=1, layout="auto"))
     x = tf.placeholder(tf.float32, [None, 8])
     first, second = scopes()
     with first:
