@@ -37,6 +37,7 @@ def _long(*values: object) -> object:
         _long((2, 2), "v1", "dense", FEW, False),
         _long((4, 1), "v1", "lazy_adam", FEW, False),
         _long((1, 4), "v2", "factored", FEW, False),
+        ((2, 1), "v0", "constant", UNEVEN, False),
         _long((4, 1), "v0", "constant", FEW, False),
     ],
     ids=str,

@@ -197,7 +197,7 @@ class Rules:
         writes = view.descendants(gradients).intersection(view.writes())
         computing = view.ancestors(gradients | objectives, self._ends.__contains__)
         self.compared = view.ancestors(computing | writes, self._ends.__contains__)
-        # Constants of updates may be shapes of shards.
+        # Constants of updates may be shapes of shards, or have them: zeros of the shape of a variable.
         self._of_updates = set() if sharded is None else self.compared - computing
 
     def taken(self, node: int) -> Sequence[int]:
@@ -227,6 +227,8 @@ class Rules:
         """The kind of an op by its attributes; `role` as in `_is_left_out`."""
         if op_type == "Const" and self._is_left_out(values, role):
             values = {}
+        elif op_type == "Const" and role == "update":
+            values = {**values, "value": _without_shape(values["value"])}
         called = [op_type] if op_type in self.functions else []
         pieces = [b"call" if called else op_type.encode()]
         for name in self.kept(op_type, values):
@@ -258,6 +260,15 @@ def _backward_nodes(view: GraphView) -> List[int]:
     phase = Phase.BACKWARD.encode()
     marked = view.of_attrs(lambda attributes: PHASE_ATTR in attributes and attributes[PHASE_ATTR].s == phase)
     return [node for node, is_backward in enumerate(marked) if is_backward]
+
+
+def _without_shape(field: bytes) -> bytes:
+    """The value of a constant; of one whose elements are all equal only that element."""
+    array = tf.make_ndarray(tf.AttrValue.FromString(node_wire.payloads(field)[0]).tensor)
+    if not array.size or (array != array.flat[0]).any():
+        return field
+    element = tf.AttrValue(tensor=tf.make_tensor_proto(array.flat[0]))
+    return node_wire.field(node_wire.VALUE, element.SerializeToString())
 
 
 def _functions_in(field: bytes) -> List[str]:
