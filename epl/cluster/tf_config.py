@@ -1,6 +1,7 @@
 """The processes of a job and this process among them, from TF_CONFIG or from arguments of `epl.Cluster`.
 
-In EPL every process that trains is a worker: a chief is the first worker, and parameter servers are the last ones.
+In EPL every process that trains is a worker, and a chief is the first one. Parameter servers of TF_CONFIG are not
+counted; those that a script names in the arguments of `epl.Cluster` are the last workers.
 `epl/cluster/cluster.py` knows the devices of the workers.
 """
 
@@ -10,11 +11,12 @@ import re
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from epl.env import Env
 from epl.utils.errors import ClusterError
 
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LOCAL_HOST = "127.0.0.1:0"
-# In the order in which their hosts become workers. An evaluator is no part of a training cluster.
+# In the order in which their hosts become workers. Of TF_CONFIG, neither ps nor evaluator is part of the cluster.
 _JOBS = ("chief", "worker", "ps")
 _SHOWN = 200  # characters that an error shows of a TF_CONFIG that cannot be parsed
 _NUMBER = re.compile("[0-9]{1,9}")
@@ -53,6 +55,7 @@ def from_environment() -> JobHosts:
             raise _incomplete(f'has no object "{part}"', text)
     job, index = _task(description["task"], text)
     jobs: Dict[str, List[str]] = {}
+    servers: List[str] = []
     for name, hosts in description["cluster"].items():
         if name == "evaluator":
             continue
@@ -60,14 +63,19 @@ def from_environment() -> JobHosts:
             raise _incomplete(f'names a job "{name}"; EPL knows {", ".join(_JOBS)}', text)
         if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
             raise _incomplete(f'has no list of "host:port" for the job "{name}"', text)
-        jobs[name] = hosts
-    if jobs.get("ps"):
+        if name == "ps":
+            servers = hosts
+        else:
+            jobs[name] = hosts
+    found = _assemble(jobs, job, index, f"TF_CONFIG={text}")
+    if servers and found.worker_index == 0 and Env.get().says_first("parameter servers in TF_CONFIG"):
         warnings.warn(
-            f"TF_CONFIG names {len(jobs['ps'])} parameter server(s) (ps), and EPL has none: they train as the last "
-            "workers, and have to run the same script. Leave them out, or name them under worker.",
+            f"TF_CONFIG names {len(servers)} parameter server(s) (ps), and EPL has none: they are not counted, and the "
+            f"{len(found.hosts)} worker(s) train without them. Leave them out of the job, or name them under worker. "
+            "This is said once.",
             stacklevel=5,
         )
-    return _assemble(jobs, job, index, f"TF_CONFIG={text}")
+    return found
 
 
 def from_arguments(worker_hosts: Hosts, ps_hosts: Optional[Hosts], job_name: str, worker_index: int) -> JobHosts:
@@ -111,6 +119,12 @@ def _task(task: Mapping[str, Any], text: str) -> Tuple[str, int]:
         raise ClusterError(
             "TF_CONFIG makes this process the evaluator, and EPL has none: every process of its job trains. Evaluate "
             f"in a process of its own without TF_CONFIG, from the checkpoints of the job. TF_CONFIG={text}"
+        )
+    if job == "ps":
+        raise ClusterError(
+            "TF_CONFIG makes this process a parameter server (ps), and EPL has none: the workers average gradients "
+            "among themselves. Start no process for ps, or name it under worker, where it trains with the others. "
+            f"TF_CONFIG={text}"
         )
     if job not in _JOBS:
         raise _incomplete(f'has the task type "{job}"; EPL knows {", ".join(_JOBS)}', text)

@@ -4,15 +4,18 @@ This module checks what needs no look at the machine. devices.py handles devices
 """
 
 import argparse
+import difflib
 import os
 import re
 import sys
-from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from epl.utils.job_variables import SECRET, SECRET_FILE
+from epl.utils.version import VERSION
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
+_ENDING = ("-h", "--help", "--version")  # they print and end
 _SWITCHES = ("--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
 
 _EPILOG = """\
@@ -147,6 +150,9 @@ def _build_parser() -> _Parser:
     parser.add_argument(
         "--env", action="append", default=[], metavar="KEY=VALUE", help="set for the workers; repeatable"
     )
+    parser.add_argument(
+        "--version", action="version", version=f"epl-launch {VERSION}", help="print the version of EPL and end"
+    )
     parser.add_argument("training_script", help=".py: run by this Python; anything else: run by bash")
     return parser
 
@@ -163,7 +169,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
     Returns:
         The launcher's own arguments, switches with their value attached; the script, if any; the script's arguments.
     """
-    takes_value = [option for option in parser._option_string_actions if option not in _SWITCHES + ("-h", "--help")]
+    takes_value = [option for option in parser._option_string_actions if option not in _SWITCHES + _ENDING]
     own: List[str] = []
     rest = list(argv)
     while rest:
@@ -173,6 +179,8 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
         if not argument.startswith("-") or argument == "-":
             rest.insert(0, argument)
             break
+        if argument.partition("=")[0] not in parser._option_string_actions:
+            parser.error(_unknown(argument, parser._option_string_actions))
         if argument in _SWITCHES and rest and rest[0].lower() in _TRUE + _FALSE:
             argument += "=" + rest.pop(0)
         own.append(argument)
@@ -183,9 +191,16 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
     late = [word.partition("=")[0] for word in rest[1:]]
     for option in ("--num_workers", "--gpu_per_worker"):
         given = [word.partition("=")[0] for word in own]
-        if not {"-h", "--help"} & set(given) and option not in given and option in late:
+        if not set(_ENDING) & set(given) and option not in given and option in late:
             parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
     return own, rest[0], rest[1:]
+
+
+def _unknown(argument: str, known: Iterable[str]) -> str:
+    option = argument.partition("=")[0]
+    nearest = difflib.get_close_matches(option, known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "epl-launch --help lists the options"
+    return f"unknown option {option}; {hint} Options of the script come after it."
 
 
 def _check_numbers(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:

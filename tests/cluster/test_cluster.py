@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from epl.cluster.cluster import Cluster
 from epl.config import keys as config_keys
 from epl.config.config import Config
+from epl.env import Env
 from epl.utils import gpu_info
 from epl.utils.errors import ClusterError, ConfigError, LayoutError
 
@@ -61,19 +62,27 @@ class TestTfConfig:
         assert (job.hosts, job.worker_num, job.worker_index) == (HOSTS, 2, 1)
         assert job.cluster_spec.as_dict() == {"worker": HOSTS}
 
-    @pytest.mark.parametrize("task,index,expected", [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, 3)])
-    def test_chief_is_the_first_worker_and_ps_the_last(self, monkeypatch, task, index, expected):
-        set_tf_config(monkeypatch, task, index, ps=["d:1"], worker=["b:1", "c:1"], chief=["a:1"])
+    @pytest.mark.parametrize("task,index,expected", [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)])
+    def test_chief_is_the_first_worker(self, monkeypatch, task, index, expected):
+        set_tf_config(monkeypatch, task, index, worker=["b:1", "c:1"], chief=["a:1"])
         job = cluster()
-        assert (job.hosts, job.worker_index) == (["a:1", "b:1", "c:1", "d:1"], expected)
+        assert (job.hosts, job.worker_index) == (["a:1", "b:1", "c:1"], expected)
 
     def test_the_index_may_be_a_string(self, monkeypatch):
         set_tf_config(monkeypatch, "worker", "1", worker=HOSTS)
         assert cluster().worker_index == 1
 
-    def test_parameter_servers_are_warned_of(self, monkeypatch):
-        set_tf_config(monkeypatch, "worker", 0, worker=HOSTS, ps=["c:1", "d:1"])
-        with pytest.warns(UserWarning, match="names 2 parameter server.*they train as the last workers"):
+    def test_parameter_servers_are_said_once_by_one_worker_and_not_counted(self, monkeypatch, recwarn):
+        monkeypatch.setattr(Env.get(), "_said", set())
+        for index in (1, 0, 0):
+            set_tf_config(monkeypatch, "worker", index, worker=HOSTS, ps=["c:1", "d:1"])
+            assert cluster().hosts == HOSTS
+        (warning,) = [one for one in recwarn if issubclass(one.category, UserWarning)]
+        assert "names 2 parameter server(s)" in str(warning.message) and "the 2 worker(s)" in str(warning.message)
+
+    def test_a_parameter_server_itself_is_refused_with_the_remedy(self, monkeypatch):
+        set_tf_config(monkeypatch, "ps", 0, worker=HOSTS, ps=["c:1"])
+        with pytest.raises(ClusterError, match="this process a parameter server.*Start no process for ps"):
             cluster()
 
     def test_evaluator_hosts_are_no_workers(self, monkeypatch):
@@ -100,7 +109,7 @@ class TestTfConfig:
             ('{"cluster": {"worker": [null]}, "task": {"type": "worker", "index": 0}}', 'no list of "host:port"'),
             pytest.param("[" * 100000, "nested too deeply", id="deep"),
             ('{"cluster": {}, "task": {"type": "worker", "index": 0}}', "no worker has a host"),
-            ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "no worker has a host"),
+            ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "worker", "index": 0}}', "no worker has a host"),
             ('{"cluster": {"worker": ["a:1"], "gpu": ["b:1"]}, "task": {"type": "worker", "index": 0}}', 'a job "gpu"'),
             ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss", "index": 0}}', 'task type "boss"'),
         ],

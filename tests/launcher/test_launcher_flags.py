@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from epl.utils.version import VERSION
+
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)
 
@@ -155,7 +157,12 @@ def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):
         (list(SIZE) + ["--max_restarts", "-1", "job.sh"], "--max_restarts"),
         (list(SIZE) + ["--kill_after", "nan", "job.sh"], "--kill_after"),
         (list(SIZE) + ["--env", "A", "job.sh"], "KEY=VALUE"),
-        (list(SIZE) + ["--num_worker", "2", "job.sh"], "--num_worker"),
+        (
+            ["--num_worker", "2", "--gpu_per_worker", "1", "job.sh"],
+            "unknown option --num_worker; did you mean --num_workers?",
+        ),
+        (list(SIZE) + ["--debog=True", "job.sh"], "unknown option --debog; did you mean --debug?"),
+        (list(SIZE) + ["--zzz", "job.sh"], "unknown option --zzz; epl-launch --help"),
     ],
 )
 def test_wrong_arguments_are_refused_with_code_2(tmp_path, monkeypatch, capsys, flags, message):
@@ -173,6 +180,13 @@ def test_wrong_arguments_start_nothing(run, tmp_path):
     launch = run("touch started", "--machine_rank", "7")
     assert launch.code == 2
     assert os.listdir(str(tmp_path)) == ["job.sh"]
+
+
+def test_version_is_that_of_the_package(launcher):
+    answer = subprocess.run(
+        [sys.executable, launcher, "--version"], stdout=subprocess.PIPE, universal_newlines=True, timeout=30
+    )
+    assert (answer.returncode, answer.stdout) == (0, f"epl-launch {VERSION}\n")
 
 
 def test_help_does_not_load_tensorflow(launcher):
