@@ -7,6 +7,7 @@ Also `python -m epl.utils.launcher`. This module runs the steps in order; each s
     plan       command, environment, logs, ports    processes    /proc and prctl
     secret     how workers know each other          console      the terminal
     causes     which worker failed first            last_words   what a worker tells the launcher (epl/utils)
+    check      --check: what works here
 
 TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
 """
@@ -16,6 +17,7 @@ import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from epl.launcher import causes as launcher_causes
+from epl.launcher import check as launcher_check
 from epl.launcher import devices as launcher_devices
 from epl.launcher import guard as launcher_guard
 from epl.launcher import options as launcher_options
@@ -36,9 +38,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     Returns:
       The exit code: 0; that of the worker that failed first, 128 + n where signal n killed it; 128 + n where signal n
-      ended the launcher; 2 for wrong options.
+      ended the launcher; 2 for wrong options. With --check 1 for a failure.
     """
     options = launcher_options.parse(sys.argv[1:] if argv is None else argv)
+    if options.check:
+        return launcher_check.run(options)
     try:
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
     except launcher_devices.DeviceError as error:

@@ -15,8 +15,9 @@ from epl.utils.version import VERSION
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
+_CHECK_WORKERS = 2  # of --check without --num_workers
 _ENDING = ("-h", "--help", "--version")  # they print and end
-_SWITCHES = ("--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
+_SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
 
 _EPILOG = """\
 Everything after the script is passed to it; {task_dir} in it stands for the worker's directory. A shell script without
@@ -31,6 +32,7 @@ arguments gets that directory as $1. Each worker finds it in EPL_TASK_DIR, too.
 class Options(NamedTuple):
     """The checked command line."""
 
+    check: bool
     num_workers: int
     gpu_per_worker: int
     machine_rank: Optional[int]
@@ -70,10 +72,13 @@ def parse(argv: Sequence[str]) -> Options:
             parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
     own, script, script_args = _split(parser, argv)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
+    _check_required(parser, found)
     _check_numbers(parser, found)
-    _check_script(parser, found.training_script, script_args)
+    if not found.check:
+        _check_script(parser, found.training_script, script_args)
     hosts = _check_machines(parser, found)
     return Options(
+        check=found.check,
         num_workers=found.num_workers,
         gpu_per_worker=found.gpu_per_worker,
         machine_rank=found.machine_rank,
@@ -88,7 +93,7 @@ def parse(argv: Sequence[str]) -> Options:
         kill_after=found.kill_after,
         malloc_tuning=not found.no_malloc_tuning,
         env=_check_env(parser, found.env),
-        script=found.training_script,
+        script=found.training_script or "",
         script_args=script_args,
     )
 
@@ -102,11 +107,10 @@ def _build_parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--num_workers", type=int, required=True, metavar="N", help="worker processes of the job")
+    parser.add_argument("--num_workers", type=int, metavar="N", help="worker processes of the job")
     parser.add_argument(
         "--gpu_per_worker",
         type=int,
-        required=True,
         metavar="N",
         help="GPUs of each worker; without GPUs, virtual CPU devices",
     )
@@ -133,6 +137,7 @@ def _build_parser() -> _Parser:
     for name, text in (
         ("--debug", "worker 0 keeps the terminal (a debugger works) and writes no log"),
         ("--show_all", "show the output of all workers, not only of worker 0"),
+        ("--check", "check this machine and this installation, with a 1 MB all-reduce between each pair of workers"),
         ("--dry_run", "print command and environment of each worker and start nothing"),
         ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),
     ):
@@ -153,7 +158,7 @@ def _build_parser() -> _Parser:
     parser.add_argument(
         "--version", action="version", version=f"epl-launch {VERSION}", help="print the version of EPL and end"
     )
-    parser.add_argument("training_script", help=".py: run by this Python; anything else: run by bash")
+    parser.add_argument("training_script", nargs="?", help=".py: run by this Python; anything else: run by bash")
     return parser
 
 
@@ -191,7 +196,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
     late = [word.partition("=")[0] for word in rest[1:]]
     for option in ("--num_workers", "--gpu_per_worker"):
         given = [word.partition("=")[0] for word in own]
-        if not set(_ENDING) & set(given) and option not in given and option in late:
+        if not set(_ENDING + ("--check",)) & set(given) and option not in given and option in late:
             parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
     return own, rest[0], rest[1:]
 
@@ -201,6 +206,22 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(option, known, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else "epl-launch --help lists the options"
     return f"unknown option {option}; {hint} Options of the script come after it."
+
+
+def _check_required(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    """Refuses a command line without what the job needs; `--check` needs nothing, and starts no script."""
+    if found.check:
+        for option in ("machine_rank", "machine_list", "training_script"):
+            if getattr(found, option) is not None:
+                name = "script" if option == "training_script" else f"--{option}"
+                parser.error(f"--check looks at this machine alone and takes no {name}; leave it out")
+        found.num_workers = _CHECK_WORKERS if found.num_workers is None else found.num_workers
+        found.gpu_per_worker = 1 if found.gpu_per_worker is None else found.gpu_per_worker
+    missing = [name for name in ("--num_workers", "--gpu_per_worker") if getattr(found, name[2:]) is None]
+    if found.training_script is None and not found.check:
+        missing.append("training_script")
+    if missing:
+        parser.error("the following arguments are required: " + ", ".join(missing))
 
 
 def _check_numbers(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:

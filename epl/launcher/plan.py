@@ -26,7 +26,7 @@ _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MAL
 # fails: if it has all workers of the job, they may wait for one another longer than by default. Six hours.
 _START_TIMEOUT = {"EPL_COMMUNICATION_START_TIMEOUT": "21600"}
 # Variables of a launcher that started this one; each launcher sets its own for its workers.
-_OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
+OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
 
 
 class LogInUseError(Exception):
@@ -44,7 +44,7 @@ class Worker(NamedTuple):
 
     def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
         """The worker's environment, made from the launcher's, without the secret of the job."""
-        env = {key: value for key, value in environ.items() if key not in _OWN_VARIABLES}
+        env = {key: value for key, value in environ.items() if key not in OWN_VARIABLES}
         env.update(self.settings)
         return env
 
@@ -112,7 +112,7 @@ def plan_workers(
         settings.update(device_settings)
         if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
             settings.update(_malloc_settings())
-        settings["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
+        settings["TF_CONFIG"] = tf_config(hosts, index)
         settings["EPL_TASK_DIR"] = os.path.abspath(task_dir)
         settings["EPL_RESTART_COUNT"] = str(restart)
         if ports is not None:
@@ -121,6 +121,11 @@ def plan_workers(
         log = None if options.debug and index == 0 else os.path.join(task_dir, name)
         workers.append(Worker(index, _command(options, task_dir), settings, task_dir, log))
     return workers
+
+
+def tf_config(hosts: Sequence[str], index: int) -> str:
+    """The value of TF_CONFIG for worker `index` of a job with these addresses."""
+    return json.dumps({"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}})
 
 
 def _command(options: Options, task_dir: str) -> List[str]:

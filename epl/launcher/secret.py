@@ -23,8 +23,13 @@ def draw(options: Options) -> Dict[str, str]:
     if options.secret_file is not None:
         return {SECRET_FILE: os.path.abspath(options.secret_file)}
     if len(options.local_indices) == options.num_workers:
-        return {SECRET: secrets.token_hex(_BYTES)}
+        return random_secret()
     return {}
+
+
+def random_secret() -> Dict[str, str]:
+    """The variable with a new secret."""
+    return {SECRET: secrets.token_hex(_BYTES)}
 
 
 def give(environ: Mapping[str, str], secret: Mapping[str, str]) -> Dict[str, str]:

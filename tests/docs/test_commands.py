@@ -34,6 +34,7 @@ COMMANDS = {
     ".venv/bin/epl-launch --num_workers 2 --gpu_per_worker 2 train.py": (
         "tests/docs/test_commands.py::test_the_example_of_the_readme_trains_on_four_devices"
     ),
+    "epl-launch --check": "tests/launcher/test_launcher_check.py::test_a_machine_that_works",
     "openssl rand -hex 32 > job.key && chmod 600 job.key": "excused: OpenSSL's, not ours",
     "epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 "
     "--secret_file job.key train.py": (
