@@ -35,7 +35,7 @@ def init(config: Optional[Config] = None) -> None:
     Raises:
       RuntimeError: TensorFlow executes eagerly.
       TypeError: `config` is not an epl.Config.
-      ClusterError: TF_CONFIG is incomplete.
+      ClusterError: TF_CONFIG is incomplete, or srun or mpirun has started several tasks and nothing joins them.
       JobSecretError: there are several workers, and the job's secret cannot be used.
     """
     if tf.executing_eagerly():

@@ -41,7 +41,7 @@ class Cluster:
 
         Args:
           worker_hosts: `host:port` of each worker, as a sequence or separated by commas; by default those of
-            TF_CONFIG; without TF_CONFIG the job is this process alone.
+            TF_CONFIG; without TF_CONFIG the tasks of srun or mpirun; without these the job is this process alone.
           ps_hosts: more processes, which become the last workers.
           job_name: "worker" or "ps": whose index `worker_index` is.
           worker_index: this process among `worker_hosts` or `ps_hosts`.

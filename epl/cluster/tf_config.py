@@ -1,4 +1,4 @@
-"""The processes of a job and this process among them, from TF_CONFIG or from arguments of `epl.Cluster`.
+"""The processes of a job and this process among them: from arguments of `epl.Cluster`, TF_CONFIG or a scheduler.
 
 In EPL every process that trains is a worker, and a chief is the first one. Parameter servers of TF_CONFIG are not
 counted; those that a script names in the arguments of `epl.Cluster` are the last workers.
@@ -6,13 +6,17 @@ counted; those that a script names in the arguments of `epl.Cluster` are the las
 """
 
 import json
+import logging
 import os
 import re
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from epl.env import Env
+from epl.utils import schedulers
 from epl.utils.errors import ClusterError
+
+logger = logging.getLogger("epl")
 
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LOCAL_HOST = "127.0.0.1:0"
@@ -32,14 +36,17 @@ class JobHosts(NamedTuple):
 
 
 def from_environment() -> JobHosts:
-    """Returns the job that the environment variable TF_CONFIG describes; one local worker when it is absent or empty.
+    """Returns the job that the environment variable TF_CONFIG describes; without it, the job of srun or mpirun.
+
+    The job is one local worker if TF_CONFIG names no cluster, or is absent and no scheduler has started several tasks.
 
     Raises:
-      ClusterError: TF_CONFIG is malformed, incomplete, or gives this process a task that does not train.
+      ClusterError: TF_CONFIG is malformed, incomplete, or gives this process a task that does not train; or a scheduler
+        has started several tasks, and the environment does not say how to join them.
     """
     text = os.environ.get("TF_CONFIG", "")
     if not text.strip():
-        return JobHosts((_LOCAL_HOST,), 0)
+        return _from_scheduler()
     try:
         description = json.loads(text)
     except ValueError as error:
@@ -76,6 +83,17 @@ def from_environment() -> JobHosts:
             stacklevel=5,
         )
     return found
+
+
+def _from_scheduler() -> JobHosts:
+    task = schedulers.find(os.environ)
+    if task is None:
+        return JobHosts((_LOCAL_HOST,), 0)
+    hosts = schedulers.addresses(task, os.environ)
+    _check_hosts(hosts, f"the environment of {task.launcher}")
+    if task.rank == 0:
+        logger.info("%s has started %d tasks, which are one job: %s", task.launcher, task.size, ", ".join(hosts))
+    return JobHosts(hosts, task.rank)
 
 
 def from_arguments(worker_hosts: Hosts, ps_hosts: Optional[Hosts], job_name: str, worker_index: int) -> JobHosts:

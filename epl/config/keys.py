@@ -6,7 +6,7 @@ This is data. `epl/config/config.py` turns it into objects, `tools/gen_config_do
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from epl.config.types import BoolType, ChoiceType, DeviceListType, IntType, LossScaleType, SecondsType, ValueType
-from epl.utils.job_variables import JOB_NAME, SECRET, SECRET_FILE
+from epl.utils.job_variables import JOB_HOSTS, JOB_NAME, JOB_PORT, SECRET, SECRET_FILE
 
 
 class Key(NamedTuple):
@@ -311,7 +311,7 @@ KEY_BY_ENV: Dict[str, Key] = {env_name(key.name): key for key in KEYS}
 OTHER_ENV = frozenset(
     ["EPL_LISTEN_FD", "EPL_LAUNCHER_PIPE", "EPL_TASK_DIR", "EPL_EXPLAIN", "EPL_DUMP_GRAPH", "EPL_SKIP_PASS"]
     + ["EPL_VERIFY", "EPL_NATIVE", "EPL_TF"]
-    + [SECRET, SECRET_FILE, JOB_NAME]
+    + [SECRET, SECRET_FILE, JOB_NAME, JOB_HOSTS, JOB_PORT]
 )
 
 

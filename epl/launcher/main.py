@@ -27,6 +27,8 @@ from epl.launcher.console import Console
 from epl.launcher.job import Interrupts, LaunchedJob, Outcome
 from epl.launcher.options import Options
 from epl.launcher.plan import Port, Worker
+from epl.utils import schedulers
+from epl.utils.errors import ClusterError
 from epl.utils.last_words import PIPE_VARIABLE
 
 
@@ -44,8 +46,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.check:
         return launcher_check.run(options)
     try:
+        _check_scheduler(options)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
-    except launcher_devices.DeviceError as error:
+    except (launcher_devices.DeviceError, ClusterError) as error:
         return _refuse(error)
     if options.dry_run:
         _dry_run(options, devices)
@@ -65,6 +68,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if restart < options.max_restarts:
             console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
     return outcome.code
+
+
+def _check_scheduler(options: Options) -> None:
+    """Refuses to start a whole job in each of several tasks of srun or mpirun.
+
+    Raises:
+      ClusterError: so it is, and TF_CONFIG does not say that it is meant.
+    """
+    task = None if os.environ.get("TF_CONFIG", "").strip() else schedulers.find(os.environ)
+    if task is not None and len(options.local_indices) == options.num_workers:
+        raise ClusterError(
+            f"{task.launcher} has started epl-launch as task {task.rank} of {task.size}, and each would start a job of "
+            f"its own with {options.num_workers} worker(s). Start the script itself by {task.launcher.split()[0]}, "
+            f"without epl-launch; or epl-launch once; or give --machine_rank and --machine_list. {schedulers.ALONE} "
+            "starts a job in each task."
+        )
 
 
 def _refuse(error: Exception) -> int:

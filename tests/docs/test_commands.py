@@ -35,6 +35,11 @@ COMMANDS = {
         "tests/docs/test_commands.py::test_the_example_of_the_readme_trains_on_four_devices"
     ),
     "epl-launch --check": "tests/launcher/test_launcher_check.py::test_a_machine_that_works",
+    "export EPL_JOB_SECRET=$(openssl rand -hex 32)": "excused: OpenSSL's, not ours",
+    "srun --kill-on-bad-exit=1 python train.py": ("tests/cluster/test_scheduler_jobs.py::test_tasks_train_together"),
+    "mpirun -n 8 -H node1:4,node2:4 -x EPL_JOB_HOSTS=node1:4,node2:4 -x EPL_JOB_SECRET python train.py": (
+        "tests/cluster/test_scheduler_jobs.py::test_mpirun_on_several_machines_takes_the_list_of_the_user"
+    ),
     "openssl rand -hex 32 > job.key && chmod 600 job.key": "excused: OpenSSL's, not ours",
     "epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 "
     "--secret_file job.key train.py": (
