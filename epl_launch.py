@@ -20,3 +20,7 @@ def main() -> int:
     from epl.launcher.main import main as launch
 
     return launch()
+
+
+if __name__ == "__main__":  # how `epl-launch -H` starts its part on another machine
+    sys.exit(main())

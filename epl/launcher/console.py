@@ -38,9 +38,18 @@ class Console:
         self._column_zero = True
         self._closed = False
 
-    def feed(self, prefix: str, data: bytes) -> None:
-        """Takes output of the source `prefix`."""
-        source = self._sources.setdefault(prefix, _Source(prefix))
+    def feed(self, prefix: str, data: bytes, source: Optional[str] = None) -> None:
+        """Takes output of a source.
+
+        Args:
+          prefix: before each of its lines.
+          data: the output.
+          source: its name; None: the prefix.
+        """
+        key = prefix if source is None else source
+        self._take(self._sources.setdefault(key, _Source(prefix)), data)
+
+    def _take(self, source: "_Source", data: bytes) -> None:
         source.pending += data
         source.changed = time.monotonic()
         end = max(source.pending.rfind(b"\n"), source.pending.rfind(b"\r")) + 1

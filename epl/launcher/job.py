@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.launcher import guard as guards
 from epl.launcher import processes
@@ -30,9 +30,14 @@ _LEFT_SECONDS = 30.0
 class Interrupts:
     """Notes the signals that ask the launcher to end, and wakes up select()."""
 
-    def __init__(self) -> None:
-        """Installs the handlers. A signal that the launcher was started to ignore (nohup) stays ignored."""
-        self.seen: List[int] = []
+    def __init__(self, lifeline: Optional[int] = None, said: bytes = b"") -> None:
+        """Installs the handlers. A signal that the launcher was started to ignore (nohup) stays ignored.
+
+        Args:
+          lifeline: a descriptor on which every byte, and the end, counts as a SIGHUP.
+          said: bytes that were already read from it.
+        """
+        self.seen: List[int] = [signal.SIGHUP for _ in said]
         self.wake_fd, write_end = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(write_end, False)
@@ -40,16 +45,25 @@ class Interrupts:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._note)
         signal.set_wakeup_fd(write_end)
+        self._lifeline = lifeline
+        self.watched = [self.wake_fd] if lifeline is None else [self.wake_fd, lifeline]
 
     def _note(self, signum: int, frame: object) -> None:
         self.seen.append(signum)
 
-    def clear_wake_up(self) -> None:
-        """Empties the pipe."""
-        try:
-            os.read(self.wake_fd, 4096)
-        except BlockingIOError:
-            pass
+    def take(self, ready: Sequence[int]) -> None:
+        """Reads those of `watched` that are ready."""
+        if self.wake_fd in ready:
+            try:
+                os.read(self.wake_fd, 4096)
+            except BlockingIOError:
+                pass
+        if self._lifeline is not None and self._lifeline in ready:
+            said = os.read(self._lifeline, 64)
+            self.seen.extend(signal.SIGHUP for _ in said or b"\0")
+            if not said:
+                self.watched.remove(self._lifeline)
+                self._lifeline = None
 
 
 class Outcome(NamedTuple):
@@ -117,9 +131,8 @@ class LaunchedJob:
                 os.close(descriptor)
         pending = b""
         while True:
-            ready = select.select([guard.reports, self._interrupts.wake_fd], [], [], _SHOW_SECONDS)[0]
-            if self._interrupts.wake_fd in ready:
-                self._interrupts.clear_wake_up()
+            ready = select.select([guard.reports] + self._interrupts.watched, [], [], _SHOW_SECONDS)[0]
+            self._interrupts.take(ready)
             self._interrupt(guard)
             if guard.reports in ready:
                 data = os.read(guard.reports, 1 << 16)
@@ -200,7 +213,7 @@ class LaunchedJob:
     def _describe(self, failure: _Failure, what: str) -> Tuple[int, str]:
         """The launcher's exit code for the failure of a worker, and a text about it, with the end of the log."""
         index, code = failure.worker, failure.code
-        how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+        how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
         where = f"host {socket.gethostname()}, pid {self._pids[index]}, {failure.at - self._began:.1f} s"
         text = f"worker {index} {what}: {how} ({where})\n{self._last_lines(index)}"
         return (code if code > 0 else 128 - code), text
@@ -225,7 +238,7 @@ class LaunchedJob:
         seen = self._interrupts.seen
         if seen and self._interrupted is None:
             self._interrupted = seen[0]
-            self._console.say(f"{_signal_name(seen[0])}: ending the workers (once more kills them at once)")
+            self._console.say(f"{signal_name(seen[0])}: ending the workers (once more kills them at once)")
             _tell(guard, guards.END_ALL)
         elif len(seen) > 1:
             _tell(guard, guards.KILL_NOW)
@@ -272,7 +285,8 @@ def _first_lines(text: str) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][:_CAUSE_LINES])
 
 
-def _signal_name(signum: int) -> str:
+def signal_name(signum: int) -> str:
+    """The name of a signal, for messages."""
     try:
         return signal.Signals(signum).name
     except ValueError:

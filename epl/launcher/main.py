@@ -1,4 +1,4 @@
-"""epl-launch: starts the worker processes of a job on this machine and ends with them.
+"""epl-launch: starts the worker processes of a job, on this machine or by ssh on several, and ends with them.
 
 Also `python -m epl.utils.launcher`. This module runs the steps in order; each step is in a module of its own:
 
@@ -7,29 +7,28 @@ Also `python -m epl.utils.launcher`. This module runs the steps in order; each s
     plan       command, environment, logs, ports    processes    /proc and prctl
     secret     how workers know each other          console      the terminal
     causes     which worker failed first            last_words   what a worker tells the launcher (epl/utils)
-    check      --check: what works here
+    check      --check: what works here            machine      one run of the workers of this machine
+    ssh        -H: one run on several machines     agent        the part of it on each machine
 
 TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
 """
 
 import os
 import sys
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
-from epl.launcher import causes as launcher_causes
+from epl.launcher import agent as launcher_agent
 from epl.launcher import check as launcher_check
 from epl.launcher import devices as launcher_devices
-from epl.launcher import guard as launcher_guard
+from epl.launcher import machine as launcher_machine
 from epl.launcher import options as launcher_options
 from epl.launcher import plan as launcher_plan
-from epl.launcher import secret as launcher_secret
+from epl.launcher import ssh as launcher_ssh
 from epl.launcher.console import Console
-from epl.launcher.job import Interrupts, LaunchedJob, Outcome
+from epl.launcher.job import Interrupts, Outcome
 from epl.launcher.options import Options
-from epl.launcher.plan import Port, Worker
 from epl.utils import schedulers
 from epl.utils.errors import ClusterError
-from epl.utils.last_words import PIPE_VARIABLE
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -42,9 +41,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
       The exit code: 0; that of the worker that failed first, 128 + n where signal n killed it; 128 + n where signal n
       ended the launcher; 2 for wrong options. With --check 1 for a failure.
     """
-    options = launcher_options.parse(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv) == [launcher_agent.FLAG]:
+        return launcher_agent.serve()
+    options = launcher_options.parse(argv)
     if options.check:
         return launcher_check.run(options)
+    if options.placement is not None:
+        return _run_by_ssh(options)
     try:
         _check_scheduler(options)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
@@ -59,15 +63,42 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     log_dir = options.log_dir
     for restart in range(options.max_restarts + 1):
         try:
-            workers, logs, ports, log_dir = _prepare(options, devices.environments, log_dir, restart)
+            prepared = launcher_machine.prepare(options, devices.environments, log_dir, restart)
         except (launcher_plan.LogInUseError, OSError) as error:
             return _refuse(error)
-        outcome = _run(options, workers, logs, ports, console, interrupts)
-        if outcome.code == 0 or outcome.interrupted:
+        log_dir = prepared.log_dir
+        outcome = launcher_machine.run(options, prepared, console, interrupts)
+        if _is_over(outcome, restart, options, console):
             break
-        if restart < options.max_restarts:
-            console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
     return outcome.code
+
+
+def _run_by_ssh(options: Options) -> int:
+    console = Console(sys.stdout.buffer, sys.stdout.isatty())
+    try:
+        job = launcher_ssh.RemoteJob(options, console, Interrupts())
+    except launcher_ssh.SshError as error:
+        return _refuse(error)
+    try:
+        if options.dry_run:
+            print(job.describe())
+            return 0
+        console.say(f"{options.num_workers} worker(s) on {len(job.machines)} machine(s): {', '.join(job.machines)}")
+        for restart in range(options.max_restarts + 1):
+            outcome = job.run(restart)
+            if _is_over(outcome, restart, options, console):
+                break
+        return outcome.code
+    finally:
+        job.close()
+
+
+def _is_over(outcome: Outcome, restart: int, options: Options, console: Console) -> bool:
+    """Whether a run was the last; says so if all workers start again."""
+    if outcome.code == 0 or outcome.interrupted or restart == options.max_restarts:
+        return True
+    console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
+    return False
 
 
 def _check_scheduler(options: Options) -> None:
@@ -97,61 +128,3 @@ def _dry_run(options: Options, devices: launcher_devices.Devices) -> None:
     print(f"# {devices.text}")
     for worker in launcher_plan.plan_workers(options, log_dir, hosts, devices.environments, None, 0):
         print(worker.describe())
-
-
-def _prepare(
-    options: Options, devices: Sequence[Mapping[str, str]], log_dir: Optional[str], restart: int
-) -> Tuple[List[Worker], Dict[int, int], Optional[List[Port]], str]:
-    """Reserves ports and log files of one run.
-
-    If another job is writing to the log directory, a default name gets a number; a name from the user is refused.
-    """
-    ports = None if options.hosts else launcher_plan.reserve_ports(options.num_workers)
-    hosts = options.hosts or [f"127.0.0.1:{port.number}" for port in ports or []]
-    default = launcher_plan.default_log_dir(options)
-    number = 1
-    while True:
-        directory = log_dir or (default if number == 1 else f"{default}_{number}")
-        workers = launcher_plan.plan_workers(options, directory, hosts, devices, ports, restart)
-        try:
-            return workers, launcher_plan.open_logs(workers), ports, directory
-        except launcher_plan.LogInUseError:
-            if log_dir is not None:
-                raise
-            number += 1
-
-
-def _run(
-    options: Options,
-    workers: List[Worker],
-    logs: Dict[int, int],
-    ports: Optional[List[Port]],
-    console: Console,
-    interrupts: Interrupts,
-) -> Outcome:
-    null = os.open(os.devnull, os.O_RDONLY)
-    secret = launcher_secret.draw(options)
-    starts = []
-    pipes = {}
-    for worker in workers:
-        pipe = pipes[worker.worker_index] = launcher_causes.open_pipe()
-        environ = launcher_secret.give(worker.environment(os.environ), secret)
-        environ[PIPE_VARIABLE] = pipe.name
-        debugged = worker.log is None
-        starts.append(
-            launcher_guard.Start(
-                worker.worker_index,
-                worker.argv,
-                environ,
-                None if debugged else null,
-                logs.get(worker.worker_index),
-                ports[worker.worker_index].fd if ports is not None else None,
-                pipe.write_end,
-            )
-        )
-    paths = {worker.worker_index: worker.log for worker in workers if worker.log is not None}
-    shown = options.local_indices if options.show_all else [0]
-    causes = launcher_causes.Causes({index: pipe.read_end for index, pipe in pipes.items()})
-    outcome = LaunchedJob(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
-    os.close(null)
-    return outcome

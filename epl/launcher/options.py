@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
+from epl.utils import host_lists
 from epl.utils.job_variables import SECRET, SECRET_FILE
 from epl.utils.version import VERSION
 
@@ -24,6 +25,7 @@ Everything after the script is passed to it; {task_dir} in it stands for the wor
 arguments gets that directory as $1. Each worker finds it in EPL_TASK_DIR, too.
 
   epl-launch --num_workers 2 --gpu_per_worker 1 train.py --epochs 3
+  epl-launch -H node1:2,node2:2 --gpu_per_worker 4 train.py
   epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 \\
       --secret_file job.key run.sh
 """
@@ -37,6 +39,8 @@ class Options(NamedTuple):
     gpu_per_worker: int
     machine_rank: Optional[int]
     hosts: Optional[List[str]]
+    placement: Optional[List[str]]  # with -H or --hostfile: the machine of every worker
+    ranks: Optional[List[int]]  # in an agent: the workers of its machine
     secret_file: Optional[str]
     task_label: Optional[str]
     log_dir: Optional[str]
@@ -53,6 +57,8 @@ class Options(NamedTuple):
     @property
     def local_indices(self) -> List[int]:
         """The workers that start on this machine."""
+        if self.ranks is not None:
+            return self.ranks
         return list(range(self.num_workers)) if self.machine_rank is None else [self.machine_rank]
 
 
@@ -72,6 +78,7 @@ def parse(argv: Sequence[str]) -> Options:
             parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
     own, script, script_args = _split(parser, argv)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
+    placement = _check_placement(parser, found)
     _check_required(parser, found)
     _check_numbers(parser, found)
     if not found.check:
@@ -83,6 +90,8 @@ def parse(argv: Sequence[str]) -> Options:
         gpu_per_worker=found.gpu_per_worker,
         machine_rank=found.machine_rank,
         hosts=hosts,
+        placement=placement,
+        ranks=None,
         secret_file=_check_secret_file(parser, found.secret_file),
         task_label=found.task_label,
         log_dir=found.log_dir,
@@ -92,7 +101,7 @@ def parse(argv: Sequence[str]) -> Options:
         max_restarts=found.max_restarts,
         kill_after=found.kill_after,
         malloc_tuning=not found.no_malloc_tuning,
-        env=_check_env(parser, found.env),
+        env=_check_env(parser, found.env, found.x),
         script=found.training_script or "",
         script_args=script_args,
     )
@@ -121,6 +130,16 @@ def _build_parser() -> _Parser:
         "--machine_list",
         metavar="IP:PORT,...",
         help="address of every worker, used as it is (default: free ports of this machine)",
+    )
+    parser.add_argument(
+        "-H",
+        dest="host_list",
+        metavar="HOST:SLOTS,...",
+        help="start the workers on these machines by ssh, so many on each; gives --num_workers",
+    )
+    parser.add_argument("--hostfile", metavar="FILE", help="the same from a file: lines `host:slots` or `host slots=n`")
+    parser.add_argument(
+        "-x", action="append", default=[], metavar="VAR[=VALUE]", help="give the workers this variable; repeatable"
     )
     parser.add_argument(
         "--secret_file",
@@ -194,8 +213,10 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
     if not rest:
         return own, None, []
     late = [word.partition("=")[0] for word in rest[1:]]
+    given = [word.partition("=")[0] for word in own]
     for option in ("--num_workers", "--gpu_per_worker"):
-        given = [word.partition("=")[0] for word in own]
+        if option == "--num_workers" and {"-H", "--hostfile"} & set(given):
+            continue
         if not set(_ENDING + ("--check",)) & set(given) and option not in given and option in late:
             parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
     return own, rest[0], rest[1:]
@@ -211,9 +232,10 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
 def _check_required(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
     """Refuses a command line without what the job needs; `--check` needs nothing, and starts no script."""
     if found.check:
-        for option in ("machine_rank", "machine_list", "training_script"):
+        names = {"host_list": "-H", "training_script": "script"}
+        for option in ("machine_rank", "machine_list", "host_list", "hostfile", "training_script"):
             if getattr(found, option) is not None:
-                name = "script" if option == "training_script" else f"--{option}"
+                name = names.get(option, f"--{option}")
                 parser.error(f"--check looks at this machine alone and takes no {name}; leave it out")
         found.num_workers = _CHECK_WORKERS if found.num_workers is None else found.num_workers
         found.gpu_per_worker = 1 if found.gpu_per_worker is None else found.gpu_per_worker
@@ -270,21 +292,49 @@ def _check_machines(parser: argparse.ArgumentParser, found: argparse.Namespace) 
     return hosts
 
 
+def _check_placement(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Optional[List[str]]:
+    """The machine of each worker, and the number of workers if it was not given; None without -H and --hostfile."""
+    source, text = "-H", found.host_list
+    if found.hostfile is not None:
+        source = f"--hostfile {found.hostfile}"
+        try:
+            with open(found.hostfile, encoding="utf-8", errors="replace") as lines:
+                text = lines.read()
+        except OSError as error:
+            parser.error(f"{source}: {error.strerror} (looked in {os.getcwd()})")
+    if text is None or found.check:
+        return None
+    for option in ("machine_rank", "machine_list", "debug") + (("host_list",) if found.hostfile is not None else ()):
+        given = getattr(found, option)
+        if given is not None and given is not False:
+            parser.error(f"{source} does not go together with {'-H' if option == 'host_list' else '--' + option}")
+    try:
+        hosts = host_lists.parse_hosts(text)
+        if found.num_workers is None:
+            found.num_workers = sum(host.slots or 1 for host in hosts)
+        return host_lists.fill(hosts, found.num_workers) if found.num_workers > 0 else []
+    except ValueError as error:
+        parser.error(f"{source}: {error}")
+
+
 def _check_secret_file(parser: argparse.ArgumentParser, path: Optional[str]) -> Optional[str]:
     if path is not None and not os.access(path, os.R_OK):
         parser.error(f"--secret_file: {path!r} cannot be read (looked in {os.getcwd()})")
-    return path
+    return None if path is None else os.path.abspath(path)
 
 
-def _check_env(parser: argparse.ArgumentParser, settings: List[str]) -> Dict[str, str]:
+def _check_env(parser: argparse.ArgumentParser, settings: List[str], exported: List[str]) -> Dict[str, str]:
+    """What `--env` and `-x` set; `-x VAR` takes the value from the launcher's environment."""
     env: Dict[str, str] = {}
-    for setting in settings:
+    for option, setting in [("-x", word) for word in exported] + [("--env", word) for word in settings]:
         key, equals, value = setting.partition("=")
-        if not key or not equals:
-            parser.error(f"--env: {setting!r} is not KEY=VALUE")
+        if not key or (not equals and option == "--env"):
+            parser.error(f"{option}: {setting!r} is not KEY=VALUE")
         if key == SECRET:
-            parser.error(f"--env {key}: every user of this machine can read a command line; use --secret_file")
+            parser.error(f"{option} {key}: every user of this machine can read a command line; use --secret_file")
         if key == SECRET_FILE:
-            parser.error(f"--env {key}: give the file by --secret_file {value}")
-        env[key] = value
+            parser.error(f"{option} {key}: give the file by --secret_file {value}")
+        if not equals and key not in os.environ:
+            parser.error(f"-x {key}: the variable is not set here; set it, or give -x {key}=VALUE")
+        env[key] = value if equals else os.environ[key]
     return env

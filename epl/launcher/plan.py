@@ -66,14 +66,30 @@ class Port(NamedTuple):
 
 def reserve_ports(count: int) -> List[Port]:
     """Opens `count` listening sockets on 127.0.0.1; while a copy of them is open, no other process gets their ports."""
-    ports = []
-    for _ in range(count):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(128)
-            fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
-            ports.append(Port(fd, listener.getsockname()[1]))
-    return ports
+    return [_listen(socket.AF_INET, "127.0.0.1") for _ in range(count)]
+
+
+def reserve_port(machine: str) -> Port:
+    """Opens a listening socket at the address of this machine that `machine` names.
+
+    It is open on every interface if the name does not tell which one the other machines use: it means no address of
+    this machine, or a loopback address ("127.0.1.1" in /etc/hosts).
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(machine.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        if address[0] == machine or not address[0].startswith(("127.", "::1")):
+            return _listen(family, address[0])
+    except OSError:
+        pass
+    return _listen(socket.AF_INET, "")
+
+
+def _listen(family: int, address: str) -> Port:
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        listener.listen(128)
+        fd = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+        return Port(fd, listener.getsockname()[1])
 
 
 def default_log_dir(options: Options) -> str:
@@ -89,7 +105,7 @@ def plan_workers(
     log_dir: str,
     hosts: List[str],
     devices: Sequence[Mapping[str, str]],
-    ports: Optional[List[Port]],
+    ports: Optional[Mapping[int, Port]],
     restart: int,
 ) -> List[Worker]:
     """Plans the workers of this machine.
@@ -99,7 +115,7 @@ def plan_workers(
       log_dir: the job's log directory.
       hosts: `ip:port` of every worker of the job.
       devices: environment variables that give each worker of this machine its devices.
-      ports: the listening sockets of all workers; None where the user gave the addresses.
+      ports: the listening sockets that workers of this machine get, by worker.
       restart: how often the job was started again before.
     """
     workers = []
@@ -107,7 +123,7 @@ def plan_workers(
         task_dir = os.path.join(log_dir, str(index))
         name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
         settings = _common_settings()
-        if not options.hosts:
+        if not options.hosts or options.ranks is not None:
             settings.update((key, value) for key, value in _START_TIMEOUT.items() if key not in os.environ)
         settings.update(device_settings)
         if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
@@ -115,7 +131,7 @@ def plan_workers(
         settings["TF_CONFIG"] = tf_config(hosts, index)
         settings["EPL_TASK_DIR"] = os.path.abspath(task_dir)
         settings["EPL_RESTART_COUNT"] = str(restart)
-        if ports is not None:
+        if ports and index in ports:
             settings["EPL_LISTEN_FD"] = str(ports[index].fd)
         settings.update(options.env)
         log = None if options.debug and index == 0 else os.path.join(task_dir, name)

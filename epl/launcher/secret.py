@@ -20,6 +20,8 @@ def draw(options: Options) -> Dict[str, str]:
     A launcher that starts all workers draws a new secret for each start, so that a worker left over from an earlier
     start cannot come back. Launchers of several machines cannot agree on one: there the user gives it.
     """
+    if options.ranks is not None:
+        return {}  # the launcher of the job has given it to this machine
     if options.secret_file is not None:
         return {SECRET_FILE: os.path.abspath(options.secret_file)}
     if len(options.local_indices) == options.num_workers:

@@ -34,6 +34,9 @@ COMMANDS = {
     ".venv/bin/epl-launch --num_workers 2 --gpu_per_worker 2 train.py": (
         "tests/docs/test_commands.py::test_the_example_of_the_readme_trains_on_four_devices"
     ),
+    "epl-launch -H node1:4,node2:4 --gpu_per_worker 1 train.py": (
+        "tests/launcher/test_launcher_ssh.py::test_workers_of_all_machines_are_one_job"
+    ),
     "epl-launch --check": "tests/launcher/test_launcher_check.py::test_a_machine_that_works",
     "export EPL_JOB_SECRET=$(openssl rand -hex 32)": "excused: OpenSSL's, not ours",
     "srun --kill-on-bad-exit=1 python train.py": ("tests/cluster/test_scheduler_jobs.py::test_tasks_train_together"),

@@ -1,0 +1,197 @@
+"""`-H` and `--hostfile`: one job on several machines. A stand-in for ssh runs the commands here as real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from epl.launcher import agent, ssh
+from epl.utils.version import VERSION
+
+# Seconds; each of these starts processes.
+pytestmark = pytest.mark.timeout(90)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+TWO = "127.0.0.2:2,127.0.0.3:2"
+SHOW_ENV = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Variables that put the stand-in before ssh."""
+    directory = os.path.join(HERE, "stand_ins")
+    (tmp_path / "tmp").mkdir()
+    return {
+        "PATH": directory + os.pathsep + os.environ["PATH"],
+        "SSH_CALLS": str(tmp_path / "calls"),
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
+
+
+def calls(tmp_path):
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_workers_of_all_machines_are_one_job(run, log, tmp_path, path):
+    flags = ["-H", TWO, "-x", "GIVEN", "-x", "SET=a b", "--show_all"]
+    launch = run(SHOW_ENV, *flags, workers=4, name="job.py", GIVEN="x", EPL_ZERO_LEVEL="v1", LEFT_HERE="y", **path)
+    assert launch.code == 0, launch.output
+    shown = [json.loads(log(index)) for index in range(4)]
+    configs = [json.loads(env["TF_CONFIG"]) for env, _ in shown]
+    hosts = configs[0]["cluster"]["worker"]
+    assert [host.rpartition(":")[0] for host in hosts] == ["127.0.0.2"] * 2 + ["127.0.0.3"] * 2 and len(set(hosts)) == 4
+    assert [config["task"]["index"] for config in configs] == [0, 1, 2, 3]
+    assert all(config["cluster"]["worker"] == hosts for config in configs)
+    for env, directory in shown:
+        assert (env["GIVEN"], env["SET"], env["EPL_ZERO_LEVEL"], directory) == ("x", "a b", "v1", str(tmp_path))
+        assert "LEFT_HERE" not in env and env["EPL_COMMUNICATION_START_TIMEOUT"] == "21600"
+    assert len({env["EPL_JOB_SECRET"] for env, _ in shown}) == 1 and len(shown[0][0]["EPL_JOB_SECRET"]) == 64
+    assert ["EPL_LISTEN_FD" in env for env, _ in shown] == [True, False, False, False]
+    assert all(f'[worker {index}] [{{"' in launch.output for index in range(4))
+    assert "127.0.0.2: worker 1: pid" in launch.output and "Welcome" not in launch.output
+
+
+def test_no_secret_stands_on_a_command_line(run, log, tmp_path, path):
+    run(SHOW_ENV, "-H", TWO, workers=4, name="job.py", **path)
+    assert json.loads(log(0))[0]["EPL_JOB_SECRET"] not in "".join(calls(tmp_path))
+
+
+def test_workers_train_together(start, path):
+    with open(os.path.join(ROOT, "tests", "cluster", "jobs", "mean.py")) as source:
+        script = source.read()
+    launch = start(script, "-H", "127.0.0.2,127.0.0.3", "--show_all", name="job.py", PYTHONPATH=ROOT, **path)
+    assert launch.wait(60) == 0, launch.output
+    for index in (0, 1):
+        text = f"[worker {index}] worker {index} of 2 at ['127.0.0.2', '127.0.0.3']: weight -1.5"
+        assert text in launch.output
+
+
+def test_a_hostfile_gives_the_number_of_workers(launcher, tmp_path, path):
+    (tmp_path / "hosts").write_text("127.0.0.2 slots=1\n# a comment\n127.0.0.3:2\n")
+    (tmp_path / "job.sh").write_text("echo here\n")
+    done = subprocess.run(
+        [sys.executable, launcher, "--hostfile", "hosts", "--gpu_per_worker", "1", "--log_dir", "logs", "job.sh"],
+        cwd=str(tmp_path),
+        env=dict(os.environ, PYTHON=sys.executable, EPL_CLUSTER_DEVICE_TYPE="cpu", **path),
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert done.returncode == 0 and b"[worker 0] here" in done.stdout
+    assert sorted(os.listdir(str(tmp_path / "logs"))) == ["0", "1", "2"]
+
+
+def test_one_failure_ends_all_machines(start, until, path):
+    script = "[ $EPL_TASK_DIR = $PWD/logs/3 ] && sleep 1 && exit 7\nsleep 60 & wait\n"
+    launch = start(script, "-H", TWO, workers=4, **path)
+    assert launch.wait(30) == 7, launch.output
+    assert "worker 3 failed: exit code 7" in launch.output
+    assert "the part of the job on 127.0.0.3 (worker(s) 2, 3) ended: exit code 7" in launch.output
+    assert launch.none_left_within(5), launch.survivors()
+
+
+def started(launch, until, count):
+    """Waits until so many workers run."""
+    assert until(lambda: sum("job.sh" in command for command in launch.survivors().values()) >= count, 20)
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_no_machine_keeps_workers_when_the_launcher_ends(start, until, path, signum, code):
+    launch = start("sleep 61 & wait\n", "-H", TWO, workers=4, **path)
+    started(launch, until, 5)  # the launcher, too, has the name of the script
+    launch.process.send_signal(signum)
+    assert launch.wait(30) == code, launch.output
+    assert launch.none_left_within(15), launch.survivors()
+
+
+def test_a_second_interrupt_kills_at_once(start, until, tmp_path, path):
+    launch = start(
+        "trap 'touch told' TERM; sleep 62 & wait; wait; sleep 62\n", "-H", TWO, "--kill_after", "50", workers=4, **path
+    )
+    started(launch, until, 5)
+    launch.process.send_signal(signal.SIGINT)
+    assert until((tmp_path / "told").exists)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait(20) == 130, launch.output
+    assert launch.none_left_within(5), launch.survivors()
+
+
+def test_a_connection_that_is_lost_ends_the_job(start, until, path):
+    launch = start("sleep 63 & wait\n", "-H", TWO, workers=4, **path)
+    started(launch, until, 5)
+    (client,) = [
+        pid for pid, command in launch.survivors().items() if "stand_ins/ssh" in command and "127.0.0.3" in command
+    ]
+    os.kill(client, signal.SIGKILL)
+    assert launch.wait(30) == 137, launch.output
+    assert "the part of the job on 127.0.0.3 (worker(s) 2, 3) ended: killed by SIGKILL" in launch.output
+    assert launch.none_left_within(15), launch.survivors()
+
+
+def test_a_machine_that_is_missing_starts_nothing(run, tmp_path, path):
+    launch = run("touch started\n", "-H", "127.0.0.2:1,down:1", **path)
+    assert launch.code == 255
+    assert "down: ssh: connect to host down port 22: Connection refused" in launch.output
+    assert "`ssh -o BatchMode=yes down true` must work here" in launch.output
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_restart_uses_the_connection_again(run, log, tmp_path, path):
+    script = "echo run $EPL_RESTART_COUNT; exit $((1 - EPL_RESTART_COUNT))\n"
+    launch = run(script, "-H", "127.0.0.2:1,127.0.0.3:1", "--max_restarts", "1", **path)
+    assert launch.code == 0, launch.output
+    assert log(1, ".restart1") == "run 1\n"
+    opened = [line for line in calls(tmp_path) if "-O exit" not in line]
+    paths = {word for line in opened for word in line.split() if word.startswith("ControlPath=")}
+    assert len(opened) == 4 and len(paths) == 1 and all("ControlMaster=auto" in line for line in opened)
+    assert sum("-O exit" in line for line in calls(tmp_path)) == 2
+    assert not os.path.exists(os.path.dirname(paths.pop().partition("=")[2]))
+
+
+def test_this_machine_alone_needs_no_ssh(run, log, tmp_path):
+    launch = run(SHOW_ENV, "-H", "localhost:2", name="job.py", PATH="/nowhere")
+    assert launch.code == 0, launch.output
+    hosts = json.loads(json.loads(log(1))[0]["TF_CONFIG"])["cluster"]["worker"]
+    assert [host.rpartition(":")[0] for host in hosts] == ["127.0.0.1"] * 2
+
+
+def test_localhost_next_to_other_machines_is_refused(run, path):
+    launch = run("touch started\n", "-H", "localhost:1,127.0.0.2:1", **path)
+    assert launch.code == 2 and "localhost stands next to other machines" in launch.output
+
+
+def test_a_dry_run_shows_the_commands_and_starts_nothing(run, tmp_path, path):
+    launch = run("touch started\n", "-H", TWO, "--dry_run", workers=4, **path)
+    assert launch.code == 0 and sorted(os.listdir(str(tmp_path))) == ["job.sh", "tmp"]
+    assert "# worker(s) 2, 3 on 127.0.0.3" in launch.output and "ssh -T -o BatchMode=yes" in launch.output
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"version": "0"}, f"EPL here is version {VERSION}"),
+        ({"directory": "/no/such"}, "the working directory /no/such cannot be used here: No such file"),
+        ({}, "the training script 'none.py' cannot be read here"),
+    ],
+)
+def test_a_machine_that_does_not_fit_is_refused(tmp_path, change, text):
+    options = dict.fromkeys(ssh.Options._fields, None)
+    options.update(num_workers=1, gpu_per_worker=1, ranks=[0], script="none.py")
+    order = agent.AgentOrder(VERSION, str(tmp_path), {}, options, "127.0.0.1", 0)._replace(**change)
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "epl_launch.py"), agent.FLAG],
+        input=json.dumps(order._asdict()) + "\n",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=30,
+    )
+    assert done.returncode == 2 and text in done.stderr
+
+
+def test_what_is_carried_over():
+    environ = {"PATH": "p", "EPL_A": "1", "NCCL_DEBUG": "INFO", "HOME": "h", "SSH_TTY": "t", "EPL_LISTEN_FD": "3"}
+    assert sorted(ssh.carried(dict(environ, TF_CONFIG="{}"))) == ["EPL_A", "NCCL_DEBUG", "PATH"]
