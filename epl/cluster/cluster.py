@@ -323,8 +323,8 @@ def _find_job(
     if (job_name, worker_index) != ("worker", 0) and worker_index != job.worker_index:
         raise ClusterError(
             f"epl.Cluster got job_name={job_name!r}, worker_index={worker_index!r} without worker_hosts, and by "
-            f"TF_CONFIG this process is worker {job.worker_index} of {len(job.hosts)}. Give worker_hosts as well, or "
-            "leave it to TF_CONFIG."
+            f"TF_CONFIG or the scheduler this process is worker {job.worker_index} of {len(job.hosts)}. Give "
+            "worker_hosts as well, or leave worker_index out."
         )
     return job
 

@@ -47,12 +47,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = launcher_options.parse(argv)
     if options.check:
         return launcher_check.run(options)
-    if options.placement is not None:
-        return _run_by_ssh(options)
     try:
         _check_scheduler(options)
+        if options.placement is not None:
+            return _run_by_ssh(options)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
-    except (launcher_devices.DeviceError, ClusterError) as error:
+    except (launcher_devices.DeviceError, launcher_ssh.SshError, ClusterError) as error:
         return _refuse(error)
     if options.dry_run:
         _dry_run(options, devices)
@@ -75,10 +75,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _run_by_ssh(options: Options) -> int:
     console = Console(sys.stdout.buffer, sys.stdout.isatty())
-    try:
-        job = launcher_ssh.RemoteJob(options, console, Interrupts())
-    except launcher_ssh.SshError as error:
-        return _refuse(error)
+    job = launcher_ssh.RemoteJob(options, console, Interrupts())
     try:
         if options.dry_run:
             print(job.describe())

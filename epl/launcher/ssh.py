@@ -73,6 +73,7 @@ class RemoteJob:
             )
         if shutil.which("ssh") is None and not all(map(_is_here, self.machines)):
             raise SshError("there is no ssh on PATH; install OpenSSH's client")
+        self._program = _program()
         self._folder = tempfile.mkdtemp(prefix="epl-ssh-")
         self._connected = False
 
@@ -124,7 +125,7 @@ class RemoteJob:
         return f"ControlPath={self._folder}/%C"
 
     def _command(self, host: str) -> List[str]:
-        own = [sys.executable, _program(), agent.FLAG]
+        own = [sys.executable, self._program, agent.FLAG]
         if _is_here(host):
             return own
         settings = ["BatchMode=yes", f"ConnectTimeout={_CONNECT_SECONDS}", "ServerAliveInterval=15"]
@@ -207,6 +208,11 @@ class _Agent:
         output, self._pending["output"] = self._pending["output"] if self.ready else b"", b""
         return output, [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
 
+    @property
+    def unfinished(self) -> str:
+        """The last message, as long as its line has no end."""
+        return self._pending["errors"].decode("utf-8", "replace").strip()
+
     def _find_answer(self) -> None:
         """Drops what the start-up files of a shell print, up to the agent's line."""
         *lines, rest = self._pending["output"].split(b"\n")
@@ -280,6 +286,8 @@ class _Run:
     def _take_end(self, one: _Agent) -> None:
         one.ended = True
         one.close()
+        if one.unfinished:
+            self._console.say(f"{one.host}: {one.unfinished}")
         code = one.process.returncode
         if code and not self._code and self._interrupted is None:
             self._fail(code if code > 0 else 128 - code, _reason(one, code))

@@ -162,7 +162,9 @@ class TestArguments:
 
     @pytest.mark.parametrize("job_name, worker_index", [("worker", 3), ("worker", None), ("ps", 1)])
     def test_an_index_without_hosts_is_refused(self, job_name, worker_index):
-        with pytest.raises(ClusterError, match="without worker_hosts, and by TF_CONFIG this process is worker 0 of 1"):
+        with pytest.raises(
+            ClusterError, match="without worker_hosts, and by TF_CONFIG or the scheduler this process is worker 0 of 1"
+        ):
             Cluster(job_name=job_name, worker_index=worker_index, config=Config())
 
     def test_an_index_without_hosts_that_tf_config_says_too_is_taken(self, monkeypatch):

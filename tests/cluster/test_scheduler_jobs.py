@@ -63,8 +63,9 @@ def test_an_empty_tf_config_trains_each_task_alone():
     assert done.stdout.count("worker 0 of 1 at ['127.0.0.1']: weight -1.0") == 2
 
 
-def test_the_launcher_in_every_task_is_refused(tmp_path):
-    launch = ["--num_workers", 1, "--gpu_per_worker", 1, "--log_dir", tmp_path / "logs", MEAN]
+@pytest.mark.parametrize("size", [["--num_workers", 1], ["-H", "localhost:1"]])
+def test_the_launcher_in_every_task_is_refused(tmp_path, size):
+    launch = size + ["--gpu_per_worker", 1, "--log_dir", tmp_path / "logs", MEAN]
     done = start("srun", "-n", 2, "-w", "node1", sys.executable, LAUNCHER, *launch)
     assert done.returncode == 2
     assert "srun has started epl-launch as task 1 of 2, and each would start a job of its own" in done.stdout

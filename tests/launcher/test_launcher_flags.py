@@ -83,6 +83,11 @@ def test_env_sets_variables_of_the_workers(run, log):
     assert log(0) == "b=c,mine\n"
 
 
+def test_x_gives_variables_with_their_value_here_or_another_one(run, log):
+    run('echo "$A,$B"', "-x", "A", "-x", "B=2", A="1")
+    assert log(1) == "1,2\n"
+
+
 def test_debug_gives_worker_0_the_terminal_and_no_log(run, log, tmp_path):
     launch = run("echo out of $EPL_TASK_DIR", "--debug")
     assert "\nout of {}\n".format(tmp_path / "logs" / "0") in launch.output
