@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.utils.networks import CAN_MAKE, two_networks
+
 pytestmark = pytest.mark.timeout(120)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -41,6 +43,16 @@ def test_tasks_train_together(launcher, machines):
     assert done.returncode == 0, done.stdout
     for rank in (0, 1):
         assert f"{rank}: worker {rank} of 2 at {machines}: weight -1.5" in done.stdout
+
+
+@pytest.mark.skipif(not CAN_MAKE, reason="namespaces need root and iproute2")
+def test_tasks_on_two_machines_train_over_their_network():
+    with two_networks() as networks:
+        names = f"10.203.0.1={networks.own},10.203.0.2={networks.stranger}"
+        done = start("srun", "-n", 2, "-w", "10.203.0.[1-2]", sys.executable, MEAN, NETWORKS=names)
+    assert done.returncode == 0, done.stdout
+    for rank in (0, 1):
+        assert f"{rank}: worker {rank} of 2 at ['10.203.0.1', '10.203.0.2']: weight -1.5" in done.stdout
 
 
 def test_mpirun_on_several_machines_takes_the_list_of_the_user():

@@ -83,3 +83,13 @@ def test_port_can_be_given_to_a_server_that_binds_it_itself():
         listener.bind(("127.0.0.1", port.number))
         listener.listen(1)
     copy.close()
+
+
+@pytest.mark.parametrize(
+    "machine, bound",
+    [("127.0.0.2", "127.0.0.2"), ("localhost", "0.0.0.0"), ("203.0.113.9", "0.0.0.0"), ("no.such", "0.0.0.0")],
+)
+def test_a_port_for_other_machines_is_open_where_they_come_from(machine, bound):
+    port = launcher_plan.reserve_port(machine)
+    with socket.socket(fileno=port.fd) as listener:
+        assert listener.getsockname() == (bound, port.number)

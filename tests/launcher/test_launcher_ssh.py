@@ -10,6 +10,7 @@ import pytest
 
 from epl.launcher import agent, ssh
 from epl.utils.version import VERSION
+from tests.utils.networks import CAN_MAKE, two_networks
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(90)
@@ -60,10 +61,25 @@ def test_no_secret_stands_on_a_command_line(run, log, tmp_path, path):
     assert json.loads(log(0))[0]["EPL_JOB_SECRET"] not in "".join(calls(tmp_path))
 
 
-def test_workers_train_together(start, path):
+def training_script():
     with open(os.path.join(ROOT, "tests", "cluster", "jobs", "mean.py")) as source:
-        script = source.read()
-    launch = start(script, "-H", "127.0.0.2,127.0.0.3", "--show_all", name="job.py", PYTHONPATH=ROOT, **path)
+        return source.read()
+
+
+@pytest.mark.skipif(not CAN_MAKE, reason="namespaces need root and iproute2")
+def test_two_machines_train_over_their_network(start, path):
+    hosts = "10.203.0.1,10.203.0.2"
+    with two_networks() as networks:
+        names = f"10.203.0.1={networks.own},10.203.0.2={networks.stranger}"
+        flags = ["-H", hosts, "--show_all"]
+        launch = start(training_script(), *flags, name="job.py", PYTHONPATH=ROOT, NETWORKS=names, **path)
+        code = launch.wait(60)
+    assert code == 0, launch.output
+    assert "[worker 1] worker 1 of 2 at ['10.203.0.1', '10.203.0.2']: weight -1.5" in launch.output
+
+
+def test_workers_train_together(start, path):
+    launch = start(training_script(), "-H", "127.0.0.2,127.0.0.3", "--show_all", name="job.py", PYTHONPATH=ROOT, **path)
     assert launch.wait(60) == 0, launch.output
     for index in (0, 1):
         text = f"[worker {index}] worker {index} of 2 at ['127.0.0.2', '127.0.0.3']: weight -1.5"

@@ -9,13 +9,19 @@ import time
 _SECONDS = 90
 
 
-def run(environments, command):
-    """One process for each environment, its output with "rank: " before each line; returns the exit code."""
+def run(environments, machines, command):
+    """Runs one process for each environment, its output with "rank: " before each line, and ends with their exit code.
+
+    NETWORKS gives the network namespace of a machine, if it has one: "node1=name,node2=name".
+    """
+    networks = dict(entry.split("=") for entry in os.environ.get("NETWORKS", "").split(",") if entry)
     tasks = []
     for rank, environ in enumerate(environments):
-        labelled = ["sh", "-c", f'"$@" 2>&1 | sed "s/^/{rank}: /"; exit ${{PIPESTATUS[0]}}', "sh"]
-        labelled[0] = "bash"
-        tasks.append(subprocess.Popen(labelled + command, env=dict(os.environ, **environ), start_new_session=True))
+        labelled = ["bash", "-c", f'"$@" 2>&1 | sed "s/^/{rank}: /"; exit ${{PIPESTATUS[0]}}', "bash"]
+        network = networks.get(machines[rank])
+        inside = [] if network is None else ["ip", "netns", "exec", network]
+        argv = inside + labelled + command
+        tasks.append(subprocess.Popen(argv, env=dict(os.environ, **environ), start_new_session=True))
     deadline = time.monotonic() + _SECONDS
     code = 0
     while any(task.poll() is None for task in tasks):
