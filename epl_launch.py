@@ -10,6 +10,14 @@ import types
 
 def main() -> int:
     """Runs the launcher with the arguments of the command line; returns its exit code."""
+    leave_out_package_import()
+    from epl.launcher.main import main as launch
+
+    return launch()
+
+
+def leave_out_package_import() -> None:
+    """Lets modules of epl be imported without epl/__init__.py."""
     spec = importlib.util.find_spec("epl")
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError("The package epl is not installed for {}: run `pip install .`.".format(sys.executable))
@@ -17,9 +25,6 @@ def main() -> int:
     package = types.ModuleType("epl")
     package.__path__ = list(spec.submodule_search_locations)  # type: ignore[attr-defined]  # mypy: modules have one
     sys.modules["epl"] = package
-    from epl.launcher.main import main as launch
-
-    return launch()
 
 
 if __name__ == "__main__":  # how `epl-launch -H` starts its part on another machine

@@ -167,7 +167,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["epl", "epl.*"]),
     package_data={"epl": ["py.typed"]},  # mypy reads EPL's types in a user's code
-    py_modules=["epl_launch"],
+    py_modules=["epl_launch", "epl_trace"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,
     python_requires=">=3.6,<3.9",
@@ -176,7 +176,7 @@ setup(
         "gpu": ["tensorflow-gpu==1.15.5"] + TENSORFLOW_LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
     },
-    entry_points={"console_scripts": ["epl-launch=epl_launch:main"]},
+    entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},
     zip_safe=False,
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -79,7 +79,7 @@ def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
     events: List[Event] = []
     for number, device in enumerate(sorted(by_device)):
         pid = 1000 * output_files.worker_of_device(device) + number + 1
-        events += _process(pid, _title(device, roles))
+        events += _process(pid, device, roles)
         slices = [_slice(execution, roles) for execution in by_device[device]]
         slices += _spans(by_device[device], action_of)
         events += _threads(pid, slices)
@@ -88,26 +88,20 @@ def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
     return events
 
 
-def write(metadata: tf.RunMetadata, tf_graph: tf.Graph, path: str) -> str:
+def write(metadata: tf.RunMetadata, tf_graph: tf.Graph, path: str, run: int) -> str:
     """Writes the trace of a step to a file; returns its path.
+
+    Args:
+      metadata: the record of the step.
+      tf_graph: the graph of the session.
+      path: of the file.
+      run: number of the run, by which `merged_trace.py` tells which traces of workers belong together.
 
     Raises:
       ValueError: the run was not traced.
     """
-    return _write(trace_events(metadata, tf_graph), path)
-
-
-def merge(paths: Iterable[str], path: str) -> str:
-    """Puts the traces that several workers wrote of one step into one file; returns its path."""
-    events: List[Event] = []
-    for one in paths:
-        with open(one) as source:
-            events += json.load(source)["traceEvents"]
-    return _write(events, path)
-
-
-def _write(events: List[Event], path: str) -> str:
-    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})  # one call: json.dump takes five times as long
+    trace = {"traceEvents": trace_events(metadata, tf_graph), "displayTimeUnit": "ms", "otherData": {"run": run}}
+    text = json.dumps(trace)  # one call: json.dump takes five times as long
     with open(path, "w") as target:
         target.write(text)
     return path
@@ -167,6 +161,7 @@ def _slice(execution: Execution, roles: Roles) -> _Slice:
             args[key] = value
     if role.communicator:
         args["communicator"] = role.communicator
+        args["key"] = role.key
     lane = _lane(role) if not execution.stream else _Lane((len(_ORDER), 0, 0, execution.stream), execution.stream)
     return _Slice(lane, execution.op, role.kind, execution.start_ns, execution.end_ns, args)
 
@@ -184,9 +179,10 @@ def _lane(role: Role) -> _Lane:
     return _Lane((_ORDER[kind], role.stage or 0, copy, ""), ", ".join(words + [kind]))
 
 
-def _process(pid: int, title: str) -> List[Event]:
+def _process(pid: int, device: str, roles: Roles) -> List[Event]:
+    args = {"name": _title(device, roles), **output_files.origin_of_device(device)}
     return [
-        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": title}},
+        {"ph": "M", "name": "process_name", "pid": pid, "args": args},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
     ]
 

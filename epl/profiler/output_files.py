@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Tuple
+from typing import Any, Dict, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -42,6 +42,13 @@ def title_of_device(device: str) -> str:
     """A device for people: `CPU:0`, in a job of several workers `worker 1 CPU:0`."""
     local = re.sub(r"^.*/device:", "", device).strip("/").replace("/", " ")
     return f"worker {worker_of_device(device)} {local}" if this_worker()[1] > 1 else local
+
+
+def origin_of_device(device: str) -> Dict[str, Any]:
+    """The worker and the machine of a device, whose clock its times are of, as arguments of an event."""
+    cluster = Env.get().cluster
+    worker = worker_of_device(device)
+    return {"worker": worker, "machine": "" if cluster is None else cluster.machines[worker]}
 
 
 def file_part(title: str) -> str:

@@ -39,6 +39,7 @@ class Role(NamedTuple):
       stage: None in a model of one stage, and if it is not known.
       micro_batch: None for what runs once per step.
       communicator: of a collective, else "".
+      key: of a collective, the same on each of its ranks, else "".
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Role(NamedTuple):
     stage: Optional[int]
     micro_batch: Optional[int]
     communicator: str
+    key: str = ""
 
 
 _PHASES = {Phase.BACKWARD.encode(): RoleKind.BACKWARD, Phase.APPLY.encode(): RoleKind.UPDATE}
@@ -102,12 +104,12 @@ class Roles:
         if op_type == "RecvTensor":
             return Role(RoleKind.TRANSFER, replica, stage, None, "")
         node = self._view.nodes[self._view.index[op]] if op in self._view.index else None
-        communicator = ""
+        communicator = key = ""
         if node is not None and node.op in COLLECTIVE_OP_TYPES:
-            communicator = node.attr["communicator"].s.decode()
+            communicator, key = (node.attr[name].s.decode() for name in ("communicator", "key"))
         varies = self.rewrite is not None and (name in self.rewrite.micro_batched or copy > 0)
         kind = RoleKind.COLLECTIVE if communicator else self._kind(op, name)
-        return Role(kind, replica, stage, copy if varies else None, communicator)
+        return Role(kind, replica, stage, copy if varies else None, communicator, key)
 
     def _kind(self, op: str, name: str) -> str:
         if name in self._recomputed:

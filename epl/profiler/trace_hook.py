@@ -18,7 +18,7 @@ class TraceHook(TracedRunsHook):
         tf.train.MonitoredTrainingSession(hooks=[TraceHook(save_steps=10, max_steps=10)])
 
     For each traced run n it writes `trace_step_<n>.json`, in a job of several workers each its own
-    `trace_step_<n>_worker_<w>.json`; `chrome_trace.merge` puts those of one step together.
+    `trace_step_<n>_worker_<w>.json`; `epl-trace merge` joins those of one run.
     """
 
     def __init__(self, save_steps: int = 1, max_steps: int = 5, output_dir: str = output_files.DEFAULT_FOLDER) -> None:
@@ -70,4 +70,4 @@ def trace_step(
 
 def _write(metadata: tf.RunMetadata, tf_graph: tf.Graph, folder: str, step: int) -> None:
     path = os.path.join(folder, output_files.own_file(f"trace_step_{step}", ".json"))
-    logger.info("The timeline of run %d is in %s", step, chrome_trace.write(metadata, tf_graph, path))
+    logger.info("The timeline of run %d is in %s", step, chrome_trace.write(metadata, tf_graph, path, step))

@@ -64,5 +64,9 @@ class PlanMismatchError(PlanError):
     """The processes of the job built different models, so their collectives would not meet."""
 
 
+class TraceError(EplError, ValueError):
+    """A file is no trace, or traces do not fit together."""
+
+
 class FeedError(EplError, ValueError):
     """A fed value cannot be divided among the replicas."""

@@ -48,6 +48,9 @@ COMMANDS = {
     "--secret_file job.key train.py": (
         "tests/launcher/test_launcher_secret.py::test_a_secret_file_reaches_the_worker_as_a_path"
     ),
+    "epl-trace merge trace_step_2.json epl_profile/trace_step_2_worker_*.json": (
+        "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"
+    ),
     "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
     'pip install ".[cpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
     'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",

@@ -120,14 +120,6 @@ def test_ops_that_run_together_share_a_lane_of_several_threads():
     assert [[(each.start_ns, each.end_ns) for each in row] for row in rows] == [[(0, 5), (5, 7), (8, 9)], [(3, 9)]]
 
 
-def test_traces_of_several_workers_are_put_together(tmp_path):
-    for worker in (0, 1):
-        (tmp_path / f"{worker}.json").write_text(json.dumps({"traceEvents": [{"ph": "M", "pid": worker}]}))
-    path = chrome_trace.merge([str(tmp_path / "0.json"), str(tmp_path / "1.json")], str(tmp_path / "both.json"))
-    with open(path) as source:
-        assert [event["pid"] for event in json.load(source)["traceEvents"]] == [0, 1]
-
-
 def test_a_run_that_was_not_traced_is_refused():
     text = error_text(chrome_trace.trace_events, tf.RunMetadata(), tf.Graph())
     assert text.startswith("ValueError") and "FULL_TRACE" in text

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from epl.profiler import chrome_trace
+from epl.profiler import merged_trace
 from tests.runtime.spanning import FOUR_WORKERS, Nursery, codes, outputs
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "profiled.py")
@@ -21,11 +21,16 @@ def nursery():
         yield started
 
 
-def run(nursery, folder, workers, stages):
+def run(nursery, folder, workers, stages, machines=FOUR_WORKERS):
     """Runs a job; what its workers logged."""
-    finished = nursery.run(SCRIPT, [str(folder / "out"), str(stages)], folder, FOUR_WORKERS[:workers])
+    finished = nursery.run(SCRIPT, [str(folder / "out"), str(stages)], folder, machines[:workers])
     assert codes(finished) == [0] * workers, outputs(finished)
     return [worker.output for worker in finished]
+
+
+def traces(folder, workers):
+    """The traces that the workers wrote of run 2."""
+    return [str(folder / "out" / f"trace_step_2_worker_{worker}.json") for worker in range(workers)]
 
 
 def processes(folder, name):
@@ -51,9 +56,16 @@ def test_workers_with_replicas_write_their_own_files(nursery, tmp_path):
         "trace_step_2_worker_1.json",
     ]
     assert [len(found) for found in models(logs)] == [1, 0]
-    parts = [str(tmp_path / "out" / f"trace_step_2_worker_{worker}.json") for worker in (0, 1)]
-    chrome_trace.merge(parts, str(tmp_path / "out" / "both.json"))
+    merged = merged_trace.merge(traces(tmp_path, 2), str(tmp_path / "out" / "both.json"))
     assert processes(tmp_path, "both.json")[0] == ["worker 0 CPU:0, replica 0", "worker 1 CPU:0, replica 1"]
+    assert merged.shifts == ()  # one machine has one clock
+
+
+def test_clocks_of_machines_are_aligned_by_collectives(nursery, tmp_path):
+    machines = ["127.0.0.1", "127.0.0.2"]
+    run(nursery, tmp_path, 2, 1, machines)
+    ((clock, shift_us, _, collectives),) = merged_trace.merge(traces(tmp_path, 2), str(tmp_path / "both.json")).shifts
+    assert (clock, shift_us) == (machines[1], 0.0) and collectives > 0  # in truth they share a clock
 
 
 def test_a_session_that_spans_workers_shows_all_of_its_devices(nursery, tmp_path):
