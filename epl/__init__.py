@@ -15,10 +15,12 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
+from epl.profiler.step_stats_hook import StepStatsHook
 from epl.strategies import replicate, split
 from epl.utils.version import VERSION
 
 __all__ = [
-    "Cluster", "Config", "Env", "Graph", "GraphKeys", "VERSION", "add_to_collection", "executing_eagerly",
-    "get_all_collections", "get_collection", "init", "keep_whole", "replicate", "set_default_strategy", "split",
+    "Cluster", "Config", "Env", "Graph", "GraphKeys", "StepStatsHook", "VERSION", "add_to_collection",
+    "executing_eagerly", "get_all_collections", "get_collection", "init", "keep_whole", "replicate",
+    "set_default_strategy", "split",
 ]  # fmt: skip

@@ -64,12 +64,7 @@ def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
     Raises:
       ValueError: the run was not traced.
     """
-    ran = step_stats.executions(metadata)
-    if not ran:
-        raise ValueError(
-            "The tf.RunMetadata has no step_stats: pass options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) "
-            "and run_metadata to Session.run."
-        )
+    ran = step_stats.traced_executions(metadata)
     roles = Roles(tf_graph)
     action_of = _actions_of(roles)
     by_device: Dict[str, List[Execution]] = {}

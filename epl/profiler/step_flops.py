@@ -23,6 +23,7 @@ _FUSED = {
 }
 _SENDS = frozenset(["_Send", "_HostSend"])
 _RECEIVES = frozenset(["_Recv", "_HostRecv"])
+TRANSFERS = _SENDS | _RECEIVES  # between devices of a process, in the graph as TensorFlow runs it
 _MATMULS = frozenset(["MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2"])
 _OF_MODEL = frozenset([RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE, RoleKind.OTHER])
 _UNKNOWN = TensorType(None, tf.float32)

@@ -86,6 +86,21 @@ def trace(session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]]
     return executions(run(session, fetches, feed_dict)[1])
 
 
+def traced_executions(metadata: tf.RunMetadata) -> List[Execution]:
+    """All executions, by start; at least one.
+
+    Raises:
+      ValueError: the run was not traced.
+    """
+    found = executions(metadata)
+    if not found:
+        raise ValueError(
+            "The tf.RunMetadata has no step_stats: pass options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) "
+            "and run_metadata to Session.run."
+        )
+    return found
+
+
 def executions(metadata: tf.RunMetadata) -> List[Execution]:
     """All executions, by start."""
     found = []

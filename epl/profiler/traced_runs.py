@@ -7,6 +7,17 @@ import tensorflow.compat.v1 as tf
 from epl.profiler import step_stats
 
 
+def check_counts(hook: tf.train.SessionRunHook, **counts: Any) -> None:
+    """Checks arguments of a hook that count something.
+
+    Raises:
+      ValueError: one of them is not a number of at least 1.
+    """
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} of {type(hook).__name__} is {value!r}: expected 1 or more.")
+
+
 class TracedRunsHook(tf.train.SessionRunHook):
     """Traces every `save_steps`th run of a session until `max_steps` runs have been made.
 
@@ -22,9 +33,7 @@ class TracedRunsHook(tf.train.SessionRunHook):
         Raises:
           ValueError: they are not numbers of at least 1, or no run would be traced.
         """
-        for name, value in (("save_steps", save_steps), ("max_steps", max_steps)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} of {type(self).__name__} is {value!r}: expected 1 or more.")
+        check_counts(self, save_steps=save_steps, max_steps=max_steps)
         if save_steps > max_steps:
             raise ValueError(
                 "{} would trace no run: save_steps is {} and max_steps {}. Give max_steps at least the value of "

@@ -51,6 +51,7 @@ COMMANDS = {
     "epl-trace merge trace_step_2.json epl_profile/trace_step_2_worker_*.json": (
         "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"
     ),
+    "tensorboard --logdir logs": "excused: TensorBoard's, not ours",
     "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
     'pip install ".[cpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
     'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",

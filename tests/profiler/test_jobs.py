@@ -7,9 +7,12 @@ import re
 import pytest
 
 from epl.profiler import merged_trace
+from tests.profiler.event_files import steps, values
 from tests.runtime.spanning import FOUR_WORKERS, Nursery, codes, outputs
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "profiled.py")
+JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs")
+SCRIPT = os.path.join(JOBS, "profiled.py")
+SUMMARIES = os.path.join(JOBS, "summaries.py")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,9 +24,9 @@ def nursery():
         yield started
 
 
-def run(nursery, folder, workers, stages, machines=FOUR_WORKERS):
+def run(nursery, folder, workers, stages, machines=FOUR_WORKERS, script=SCRIPT):
     """Runs a job; what its workers logged."""
-    finished = nursery.run(SCRIPT, [str(folder / "out"), str(stages)], folder, machines[:workers])
+    finished = nursery.run(script, [str(folder / "out"), str(stages)], folder, machines[:workers])
     assert codes(finished) == [0] * workers, outputs(finished)
     return [worker.output for worker in finished]
 
@@ -81,3 +84,21 @@ def test_a_session_that_spans_workers_shows_all_of_its_devices(nursery, tmp_path
     ((one,), others) = models(logs)
     matmul = 2 * 4 * 16 * 16  # of four rows; two forward, three backward
     assert float(one) * 1e9 == pytest.approx(5 * matmul + 12 * 2 * 17 * 16, rel=0.1) and not others
+
+
+def test_workers_write_summaries_of_their_own_devices_and_worker_0_those_of_the_job(nursery, tmp_path):
+    run(nursery, tmp_path, 2, 1, script=SUMMARIES)
+    both = {"epl/exposed_communication", "epl/peak_memory_mb/worker_0_CPU_0"}
+    assert set(values(tmp_path / "out")) == both | {"epl/loss", "epl/samples_per_second"}
+    others = values(tmp_path / "out" / "worker_1")
+    assert set(others) == {"epl/exposed_communication", "epl/peak_memory_mb/worker_1_CPU_0"}
+    assert steps(tmp_path / "out", "loss") == [1, 3] and steps(tmp_path / "out", "exposed_communication") == [2, 4]
+
+
+def test_a_session_that_spans_workers_writes_summaries_of_all_devices(nursery, tmp_path):
+    run(nursery, tmp_path, 2, 2, script=SUMMARIES)
+    assert {tag for tag in values(tmp_path / "out") if "memory" in tag} == {
+        "epl/peak_memory_mb/worker_0_CPU_0",
+        "epl/peak_memory_mb/worker_1_CPU_0",
+    }
+    assert steps(tmp_path / "out", "samples_per_second") == [3]

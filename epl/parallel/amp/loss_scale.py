@@ -46,6 +46,7 @@ class LossScale:
     """The factor of the objective's gradients: one for all calls of tf.gradients of a graph.
 
     Attributes:
+      value: `amp.loss_scale`: "dynamic", or the fixed scale.
       is_dynamic: whether it adapts.
       scale, good_steps: its variables, if it is dynamic.
       updates: its updates by the calls of apply_gradients, in the order in which they were built.
@@ -54,7 +55,7 @@ class LossScale:
     def __init__(self, graph: Graph, value: Union[str, float]) -> None:
         self.is_dynamic = value == "dynamic"
         self.taskgraph = graph.taskgraphs[0].index
-        self._value = value
+        self.value = value
         self.updates: List[ScaleUpdate] = []
         if self.is_dynamic:
             with tf.control_dependencies(None), tf.name_scope(None), in_taskgraph(graph.tf_graph, self.taskgraph):
@@ -65,7 +66,7 @@ class LossScale:
         """The value; None if it is 1."""
         if self.is_dynamic:
             return self.scale.read_value()
-        return None if self._value == 1.0 else tf.constant(self._value, tf.float32, name="loss_scale")
+        return None if self.value == 1.0 else tf.constant(self.value, tf.float32, name="loss_scale")
 
     def update(self, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
         """The op that adapts the scale after a step, and the value before; noted in `updates`."""
