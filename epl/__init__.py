@@ -10,7 +10,15 @@ The public names, nothing else.
 
 from tensorflow.compat.v1 import executing_eagerly
 
-from epl.api import add_to_collection, get_all_collections, get_collection, init, keep_whole, set_default_strategy
+from epl.api import (
+    add_to_collection,
+    explain,
+    get_all_collections,
+    get_collection,
+    init,
+    keep_whole,
+    set_default_strategy,
+)
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
@@ -21,6 +29,6 @@ from epl.utils.version import VERSION
 
 __all__ = [
     "Cluster", "Config", "Env", "Graph", "GraphKeys", "StepStatsHook", "VERSION", "add_to_collection",
-    "executing_eagerly", "get_all_collections", "get_collection", "init", "keep_whole", "replicate",
+    "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "replicate",
     "set_default_strategy", "split",
 ]  # fmt: skip

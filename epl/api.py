@@ -1,7 +1,7 @@
 """The public functions: epl.init, the default strategy, the output collections."""
 
 import logging
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -9,6 +9,7 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
+from epl.profiler import explanation_report
 from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.strategies.context import StrategyContext
@@ -54,6 +55,7 @@ def init(config: Optional[Config] = None) -> None:
         _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
     env.init(config, Cluster(layout=layout, config=config), StrategyContext())
+    env.explain = explanation_report.print_at_first_run
     hooks.install()
 
 
@@ -89,6 +91,25 @@ def set_default_strategy(strategy: Replicate) -> None:
     if not env.is_ready:
         raise AnnotationError("epl.set_default_strategy was called before epl.init(). Call epl.init() first.")
     env.strategy_context.set_default(strategy)
+
+
+def explain(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None) -> None:
+    """Prints what EPL makes of the model in the default graph: TaskGraphs, memory, schedule, communication, features.
+
+    Nothing is run. A graph that did not run yet is rewritten, as its first `Session.run` would do; in a job of several
+    workers each of them makes the call then, and worker 0 prints.
+
+    Args:
+      fetches: the training op; by default what `minimize` or `apply_gradients` made.
+      feed_dict: what would be fed: tensor -> an array, or a tf.TensorShape in its place. A batch that stays open counts
+        as 32.
+
+    Raises:
+      AnnotationError: the graph has no annotated model, or it has no gradients.
+      PlanError: the graph cannot be rewritten as asked.
+      FeedError: the feeds cannot be divided among replicas and micro batches.
+    """
+    explanation_report.print_explanation(fetches, feed_dict)
 
 
 def add_to_collection(tensor_or_list: Union[tf.Tensor, Sequence[tf.Tensor]], graph_key: str) -> None:

@@ -118,7 +118,7 @@ def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
 
 
 def test_the_names_of_the_package() -> None:
-    names = "Cluster Config Env Graph GraphKeys StepStatsHook VERSION add_to_collection executing_eagerly "
+    names = "Cluster Config Env Graph GraphKeys StepStatsHook VERSION add_to_collection executing_eagerly explain "
     names += "get_all_collections get_collection init keep_whole replicate set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)

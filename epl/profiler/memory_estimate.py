@@ -6,7 +6,7 @@ they have for the session.
 
 import logging
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,7 +15,7 @@ from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.amp import gradients as amp
 from epl.profiler.estimate import what_if
-from epl.profiler.estimate.estimate import MemoryEstimate, StepGraph, estimate, prepare
+from epl.profiler.estimate.estimate import MemoryEstimate, StepEstimate, StepGraph, estimate, prepare
 from epl.profiler.estimate.report import describe
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.run_plan import RunPlanner
@@ -24,6 +24,22 @@ from epl.utils import tf_compat
 logger = logging.getLogger("epl")
 
 Shapes = Dict[str, Tuple[int, ...]]
+
+
+class PreparedRun(NamedTuple):
+    """What a `Session.run` would do.
+
+    Attributes:
+      graph: the graph that runs.
+      step: its program.
+      ops: names of the ops that are asked for, those of other replicas included.
+      fed: name of a tensor that is fed -> shape of the value.
+    """
+
+    graph: StepGraph
+    step: StepEstimate
+    ops: List[str]
+    fed: Shapes
 
 
 class MemoryEstimateHook(tf.train.SessionRunHook):
@@ -60,15 +76,22 @@ def memory_estimate(
       PlanError: the graph cannot be rewritten as asked.
       FeedError: the feeds cannot be divided among replicas and micro batches.
     """
+    run = prepare_run(fetches, feed_dict, threads)
+    found = estimate(run.graph, run.step)
+    if not advise:
+        return found
+    return found._replace(changes=what_if.changes(run.graph, run.step, found, run.ops, run.fed))
+
+
+def prepare_run(fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, threads: Optional[int] = None) -> PreparedRun:
+    """What a run of the default graph would do, the input of an estimate; arguments and errors as `memory_estimate`."""
     tf_graph = tf.get_default_graph()
     transformation.transform(tf_graph)
     elements = [tf_graph.as_graph_element(item) for item in tf.nest.flatten(fetches) if item is not None]
     feeds = _arrays(tf_graph, feed_dict or {})
     names, fed = _step(tf_graph, elements, feeds)
     graph = StepGraph(tf_graph)
-    step = prepare(graph, names, fed, threads or os.cpu_count() or 1)
-    found = estimate(graph, step)
-    return found._replace(changes=what_if.changes(graph, step, found, names, fed)) if advise else found
+    return PreparedRun(graph, prepare(graph, names, fed, threads or os.cpu_count() or 1), names, fed)
 
 
 def _arrays(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:

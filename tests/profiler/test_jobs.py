@@ -12,6 +12,7 @@ from tests.runtime.spanning import FOUR_WORKERS, Nursery, codes, outputs
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs")
 SCRIPT = os.path.join(JOBS, "profiled.py")
+EXPLAINED = os.path.join(JOBS, "explained.py")
 SUMMARIES = os.path.join(JOBS, "summaries.py")
 
 pytestmark = pytest.mark.timeout(120)
@@ -102,3 +103,28 @@ def test_a_session_that_spans_workers_writes_summaries_of_all_devices(nursery, t
         "epl/peak_memory_mb/worker_1_CPU_0",
     }
     assert steps(tmp_path / "out", "samples_per_second") == [3]
+
+
+def explained(nursery, folder, stages, when):
+    """What the two workers of a job wrote that explains its model."""
+    finished = nursery.run(EXPLAINED, [str(folder), str(stages), when], folder, FOUR_WORKERS[:2])
+    assert codes(finished) == [0, 0], outputs(finished)
+    return [worker.output for worker in finished]
+
+
+@pytest.mark.parametrize("when", ["before", "in session", "first run"])
+def test_worker_0_explains_the_replicas_of_a_job(nursery, tmp_path, when):
+    first, other = explained(nursery, tmp_path, 1, when)
+    assert first.count("TaskGraphs, on one replica") == 1 and "worker 0 CPU:0, worker 1 CPU:0" in first
+    assert "all-reduce" in first and "TaskGraphs" not in other
+
+
+@pytest.mark.parametrize("when", ["in session", "first run"])
+def test_a_pipeline_over_workers_is_explained_in_its_session(nursery, tmp_path, when):
+    first, other = explained(nursery, tmp_path, 2, when)
+    assert re.search(r"worker 0 CPU:0 +worker 1 CPU:0 +\d", first) and "TaskGraphs" not in other
+
+
+def test_a_pipeline_over_workers_is_not_explained_before_its_session(nursery, tmp_path):
+    finished = nursery.run(EXPLAINED, [str(tmp_path), "2", "before"], tmp_path, FOUR_WORKERS[:2])
+    assert codes(finished)[0] == 1 and "epl.explain() and estimates work within it" in finished[0].output

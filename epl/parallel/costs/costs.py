@@ -90,6 +90,7 @@ def node_costs(
     nodes: Collection[int],
     device_type: str = "cpu",
     known: Optional[Mapping[str, Sequence[Optional[int]]]] = None,
+    types: Optional[Types] = None,
 ) -> Costs:
     """The costs of `nodes`.
 
@@ -99,9 +100,12 @@ def node_costs(
       nodes: the nodes of a forward pass, with all their ancestors.
       device_type: a key of MACHINES.
       known: name of a tensor of a data source -> its shape, where the graph leaves it open.
+      types: shapes and dtypes of the nodes and of their producers, where they have been found before.
     """
     machine = MACHINES[device_type]
-    types, notes = costs_shapes.output_types(tf_graph, view, nodes, known)
+    notes: List[str] = []
+    if types is None:
+        types, notes = costs_shapes.output_types(tf_graph, view, nodes, known)
     frames = costs_loops.loop_frames(view)
     folding = Folding(view, types)
     counts = costs_loops.trip_counts(view, folding, frames) if frames else {}

@@ -99,7 +99,8 @@ def refuse_local_session() -> NoReturn:
     """Raises PlanError for a session that lacks the devices of other workers."""
     raise PlanError(
         "The stages of the model lie in several workers, and the session was opened before they were annotated: it "
-        "has this worker's devices alone. Open the session after the model is built."
+        "has this worker's devices alone, or there is none yet. Open the session after the model is built; "
+        "epl.explain() and estimates work within it."
     )
 
 

@@ -1,9 +1,10 @@
-"""The message to the user when a graph is rewritten: one line on standard error, by worker 0; the plan on request.
+"""The message to the user when a graph is rewritten: one line on standard error, by worker 0; tables on request.
 
     EPL: 4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 5 buckets; EPL_EXPLAIN=1 for the plan
 
-`EPL_EXPLAIN=1` adds the plan, `EPL_EXPLAIN=0` leaves the line out. If the script shows the logger `epl` at level INFO,
-every worker logs line and plan there instead; a level above INFO, set for that logger, leaves them out.
+`EPL_EXPLAIN=1` adds the tables of `epl.explain()` when the graph is rewritten, `EPL_EXPLAIN=0` leaves the line out. If
+the script shows the logger `epl` at level INFO, every worker logs line and plan there instead of the line; a level
+above INFO, set for that logger, leaves them out.
 """
 
 import logging
@@ -17,6 +18,7 @@ from epl.parallel.plan.plan import Plan
 logger = logging.getLogger("epl")
 
 _EXPLAIN = "EPL_EXPLAIN"
+_ON, _OFF = ("1", "true", "yes"), ("0", "false", "no")
 
 
 def tell(plan: Plan, cluster: Cluster) -> None:
@@ -25,13 +27,21 @@ def tell(plan: Plan, cluster: Cluster) -> None:
     By default Python shows only warnings, and the setup of logging is the script's. So the line goes to standard error,
     unless the logger shows it.
     """
-    wanted = os.environ.get(_EXPLAIN, "").strip().lower()
+    wanted = _wish()
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", summary(plan, cluster))
         logger.info("%s", plans.describe(plan))
-    elif cluster.worker_index == 0 and logger.level <= logging.INFO and wanted not in ("0", "false", "no"):
-        hint = f"; {_EXPLAIN}=1 for the plan" if not wanted else "\n" + plans.describe(plan)
-        sys.stderr.write(f"EPL: {summary(plan, cluster)}{hint}\n")
+    elif cluster.worker_index == 0 and logger.level <= logging.INFO and wanted not in _OFF + _ON:
+        sys.stderr.write(f"EPL: {summary(plan, cluster)}; {_EXPLAIN}=1 for the plan\n")
+
+
+def wants_tables(cluster: Cluster) -> bool:
+    """Whether this process prints the tables of a graph once it is rewritten; their title is the line of `tell`."""
+    return cluster.worker_index == 0 and _wish() in _ON
+
+
+def _wish() -> str:
+    return os.environ.get(_EXPLAIN, "").strip().lower()
 
 
 def summary(plan: Plan, cluster: Cluster) -> str:

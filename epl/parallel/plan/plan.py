@@ -239,34 +239,51 @@ def _describe_transfers(group: GradientGroup) -> str:
 
 def describe(plan: Plan) -> str:
     """The plan in a few lines, for people."""
-    lines = [
-        "{}: {} over {} worker(s) = {} replica(s) of {} stage(s) on {}, gradients by {}{}".format(
-            plan.name,
-            plan.stages[0].strategy,
-            plan.workers,
-            world_size(plan),
-            len(plan.stages),
-            plan.device_type,
-            plan.reduce_method,
-            "" if plan.fp16_scale is None else f" as float16 x {plan.fp16_scale}",
-        )
-    ]
-    readers = sorted({part.reader for part in plan.batch_parts})
-    for reader in readers:
+    first = "{}: {} over {} worker(s) = {} replica(s) of {} stage(s) on {}, gradients by {}{}".format(
+        plan.name,
+        plan.stages[0].strategy,
+        plan.workers,
+        world_size(plan),
+        len(plan.stages),
+        plan.device_type,
+        plan.reduce_method,
+        "" if plan.fp16_scale is None else f" as float16 x {plan.fp16_scale}",
+    )
+    parts = (describe_batches(plan), _describe_stages(plan), describe_features(plan), describe_gradients(plan))
+    return "\n".join([first] + ["  " + line for part in parts for line in part])
+
+
+def describe_batches(plan: Plan) -> List[str]:
+    """Which ranks divide a batch, in lines for a person."""
+    lines = []
+    for reader in sorted({part.reader for part in plan.batch_parts}):
         ranks = [rank for rank, part in enumerate(plan.batch_parts) if part.reader == reader]
         if len(ranks) > 1:
-            lines.append("  ranks {} divide the batch that rank {} reads".format(", ".join(map(str, ranks)), reader))
-    if len(plan.stages) > 1:
-        for number, stage in enumerate(plan.stages):
-            lines.append("  stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices)))
-        lines += ["  " + line for line in plan.schedule.splitlines()]
-    lines += ["  " + line for one in plan.features for line in one.describe()]
-    for group in plan.groups:
-        lines.append(
-            "  {}: {} gradients ({} sparse) {}".format(
-                group.name, len(group.reductions), sum(r.sparse for r in group.reductions), _describe_transfers(group)
-            )
+            lines.append("ranks {} divide the batch that rank {} reads".format(", ".join(map(str, ranks)), reader))
+    return lines
+
+
+def _describe_stages(plan: Plan) -> List[str]:
+    if len(plan.stages) == 1:
+        return []
+    stages = [
+        "stage {}: {} on {}".format(number, stage.strategy, ", ".join(stage.devices))
+        for number, stage in enumerate(plan.stages)
+    ]
+    return stages + plan.schedule.splitlines()
+
+
+def describe_features(plan: Plan) -> List[str]:
+    """The decisions of the features in use, in lines for a person."""
+    return [line for one in plan.features for line in one.describe()]
+
+
+def describe_gradients(plan: Plan) -> List[str]:
+    """The groups of gradients and the merged outputs, in lines for a person."""
+    lines = [
+        "{}: {} gradients ({} sparse) {}".format(
+            group.name, len(group.reductions), sum(r.sparse for r in group.reductions), _describe_transfers(group)
         )
-    for output in plan.outputs:
-        lines.append(f"  output {output.tensor}: {output.scope} {output.merge}")
-    return "\n".join(lines)
+        for group in plan.groups
+    ]
+    return lines + [f"output {output.tensor}: {output.scope} {output.merge}" for output in plan.outputs]

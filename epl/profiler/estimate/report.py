@@ -2,6 +2,7 @@
 
 from typing import List, Sequence
 
+from epl.profiler import tables
 from epl.profiler.estimate.estimate import DeviceMemory, MemoryEstimate
 
 _COLUMNS = ("weights", "slots", "gradients", "activations", "communication", "updates", "peak")
@@ -11,11 +12,8 @@ def describe(estimate: MemoryEstimate) -> str:
     """A line per device, in MB of 10^6 bytes; changes that would lower the largest peak; and the assumptions."""
     rows: List[Sequence[str]] = [("device",) + _COLUMNS + ("at",)]
     rows += [_row(device) for device in estimate.devices]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["Memory of a step in MB, at the worst moment of each device (estimate):"]
-    for row in rows:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
-        lines.append("  " + "  ".join(cells + [row[-1]]).rstrip())
+    lines += ["  " + line for line in tables.aligned(rows, left=(0, len(rows[0]) - 1))]
     peak = max(device.peak for device in estimate.devices)
     for change in estimate.changes:
         lines.append(

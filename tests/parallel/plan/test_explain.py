@@ -9,6 +9,7 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.parallel.plan import explain
 from epl.parallel.plan.sections import SplitSection
+from epl.profiler import explanation_report
 from tests.parallel.in_process import Linear
 from tests.parallel.plan.test_plan import example
 
@@ -42,10 +43,28 @@ def test_one_line_says_what_a_graph_becomes(trained):
     assert trained() == [LINE + HINT]
 
 
-def test_the_plan_follows_on_request(trained, monkeypatch):
+def test_the_tables_follow_on_request(trained, monkeypatch):
     monkeypatch.setenv("EPL_EXPLAIN", "1")
     lines = trained()
-    assert lines[0] == LINE and lines[2] == "  apply0: 1 gradients (0 sparse) in 1 transfer(s)"
+    assert lines[0] == LINE and lines[2].startswith("TaskGraphs") and sum(line == LINE for line in lines) == 1
+    assert "  apply0: 1 gradients (0 sparse) in 1 transfer(s)" in lines
+
+
+def test_a_model_that_cannot_be_explained_trains(trained, monkeypatch, caplog):
+    def fail(*_):
+        raise ValueError("odd")
+
+    monkeypatch.setenv("EPL_EXPLAIN", "1")
+    monkeypatch.setattr(explanation_report, "explanation", fail)
+    assert not [line for line in trained() if line.startswith("TaskGraphs")]
+    assert "cannot explain the model (ValueError('odd'" in caplog.text
+
+
+def test_tables_do_not_take_the_place_of_the_log(trained, monkeypatch, caplog):
+    monkeypatch.setenv("EPL_EXPLAIN", "1")
+    caplog.set_level(logging.INFO, "epl")
+    assert trained()[0] == LINE
+    assert [record.message for record in caplog.records].count(LINE[len("EPL: ") :]) == 1
 
 
 def test_the_line_can_be_left_out(trained, monkeypatch):
@@ -60,6 +79,12 @@ def test_a_log_that_shows_information_has_it_instead(trained, caplog):
     caplog.set_level(logging.INFO, "epl")
     assert trained() == []
     assert [record.message for record in caplog.records].count(LINE[len("EPL: ") :]) == 1
+
+
+@pytest.mark.parametrize("value, worker, wants", [("1", 0, True), ("1", 1, False), ("0", 0, False), ("", 0, False)])
+def test_worker_0_wants_tables(value, worker, wants, monkeypatch):
+    monkeypatch.setenv("EPL_EXPLAIN", value)
+    assert explain.wants_tables(cluster(worker)) == wants
 
 
 @pytest.mark.parametrize("worker, says", [(0, True), (1, False)])
