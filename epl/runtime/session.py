@@ -5,14 +5,14 @@ import logging
 import os
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Sequence, Type
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Type
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ops.job import Job
-from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.context import RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue
@@ -309,14 +309,20 @@ class GraphRunner:
         rewrite = self.rewrite
         if state.replicas_current or rewrite.local_replicas == 1:
             return
-        missing = {sync.variable for sync in self._uninitialized(session)}
-        copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
-        if copies:
-            self._raw(session, None, self._ops(copies), [], {}, None, None)
+        try:
+            self._copy(session, rewrite.syncs)
+        except tf.errors.FailedPreconditionError:  # rare; to ask first would make TensorFlow prepare one more run
+            missing = {sync.variable for sync in self._uninitialized(session)}
+            self._copy(session, [sync for sync in rewrite.syncs if sync.variable not in missing])
         # What has no value yet gets one by an initializer, after which all are copied again.
         state.replicas_current = True
 
-    def _uninitialized(self, session: tf.Session) -> List[Any]:
+    def _copy(self, session: tf.Session, syncs: Iterable[VariableSync]) -> None:
+        copies = [copy for sync in syncs for copy in sync.copies]
+        if copies:
+            self._raw(session, None, self._ops(copies), [], {}, None, None)
+
+    def _uninitialized(self, session: tf.Session) -> List[VariableSync]:
         syncs = self.rewrite.syncs
         checks = [op.outputs[0] for op in self._ops([sync.is_initialized for sync in syncs])]
         values = self._raw(session, None, [], checks, {}, None, None)

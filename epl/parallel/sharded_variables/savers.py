@@ -85,7 +85,7 @@ def complete_savers(
         for op in [op for op in new if op.type == "SaveV2"]:
             completed = _completed_save(op, slices, parts)
             if completed is not None:
-                wait_instead(op, completed)
+                wait_instead({op: completed})
                 replaced[op] = completed
         _complete_restores([op for op in new if op.type in op_types.PLAIN_ASSIGNS], slices)
     return replaced

@@ -23,7 +23,7 @@ from epl.parallel.sharded_variables.variables import (
 from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.resharding import Resharder, is_uneven
 from epl.parallel.sharding.shard_owner import NewVariable
-from epl.parallel.sharding.sharded_variables import Shard, ShardInfo, Slots, objects_of
+from epl.parallel.sharding.sharded_variables import Shard, ShardInfo, Slots, objects_by_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -121,13 +121,14 @@ def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: s
     """
     slots = Slots({}, {}, {})
     graph = tf.get_default_graph()
+    members = objects_by_op(graph)
     for name, placement in sorted(written.items()):
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
         assert placement.sizes is not None
         assert shape[placement.dim] in (placement.sizes[resharder.rank], -1), (name, shape, placement)
         full_shape = tuple(shape[: placement.dim] + [placement.size] + shape[placement.dim + 1 :])
-        objects = objects_of(op)
+        objects = members.get(op)
         if not objects:  # a sum of gradients, which no checkpoint has
             if is_uneven(placement):
                 slots.shapes[name] = local_shapes(full_shape, placement)
@@ -138,17 +139,18 @@ def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: s
         for variable in objects:
             mark_shard(variable, info.full_name, full_shape, placement, resharder)
         if is_uneven(placement):
-            _resize(op, info, resharder, written, slots)
+            _resize(objects, info, resharder, written, slots)
     return slots
 
 
 def _resize(
-    op: tf.Operation, info: ShardInfo, resharder: Resharder, written: Mapping[str, Placement], slots: Slots
+    objects: List[Any], info: ShardInfo, resharder: Resharder, written: Mapping[str, Placement], slots: Slots
 ) -> None:
-    """Builds the initial value of a slot in the size of each rank's shard."""
+    """Builds the initial value of a slot, given by its Python objects, in the size of each rank's shard."""
+    op = objects[0].op
     shapes = local_shapes(info.full_shape, info.placement)
     slots.shapes[op.name] = shapes
-    for assign in _initializers(op):
+    for assign in _initializers(objects):
         value = assign.inputs[1]
         redraw = Redraw(shapes[resharder.rank], shapes, resharder)
         with beside(op), tf.name_scope("Initializer"):
@@ -178,9 +180,9 @@ def follow_initial_values() -> None:
             tf_compat.set_input(initializer, 1, part)
 
 
-def _initializers(op: tf.Operation) -> List[tf.Operation]:
+def _initializers(objects: List[Any]) -> List[tf.Operation]:
     """The assignments that the variable objects name as their initializers."""
-    found: List[Any] = [variable.initializer for variable in objects_of(op)]
+    found: List[Any] = [variable.initializer for variable in objects]
     return list({getattr(one, "op", one) for one in found})
 
 

@@ -13,7 +13,7 @@ and `Shard.users`.
 """
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -91,8 +91,9 @@ def shard_variable(variable: Any, placement: Placement, resharder: Resharder, se
     users = Users(old, new, made.full_shape, placement, resharder)
     if read is not None:
         users.reads.append((read, new.value()))
-    users.replace(initializer, new.initializer)
+    users.replaced[initializer] = new.initializer
     users.redirect({initializer} | ({read.op} if read is not None else set()))
+    wait_instead(users.replaced)
     for same in [variable] + objects_of(variable.op):
         _rebind(same, new)
     return made._replace(
@@ -252,7 +253,7 @@ class Users:
     Attributes:
       reads: (value of the full variable, value of the shard) for each op that read the variable.
       others: ops that are left to the caller.
-      replaced: op -> its replacement, which all ops that use it or wait for it take.
+      replaced: op -> its replacement, which all ops that use it take; the caller lets ops wait for it (`wait_instead`).
     """
 
     def __init__(
@@ -288,18 +289,13 @@ class Users:
     def _read(self, op: tf.Operation) -> None:
         self.reads.append((op.outputs[0], self._copied(op, []).outputs[0]))
 
-    def replace(self, before: tf.Operation, after: tf.Operation) -> None:
-        """Ops that wait for `before` wait for `after` now."""
-        self.replaced[before] = after
-        wait_instead(before, after)
-
     def use(self, before: tf.Operation, after: tf.Operation) -> None:
         """Replaces an op by one whose output has the same shape."""
         for consumer in before.outputs[0].consumers():
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is before.outputs[0]:
                     tf_compat.set_input(consumer, index, after.outputs[0])
-        self.replace(before, after)
+        self.replaced[before] = after
 
     def _write(self, op: tf.Operation) -> None:
         if op.type not in _SIMPLE_WRITES:
@@ -307,7 +303,7 @@ class Users:
         value = op.inputs[1]
         with beside(op):
             after = self._copied(op, [initial_values.shard_of(value, *self._cut)])
-        self.replace(op, after)
+        self.replaced[op] = after
         if op.outputs and op.outputs[0].consumers():
             self.reads.append((op.outputs[0], after.outputs[0]))
 
@@ -327,12 +323,16 @@ class Users:
                 return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)
 
 
-def wait_instead(before: tf.Operation, after: tf.Operation) -> None:
-    """Ops that wait for `before` wait for `after` now."""
-    for waiting in tf_compat.control_outputs(before):
+def wait_instead(replaced: Mapping[tf.Operation, tf.Operation]) -> None:
+    """Ops that wait for a key wait for its value now.
+
+    One call for many variables: TensorFlow can only remove all control inputs of an op, and the op that initializes all
+    variables has thousands.
+    """
+    for waiting in dict.fromkeys(op for before in replaced for op in tf_compat.control_outputs(before)):
         controls = waiting.control_inputs
         tf_compat.remove_control_inputs(waiting)
-        tf_compat.add_control_inputs(waiting, [after if op is before else op for op in controls])
+        tf_compat.add_control_inputs(waiting, dict.fromkeys(replaced.get(op, op) for op in controls))
 
 
 def _chooses(flag: tf.Tensor) -> bool:

@@ -176,8 +176,8 @@ class ShardedVariables:
 
     def initializers(self) -> List[str]:
         """Names of the ops that give the shards their initial values: every rank runs its own."""
-        operation = self._graph.tf_graph.get_operation_by_name
-        ops = [variable.initializer for name in self.variables for variable in objects_of(operation(name))]
+        operation, objects = self._graph.tf_graph.get_operation_by_name, objects_by_op(self._graph.tf_graph)
+        ops = [variable.initializer for name in self.variables for variable in objects.get(operation(name), ())]
         ops += [shard.variable.initializer for shard in self.shards]
         return sorted({getattr(op, "op", op).name for op in ops})
 
@@ -214,12 +214,18 @@ class ShardedVariables:
         return attrs
 
 
-def objects_of(op: tf.Operation) -> List[Any]:
-    """The Python objects of a variable in the collections: the user's, and further ones, as an imported graph has."""
-    found: List[Any] = []
-    for key in op.graph.get_all_collection_keys():
-        for member in op.graph.get_collection_ref(key):
-            if isinstance(member, tf_compat.VARIABLE_CLASSES) and member.op is op:
-                if not any(member is other for other in found):
-                    found.append(member)
+def objects_by_op(graph: tf.Graph) -> Dict[tf.Operation, List[Any]]:
+    """Op of a variable -> its Python objects in the collections, which an imported graph may add to."""
+    found: Dict[tf.Operation, List[Any]] = {}
+    for key in graph.get_all_collection_keys():
+        for member in graph.get_collection_ref(key):
+            if isinstance(member, tf_compat.VARIABLE_CLASSES):
+                same = found.setdefault(member.op, [])
+                if not any(member is other for other in same):
+                    same.append(member)
     return found
+
+
+def objects_of(op: tf.Operation) -> List[Any]:
+    """The Python objects of one variable. For many variables `objects_by_op` reads the collections once."""
+    return objects_by_op(op.graph).get(op, [])

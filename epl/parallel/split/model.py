@@ -401,9 +401,8 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def _complete_updates(self) -> None:
         """Completes what the user computes with gradients of shards, and lets it update them."""
-        for made in self._registry.shards_of(SPLIT):
-            for before, after in made.replaced.items():  # ops that were built since then wait, too
-                wait_instead(before, after)
+        shards = self._registry.shards_of(SPLIT)
+        wait_instead({before: after for made in shards for before, after in made.replaced.items()})  # newer ops, too
         gradients, group = self._gradients, self.group
         with self._graph.tf_graph.as_default():
             updates = gradients.trace()

@@ -126,6 +126,8 @@ class ZeroVariable:
     def redirect(self) -> List[Use]:
         """Redirects the ops that use the user's variable to the shard; returns the uses of its value, for the caller.
 
+        Ops that wait for a replaced op are left to the caller (`wait_instead`), here and in `follow_late`.
+
         Raises:
           PlanError: an op uses the variable in a way that the shard does not support.
         """
@@ -176,6 +178,7 @@ class ZeroVariable:
                 rows = tf.gather_nd(full, lookup.inputs[1])
         tf_compat.add_control_inputs(rows.op, lookup.control_inputs)
         self._users.use(lookup, rows.op)
+        wait_instead({lookup: rows.op})
 
     def follow_late(self) -> None:
         """Redirects Savers and the like that were built after the first run.
@@ -189,7 +192,6 @@ class ZeroVariable:
         for before, after in replaced.items():
             if before.type == "VariableShape" or (before.outputs and asks_whether_initialized(before.outputs[0])):
                 self._users.use(before, after)
-            wait_instead(before, after)
         for consumer in [consumer for value in taken for consumer in value.consumers()]:
             if consumer not in self._seen and not only_saves(consumer):
                 refuse_late(consumer, self.made.name)
@@ -204,7 +206,7 @@ class ZeroVariable:
             initializers.add(initializer_of(self._variable))
             self._follow_initial_value()
         for one in initializers:
-            self._users.replace(one, initializer_of(self.made.variable))
+            self._users.replaced[one] = initializer_of(self.made.variable)
         done = self._seen | initializers
         consumers = self.made.old.consumers()
         self._users.redirect(done)
