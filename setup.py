@@ -1,12 +1,13 @@
 """Packages EPL: the Python modules, the `epl-launch` command and, where it can, the native libraries.
 
-The native libraries are built when a C++ compiler, make and TensorFlow 1.15 are there; a wheel with them is a platform
-wheel. Where one of these lacks, the package is built without, and `epl.ops.native` says at run time what is off. A
-compiler that fails is an error: nothing is left out silently. EPL_NATIVE=off leaves the libraries out, EPL_NATIVE=on
-refuses to go without.
+The native libraries are built where a C++ compiler and make are, for one TensorFlow 1.15
+(`tools/package/build_tensorflow.py`); a wheel with them is a platform wheel, and its build tag names that TensorFlow.
+Without compiler or make the package is built without them, and says so when it is imported. A compiler that fails and a
+TensorFlow that does not fit are errors: nothing is left out silently. EPL_NATIVE=off leaves the libraries out,
+EPL_NATIVE=on refuses to go without.
 
-There is no pyproject.toml, and TensorFlow is no requirement: the package never pulls in another TensorFlow than the
-one that is there (tensorflow, tensorflow-gpu, NVIDIA's). Runs under Python 3.6 to 3.8 and their setuptools.
+TensorFlow is no requirement: the package never pulls in another TensorFlow than the one that is there (tensorflow,
+tensorflow-gpu, NVIDIA's). Runs under Python 3.6 to 3.8 and their setuptools, by pyproject.toml.
 """
 
 import os
@@ -29,7 +30,13 @@ except ImportError:  # newer setuptools has its own
         bdist_wheel = None
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = ("libepl_comm.so", "libepl_tf.so")
+sys.path.insert(0, os.path.join(ROOT, "tools", "package"))
+
+import build_tensorflow  # noqa: E402
+import readme  # noqa: E402
+
+LIBRARIES = ("libepl_comm.so", "libepl_tf.so", "built_for.json")
+LEFT_OUT = "left_out.txt"  # why a package has no libraries; epl/ops/native.py reads it
 # What every Linux with the same C library has; the rest of what the core is linked with goes into the wheel.
 EVERYWHERE = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+))\b")
 
@@ -43,31 +50,17 @@ def read_version() -> str:
     return match.group(1)
 
 
-def target_environment() -> Dict[str, str]:
-    """The environment without what pip's isolated build sets to hide the packages of the interpreter."""
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
-
-
-def tensorflow_there() -> bool:
-    """Whether the interpreter that EPL is built for has a TensorFlow."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
-    return subprocess.call([sys.executable, "-c", code], env=target_environment(), cwd=os.path.sep) == 0
-
-
-def native_lacks() -> Optional[str]:
-    """Why the native libraries cannot be built, or None when they can."""
+def find_why_left_out() -> Optional[str]:
+    """Why the native libraries are left out, or None when they are built."""
     wish = os.environ.get("EPL_NATIVE", "auto")
     if wish not in ("auto", "on", "off"):
         raise SystemExit("EPL_NATIVE={} is none of auto, on, off.".format(wish))
     if wish == "off":
         return "EPL_NATIVE=off"
-    compiler = os.environ.get("CXX", "g++").split()[0]
-    lacks = ["no {} on PATH".format(name) for name in (compiler, "make") if shutil.which(name) is None]
-    if not tensorflow_there():
-        lacks.append("no TensorFlow in " + sys.executable)
+    lacks = ", ".join("no {} on PATH".format(name) for name in build_tensorflow.missing_tools())
     if lacks and wish == "on":
-        raise SystemExit("EPL_NATIVE=on, but the native libraries cannot be built: " + ", ".join(lacks))
-    return ", ".join(lacks) or None
+        raise SystemExit("EPL_NATIVE=on, but the native libraries cannot be built: " + lacks)
+    return lacks or None
 
 
 def linked_libraries(library: str) -> List[str]:
@@ -80,61 +73,85 @@ def linked_libraries(library: str) -> List[str]:
 class EplDistribution(Distribution):
     """A distribution that is of a platform exactly when the native libraries go into it."""
 
-    _lacks: Optional[Tuple[Optional[str]]] = None
+    why_left_out: Optional[str]
+    _tensorflow: Optional[build_tensorflow.BuildTensorFlow] = None
+
+    def __init__(self, attrs: Optional[Dict[str, Any]] = None) -> None:
+        self.why_left_out = find_why_left_out()
+        super().__init__(attrs)
 
     @property
-    def native_lacks(self) -> Optional[str]:
-        """Why the native libraries are left out, or None; found once."""
-        if self._lacks is None:
-            self._lacks = (native_lacks(),)
-        return self._lacks[0]
+    def tensorflow(self) -> build_tensorflow.BuildTensorFlow:
+        """The TensorFlow that the libraries are built for; found once, which imports it and takes seconds."""
+        if self._tensorflow is None:
+            self._tensorflow = build_tensorflow.find()
+        return self._tensorflow
 
     def has_ext_modules(self) -> bool:
         """Whether there is something to compile; setuptools asks."""
-        return self.native_lacks is None
+        return self.why_left_out is None
 
 
 class BuildPython(build_py):
-    """Copies the modules; modules of an earlier build that are gone do not stay in the next."""
+    """Copies the modules; modules of an earlier build that are gone do not stay in the next.
+
+    A package without the native libraries gets a note that says why.
+    """
 
     def run(self) -> None:
+        if getattr(self, "editable_mode", False):  # nothing is copied, and the checkout may have the libraries
+            super().run()
+            return
         shutil.rmtree(os.path.join(self.build_lib, "epl"), ignore_errors=True)
         super().run()
+        if self.distribution.why_left_out is not None:
+            self.announce("native libraries left out: " + self.distribution.why_left_out, level=3)
+            self.mkpath(os.path.dirname(self._note()))
+            with open(self._note(), "w") as note:
+                note.write(self.distribution.why_left_out + "\n")
+
+    def get_outputs(self, *arguments: Any, **named: Any) -> List[str]:
+        outputs = list(super().get_outputs(*arguments, **named))
+        return outputs if self.distribution.why_left_out is None else outputs + [self._note()]
+
+    def _note(self) -> str:
+        return os.path.join(self.build_lib, "epl", "lib", LEFT_OUT)
 
 
 class BuildNative(build_ext):
     """Builds csrc: in the checkout for an installation in place, else in a copy, so that a checkout stays as it is."""
 
     def run(self) -> None:
-        if self.distribution.native_lacks is not None:
-            self.announce("native libraries left out: " + self.distribution.native_lacks, level=3)
+        if self.distribution.why_left_out is not None:
             return
         if self.inplace:
             self._make(os.path.join(ROOT, "csrc"))
             return
+        target = os.path.join(self.build_lib, "epl", "lib")
+        self.mkpath(target)
         copy = os.path.abspath(os.path.join(self.build_temp, "native"))
         shutil.rmtree(copy, ignore_errors=True)
         ignored = shutil.ignore_patterns("build", "*.o", "*.d", "*.so", "__pycache__")
         shutil.copytree(os.path.join(ROOT, "csrc"), os.path.join(copy, "csrc"), ignore=ignored)
         self._make(os.path.join(copy, "csrc"))
-        target = os.path.join(self.build_lib, "epl", "lib")
-        self.mkpath(target)
         for name in LIBRARIES:
             self.copy_file(os.path.join(copy, "epl", "lib", name), os.path.join(target, name))
         for path in linked_libraries(os.path.join(target, LIBRARIES[0])):
             self.copy_file(path, os.path.join(target, os.path.basename(path)))
 
     def get_outputs(self) -> List[str]:
-        if self.distribution.native_lacks is not None:
+        if self.distribution.why_left_out is not None:
             return []
         return [os.path.join(self.build_lib, "epl", "lib", name) for name in LIBRARIES]
 
     def _make(self, folder: str) -> None:
+        # Before anything is compiled: the headers of a TensorFlow that does not fit fail after minutes.
+        env = self.distribution.tensorflow.env
         # What lies beside the libraries, as Gloo does in a wheel, is found there; by the old kind of entry (RPATH),
         # which holds for what Gloo itself needs, too.
         compiler = os.environ.get("CXX", "g++") + " -Wl,--disable-new-dtags,-rpath,'$$ORIGIN'"
         command = ["make", "-C", folder, "-j", str(os.cpu_count() or 1), "PYTHON=" + sys.executable, "CXX=" + compiler]
-        if subprocess.call(command, env=target_environment()) != 0:
+        if subprocess.call(command, env=env) != 0:
             raise SystemExit(
                 "csrc does not compile; the compiler's words are above.\n"
                 "Without the native libraries EPL is installed by: EPL_NATIVE=off pip install ."
@@ -146,25 +163,35 @@ COMMANDS: Dict[str, Any] = {"build_py": BuildPython, "build_ext": BuildNative}
 if bdist_wheel is not None:
 
     class Wheel(bdist_wheel):
-        """The libraries do not use Python's C API: one wheel serves every Python of the platform."""
+        """The libraries do not use Python's C API: one wheel serves every Python that has that TensorFlow."""
+
+        def run(self) -> None:
+            if self.distribution.why_left_out is None and not self.build_number:
+                self.build_number = self.distribution.tensorflow.build_tag
+            super().run()
 
         def get_tag(self) -> Tuple[str, str, str]:
             return "py3", "none", super().get_tag()[2]
 
     COMMANDS["bdist_wheel"] = Wheel
 
-with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as readme:
-    LONG_DESCRIPTION = readme.read()
-
-TENSORFLOW_LIMITS = ["numpy<1.19", "protobuf<3.21"]
-
 setup(
     name="epl",
     version=read_version(),
     description="Distributed training of TensorFlow 1.15 models by a few annotations",
-    long_description=LONG_DESCRIPTION,
+    long_description=readme.for_package_index(ROOT),
     long_description_content_type="text/markdown",
+    author="The EPL authors",
+    url=readme.PROJECT,
+    project_urls={
+        "Documentation": readme.PAGES + "docs/index.md",
+        "Changes": readme.PAGES + "CHANGELOG.md",
+        "Issues": readme.PROJECT + "/issues",
+        "Paper": "https://www.usenix.org/conference/atc22/presentation/jia-xianyan",
+    },
+    keywords="tensorflow, distributed training, data parallelism, pipeline parallelism, tensor parallelism, ZeRO, MoE",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     packages=find_packages(include=["epl", "epl.*"]),
     package_data={"epl": ["py.typed"]},  # mypy reads EPL's types in a user's code
     py_modules=["epl_launch", "epl_trace"],
@@ -172,17 +199,26 @@ setup(
     cmdclass=COMMANDS,
     python_requires=">=3.6,<3.9",
     extras_require={
-        "cpu": ["tensorflow==1.15.5"] + TENSORFLOW_LIMITS,
-        "gpu": ["tensorflow-gpu==1.15.5"] + TENSORFLOW_LIMITS,
+        "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
+        "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},
     zip_safe=False,
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
         "Programming Language :: Python :: 3.6",
         "Programming Language :: Python :: 3.7",
         "Programming Language :: Python :: 3.8",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
 )

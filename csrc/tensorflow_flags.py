@@ -1,9 +1,14 @@
-"""Prints, as make variables, how to build against the TensorFlow of this Python. Run by csrc/Makefile."""
+"""Prints, as make variables, how to build against the TensorFlow of this Python. Run by csrc/Makefile.
+
+`--identity` prints instead, as JSON, which TensorFlow it is. The build keeps the text next to the libraries, and
+`epl/ops/native.py` compares it with the TensorFlow that is to load them.
+"""
 
 import glob
+import json
 import os
 import sys
-from typing import Optional
+from typing import Any, Dict, Optional
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -19,10 +24,18 @@ def cuda_include() -> Optional[str]:
     return None
 
 
+def identity(tf: Any) -> Dict[str, Any]:
+    """What a library must share with the TensorFlow that loads it: its sources, and the C++ ABI of its strings."""
+    return {"version": tf.VERSION, "git_version": tf.GIT_VERSION, "cxx11_abi": int(tf.CXX11_ABI_FLAG)}
+
+
 def main() -> None:
-    """Prints TF_STD, TF_CFLAGS and TF_LIBS."""
+    """Prints TF_STD, TF_CFLAGS and TF_LIBS, or with --identity the identity."""
     import tensorflow as tf
 
+    if sys.argv[1:] == ["--identity"]:
+        print(json.dumps(identity(tf.compat.v1)))
+        return
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
     flags = []
     for flag in tf.sysconfig.get_compile_flags():

@@ -8,6 +8,9 @@
 The public names, nothing else.
 """
 
+from epl.utils import tensorflow_needed as _tensorflow_needed  # noqa: F401  before the next line
+
+# isort: split
 from tensorflow.compat.v1 import executing_eagerly
 
 from epl.api import (
@@ -23,6 +26,7 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
+from epl.ops import native as _native
 from epl.profiler.step_stats_hook import StepStatsHook
 from epl.strategies import replicate, split
 from epl.utils.version import VERSION
@@ -32,3 +36,7 @@ __all__ = [
     "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "replicate",
     "set_default_strategy", "split",
 ]  # fmt: skip
+
+__version__ = VERSION
+
+_native.warn_if_left_out()

@@ -1,10 +1,12 @@
 """Loading of the native libraries and the ctypes binding of the collective core's C ABI (csrc/comm/epl_comm.h).
 
-Importing this module loads nothing: a package without its libraries still imports, and says what is missing when a
-collective is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
+Importing this module loads nothing: a package without its libraries still imports, warns, and refuses when a collective
+is first needed. Jobs and communicators are in `job.py` and `communicator.py`.
 """
 
 import ctypes
+import json
+import logging
 import os
 import threading
 from typing import Any, Dict, List, Optional, Tuple
@@ -17,11 +19,15 @@ ABI_VERSION = 3
 LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
+BUILT_FOR = "built_for.json"  # the TensorFlow of the op library; csrc/tensorflow_flags.py writes it
+LEFT_OUT = "left_out.txt"  # in a package without libraries: why; setup.py writes it
 
 _HOW_TO_BUILD = (
-    "Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or "
-    "install the package again on a machine with a compiler."
+    "Build the native part with `make build` in a source checkout (needs g++ 7 or later and make), or install the "
+    "package again where a compiler is: EPL_NATIVE=on pip install --force-reinstall --no-deps ."
 )
+
+logger = logging.getLogger("epl")
 
 
 class NativeUnavailableError(EplError, RuntimeError):
@@ -88,6 +94,7 @@ class _Loader:
     def load(self) -> Native:
         with self._lock:
             if self._native is None:
+                _check_files()
                 core = _load_core(os.path.join(LIBRARY_FOLDER, CORE_LIBRARY))
                 self._native = Native(core, _load_ops(os.path.join(LIBRARY_FOLDER, OP_LIBRARY)))
             return self._native
@@ -119,6 +126,48 @@ def why_not() -> Optional[str]:
     return None
 
 
+def warn_if_left_out() -> None:
+    """Logs one line if the libraries are not there or were built for another TensorFlow. Loads nothing."""
+    try:
+        _check_files()
+    except NativeUnavailableError as error:
+        logger.warning("EPL: %s", error)
+
+
+def _check_files() -> None:
+    """Raises unless both libraries are there, the op library for this TensorFlow."""
+    core, ops = (os.path.join(LIBRARY_FOLDER, name) for name in (CORE_LIBRARY, OP_LIBRARY))
+    if not os.path.exists(core):
+        raise _unavailable(f"{core} does not exist{_why_left_out()}.")
+    if not os.path.exists(ops):
+        raise _unavailable(f"{ops} does not exist, although {CORE_LIBRARY} does.")
+    _check_tensorflow(ops, os.path.join(LIBRARY_FOLDER, BUILT_FOR))
+
+
+def _why_left_out() -> str:
+    path = os.path.join(LIBRARY_FOLDER, LEFT_OUT)
+    if not os.path.exists(path):
+        return ""
+    with open(path) as note:
+        return f": the package was built without it ({note.read().strip()})"
+
+
+def _check_tensorflow(ops: str, note: str) -> None:
+    try:
+        with open(note) as source:
+            built_for = json.load(source)
+    except (OSError, ValueError) as error:
+        raise _unavailable(f"which TensorFlow {ops} was built for cannot be read from {note}: {error}.") from error
+    here = {"version": tf.VERSION, "git_version": tf.GIT_VERSION, "cxx11_abi": int(tf.CXX11_ABI_FLAG)}
+    if built_for != here:
+        raise _unavailable(f"{ops} was built for {_tensorflow_text(built_for)}, and this is {_tensorflow_text(here)}.")
+
+
+def _tensorflow_text(identity: Dict[str, Any]) -> str:
+    text = "TensorFlow {version} (sources {git_version}, C++11 ABI {cxx11_abi})"
+    return text.format_map({key: identity.get(key, "unknown") for key in ("version", "git_version", "cxx11_abi")})
+
+
 def _unavailable(what: str) -> NativeUnavailableError:
     return NativeUnavailableError(
         "Collectives between devices and processes are off: {} {}".format(what, _HOW_TO_BUILD)
@@ -126,8 +175,6 @@ def _unavailable(what: str) -> NativeUnavailableError:
 
 
 def _load_core(path: str) -> ctypes.CDLL:
-    if not os.path.exists(path):
-        raise _unavailable(f"{path} does not exist.")
     try:
         # Global: the op library finds the symbols in this very copy, so both see one registry of communicators.
         core = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -142,16 +189,10 @@ def _load_core(path: str) -> ctypes.CDLL:
 
 
 def _load_ops(path: str) -> Any:
-    if not os.path.exists(path):
-        raise _unavailable(f"{path} does not exist, although {CORE_LIBRARY} does.")
     try:
         return tf.load_op_library(path)
     except (tf.errors.OpError, RuntimeError, OSError) as error:
-        raise _unavailable(
-            "{} does not load into TensorFlow {}: {}. Perhaps it was built for another one.".format(
-                path, tf.VERSION, error
-            )
-        ) from error
+        raise _unavailable(f"{path} does not load into TensorFlow {tf.VERSION}: {error}.") from error
 
 
 def _bind(core: ctypes.CDLL) -> None:

@@ -10,6 +10,10 @@ class EplError(Exception):
     """Base of every exception of EPL."""
 
 
+class TensorFlowNeededError(EplError, ImportError):
+    """TensorFlow 1.15 is missing, cannot be imported, or is another one."""
+
+
 class ConfigError(EplError, ValueError):
     """A configuration key or value, in code or in the environment, is not legal."""
 

@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "tensorboard --logdir logs": "excused: TensorBoard's, not ours",
     "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
-    'pip install ".[cpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
+    'pip install ".[cpu]"': "tests/setup/test_package.py::test_one_line_installs_everything_into_a_fresh_environment",
     'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",
     "EPL_NATIVE=on pip install .": "tests/setup/test_package.py::test_native_on_refuses_to_go_without",
     "EPL_NATIVE=off pip install .": "tests/setup/test_package.py::test_native_off_builds_a_wheel_for_any_platform",

@@ -1,7 +1,9 @@
 """Loading of the native libraries, and what works without them."""
 
 import ctypes
+import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -28,18 +30,60 @@ def test_missing_library_is_reported_with_the_command_to_build_it(monkeypatch, t
     assert "make build" in native.why_not()
 
 
-def test_older_library_without_todays_functions_is_refused_by_its_version(monkeypatch, tmp_path, loader):
-    source = tmp_path / "older.c"
-    source.write_text("int epl_comm_abi_version(void) { return 1; }")
-    subprocess.check_call(["gcc", "-shared", "-fPIC", "-o", str(tmp_path / native.CORE_LIBRARY), str(source)])
+@pytest.fixture
+def libraries(monkeypatch, tmp_path):
+    """A folder for libraries of a test, with the note of this TensorFlow and files that are no libraries."""
+    shutil.copy(os.path.join(native.LIBRARY_FOLDER, native.BUILT_FOR), str(tmp_path))
+    for name in (native.CORE_LIBRARY, native.OP_LIBRARY):
+        (tmp_path / name).write_text("nothing")
     monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def test_libraries_of_another_tensorflow_are_refused_by_its_name(libraries, loader):
+    other = {"version": "1.15.5", "git_version": "v1.15.5+nv22.12", "cxx11_abi": 1}
+    (libraries / native.BUILT_FOR).write_text(json.dumps(other))
+    expected = r"was built for TensorFlow 1.15.5 \(sources v1.15.5\+nv22.12, C\+\+11 ABI 1\), and this is TensorFlow "
+    with pytest.raises(native.NativeUnavailableError, match=expected + tf.VERSION):
+        loader.load()
+
+
+@pytest.mark.parametrize("note", [None, "{"])
+def test_libraries_of_an_unknown_tensorflow_are_refused(libraries, loader, note):
+    (libraries / native.BUILT_FOR).unlink() if note is None else (libraries / native.BUILT_FOR).write_text(note)
+    with pytest.raises(native.NativeUnavailableError, match="which TensorFlow .* was built for cannot be read from"):
+        loader.load()
+
+
+def test_a_core_without_kernels_is_refused(libraries, loader):
+    (libraries / native.OP_LIBRARY).unlink()
+    with pytest.raises(native.NativeUnavailableError, match="libepl_tf.so does not exist, although"):
+        loader.load()
+
+
+def test_an_import_warns_in_one_line_where_the_libraries_were_left_out(monkeypatch, tmp_path, caplog):
+    (tmp_path / native.LEFT_OUT).write_text("no g++ on PATH\n")
+    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+    native.warn_if_left_out()
+    (record,) = caplog.records
+    assert "does not exist: the package was built without it (no g++ on PATH)." in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_an_import_is_silent_where_the_libraries_are(caplog):
+    native.warn_if_left_out()
+    assert caplog.records == []
+
+
+def test_older_library_without_todays_functions_is_refused_by_its_version(libraries, loader):
+    source = libraries / "older.c"
+    source.write_text("int epl_comm_abi_version(void) { return 1; }")
+    subprocess.check_call(["gcc", "-shared", "-fPIC", "-o", str(libraries / native.CORE_LIBRARY), str(source)])
     with pytest.raises(native.NativeUnavailableError, match="has ABI version 1, this package needs .* `make build`"):
         loader.load()
 
 
-def test_file_that_is_no_library_is_refused(monkeypatch, tmp_path, loader):
-    (tmp_path / native.CORE_LIBRARY).write_text("nothing")
-    monkeypatch.setattr(native, "LIBRARY_FOLDER", str(tmp_path))
+def test_file_that_is_no_library_is_refused(libraries, loader):
     with pytest.raises(native.NativeUnavailableError, match="does not load"):
         loader.load()
 

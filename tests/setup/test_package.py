@@ -3,8 +3,10 @@
 Works on a copy, so that the checkout gets no build folder and no library.
 """
 
+import email
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +15,13 @@ import zipfile
 
 import pytest
 
+import epl
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info[:2]))
-LIBRARIES = {"epl/lib/libepl_comm.so", "epl/lib/libepl_tf.so"}
+LIBRARIES = {"epl/lib/libepl_comm.so", "epl/lib/libepl_tf.so", "epl/lib/built_for.json"}
+FILES = "CHANGELOG.md LICENSE MANIFEST.in Makefile README.md pyproject.toml setup.py"
+FOLDERS = "csrc docs epl requirements tests tools"
 
 
 @pytest.fixture
@@ -23,10 +29,10 @@ def source(tmp_path):
     """A copy of what the package is made from."""
     folder = tmp_path / "source"
     folder.mkdir()
-    for name in ("setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"):
+    for name in FILES.split():
         shutil.copy(os.path.join(ROOT, name), str(folder))
     ignored = shutil.ignore_patterns("build", "lib", "__pycache__", "*.o", "*.so")
-    for name in ("epl", "csrc", "requirements"):
+    for name in FOLDERS.split():
         shutil.copytree(os.path.join(ROOT, name), str(folder / name), ignore=ignored)
     return str(folder)
 
@@ -38,10 +44,16 @@ def pip(*words, **env):
     )  # fmt: skip
 
 
+def build(source, **env):
+    """Builds a wheel with the setuptools of this environment, which needs no network."""
+    target = os.path.join(os.path.dirname(source), "wheels")
+    return pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", target, source, **env)
+
+
 def wheel(source, **env):
     """Builds a wheel and returns its path."""
     target = os.path.join(os.path.dirname(source), "wheels")
-    done = pip("wheel", "--no-deps", "--wheel-dir", target, source, **env)
+    done = build(source, **env)
     assert done.returncode == 0, done.stdout
     (path,) = glob.glob(os.path.join(target, "*.whl"))
     return path
@@ -94,7 +106,8 @@ def test_without_a_compiler_it_installs_imports_and_says_what_is_off(source, tmp
     assert done.returncode == 0, done.stderr
     where, why = done.stdout.split("\n")[:2]
     assert where.startswith(site)
-    assert "Collectives between devices and processes are off" in why
+    assert "the package was built without it (no g++ on PATH, no make on PATH)" in why
+    assert [line for line in done.stderr.split("\n") if line.startswith("EPL: ")] == ["EPL: " + why]
 
 
 def test_native_off_builds_a_wheel_for_any_platform(source):
@@ -105,16 +118,30 @@ def test_a_wheel_tells_mypy_that_the_package_has_types(source):
     assert "epl/py.typed" in contents(wheel(source, EPL_NATIVE="off"))
 
 
-def test_a_source_distribution_has_what_the_wheel_is_made_from(source):
-    subprocess.check_call([sys.executable, "setup.py", "-q", "sdist", "--dist-dir", "dist"], cwd=source)
+@pytest.fixture
+def source_distribution(source):
+    """The path of one that was made by the hooks of pyproject.toml."""
+    code = "import build_backend; build_backend.build_sdist('dist')"
+    env = dict(os.environ, PYTHONPATH=os.path.join(source, "tools", "package"))
+    subprocess.check_call([sys.executable, "-c", code], cwd=source, env=env, stdout=subprocess.DEVNULL)
     (path,) = glob.glob(os.path.join(source, "dist", "*.tar.gz"))
-    with tarfile.open(path) as archive:
+    return path
+
+
+def test_a_source_distribution_has_all_to_build_test_and_read(source_distribution, source):
+    with tarfile.open(source_distribution) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"epl/py.typed", "csrc/Makefile", "README.md", "CHANGELOG.md", "LICENSE"} <= names
+    there = {
+        os.path.relpath(os.path.join(at, name), source)
+        for folder in FOLDERS.split()
+        for at, _, files in os.walk(os.path.join(source, folder))
+        for name in files
+    }
+    assert there | set(FILES.split()) <= names
 
 
 def test_native_on_refuses_to_go_without(source, tmp_path):
-    done = pip("wheel", "--no-deps", source, EPL_NATIVE="on", PATH=bare_path(str(tmp_path / "bin")))
+    done = build(source, EPL_NATIVE="on", PATH=bare_path(str(tmp_path / "bin")))
     assert done.returncode != 0
     assert "EPL_NATIVE=on, but the native libraries cannot be built: no g++ on PATH" in done.stdout
 
@@ -122,9 +149,19 @@ def test_native_on_refuses_to_go_without(source, tmp_path):
 def test_a_native_part_that_does_not_compile_is_an_error(source):
     with open(os.path.join(source, "csrc", "Makefile"), "w") as makefile:
         makefile.write("all:\n\tfalse\n")
-    done = pip("wheel", "--no-deps", source)
+    done = build(source)
     assert done.returncode != 0
     assert "csrc does not compile" in done.stdout
+
+
+def test_a_tensorflow_that_does_not_fit_stops_the_build_before_the_compiler(source):
+    flags = os.path.join(source, "csrc", "tensorflow_flags.py")
+    with open(flags, "w") as program:
+        program.write("raise TypeError('Descriptors cannot not be created directly.')\n")
+    done = build(source)
+    assert done.returncode != 0
+    assert 'pip install "protobuf<3.21"' in done.stdout
+    assert "make" not in done.stdout
 
 
 def test_a_module_that_is_gone_is_not_in_the_next_wheel(source):
@@ -138,25 +175,51 @@ def test_a_module_that_is_gone_is_not_in_the_next_wheel(source):
 
 
 def test_the_extras_name_one_tensorflow(source):
-    path = wheel(source, EPL_NATIVE="off")
-    with zipfile.ZipFile(path) as archive:
-        (metadata,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA")]
-    requires = [line for line in metadata.split("\n") if line.startswith("Requires-Dist")]
+    requires = metadata(wheel(source, EPL_NATIVE="off")).get_all("Requires-Dist")
     assert [line for line in requires if "extra ==" not in line] == []
-    assert {line.split()[1] for line in requires if "tensorflow" in line} >= {"tensorflow", "tensorflow-gpu"}
+    assert {line.split()[0] for line in requires if "tensorflow" in line} >= {"tensorflow", "tensorflow-gpu"}
+    for extra in ("cpu", "gpu"):
+        assert {line.split()[0] for line in requires if f'"{extra}"' in line.replace("'", '"')} >= {"numpy", "protobuf"}
+
+
+def metadata(path):
+    """The metadata of a wheel."""
+    with zipfile.ZipFile(path) as archive:
+        (text,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA")]
+    return email.message_from_string(text)
+
+
+def test_the_metadata_tell_what_a_package_index_shows(source):
+    found = metadata(wheel(source, EPL_NATIVE="off"))
+    assert found["Version"] == epl.__version__ == epl.VERSION
+    assert all(found[key] for key in ("Author", "Home-page", "Keywords", "Summary", "License"))
+    assert {entry.split(",")[0] for entry in found.get_all("Project-URL")} >= {"Documentation", "Changes", "Issues"}
+    assert "Framework :: TensorFlow" not in found.get_all("Classifier")  # no such classifier: the index would refuse it
+
+
+def test_the_readme_has_no_relative_link_in_the_metadata(source):
+    text = metadata(wheel(source, EPL_NATIVE="off")).get_payload()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert "https://github.com/alibaba/EasyParallelLibrary/blob/main/docs/install.md" in links
+
+
+def linked(library):
+    return subprocess.check_output(["ldd", library]).decode()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_platform_wheel_has_the_native_libraries(source, tmp_path):
     path = wheel(source, EPL_NATIVE="on")
-    assert "-py3-none-linux_" in path
+    assert "-1tf1.15.5-py3-none-linux_" in path
     assert LIBRARIES <= contents(path)
     python, site = other_environment(str(tmp_path / "venv"))
     install(path, site)
-    linked = subprocess.check_output(["ldd", os.path.join(site, "epl", "lib", "libepl_comm.so")]).decode()
+    found = linked(os.path.join(site, "epl", "lib", "libepl_comm.so"))
     for name in os.listdir(os.path.join(site, "epl", "lib")):
-        assert f" => {site}/" in linked if name in linked else name.startswith("libepl_")
+        assert f" => {site}/" in found if name in found else name.startswith(("libepl_", "built_for"))
     code = "import epl, epl.ops.native as n; print(epl.__file__); print(n.why_not())"
     done = run_there(python, code, str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -167,7 +230,34 @@ def test_a_platform_wheel_has_the_native_libraries(source, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_isolated_build_finds_the_tensorflow_of_its_target(source):
-    done = pip("wheel", "--no-deps", "--use-pep517", "--wheel-dir", source + "/../wheels", source, EPL_NATIVE="on")
+    done = pip("wheel", "--no-deps", "--wheel-dir", source + "/../wheels", source, EPL_NATIVE="on")
     assert done.returncode == 0, done.stdout
     (path,) = glob.glob(os.path.join(source, "..", "wheels", "*.whl"))
     assert LIBRARIES <= contents(path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.version_info >= (3, 8), reason="PyPI has no TensorFlow 1.15 for Python 3.8")
+def test_one_line_installs_everything_into_a_fresh_environment(source, tmp_path):
+    subprocess.check_call([PYTHON, "-m", "venv", str(tmp_path / "venv")])
+    python = str(tmp_path / "venv" / "bin" / "python")
+    done = subprocess.run(
+        [python, "-m", "pip", "install", ".[cpu]"], cwd=source, timeout=1500, check=False, universal_newlines=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    code = "import epl, epl.ops.native as n; print(epl.__version__); print(n.why_not())"
+    done = run_there(python, code, str(tmp_path))
+    assert done.stdout.split() == [epl.__version__, "None"], done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_twine_finds_nothing_wrong(source, source_distribution, tmp_path):
+    subprocess.check_call([PYTHON, "-m", "venv", str(tmp_path / "twine")])
+    python = str(tmp_path / "twine" / "bin" / "python")
+    subprocess.check_call([python, "-m", "pip", "install", "-q", "twine"])
+    paths = [wheel(source, EPL_NATIVE="off"), source_distribution]
+    checked = subprocess.check_output([python, "-m", "twine", "check", "--strict"] + paths).decode()
+    assert checked.count("PASSED") == 2, checked

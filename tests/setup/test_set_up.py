@@ -13,7 +13,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info[:2]))
 
 MAKEFILE = """
-all: ../epl/lib/libepl_comm.so ../epl/lib/libepl_tf.so
+all: ../epl/lib/libepl_comm.so ../epl/lib/libepl_tf.so ../epl/lib/built_for.json
+../epl/lib/built_for.json:
+\tmkdir -p ../epl/lib && touch $@
 ../epl/lib/%.so: core.cc
 \tmkdir -p ../epl/lib && touch $@ && echo built $(CXX) >> log
 clean:

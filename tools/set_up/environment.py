@@ -15,7 +15,9 @@ import system
 from pythons import SetUpError
 
 TENSORFLOW_CHOICES = ("auto", "cpu", "gpu", "system")
-LIBRARIES = (os.path.join("epl", "lib", "libepl_comm.so"), os.path.join("epl", "lib", "libepl_tf.so"))
+LIBRARIES = tuple(
+    os.path.join("epl", "lib", name) for name in ("libepl_comm.so", "libepl_tf.so", "built_for.json")
+)  # fmt: skip
 _SOURCES = (".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".inc", ".mk", ".py", ".sh")
 
 
@@ -223,8 +225,10 @@ class SetUp:
     # The package.
 
     def _install_package(self) -> bool:
-        files = [os.path.join(self.root, name) for name in ("setup.py", os.path.join("epl", "__init__.py"))]
-        stamp = stamps.of_files(path for path in files if os.path.exists(path))
+        names = ["setup.py", "pyproject.toml", os.path.join("epl", "__init__.py")]
+        names += [os.path.join("tools", "package", name) for name in ("build_backend.py", "build_tensorflow.py")]
+        paths = [os.path.join(self.root, name) for name in names]
+        stamp = stamps.of_files(path for path in paths if os.path.exists(path))
         command = os.path.join(self.venv, "bin", "epl-launch")
         if self._stamps.get("package") == stamp and os.path.exists(command):
             return False
