@@ -11,11 +11,11 @@ RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS
 CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
 JOBS ?= 2
 
-.PHONY: help setup quickstart test test-long coverage lint bench docs build clean
+.PHONY: help setup quickstart test test-long coverage lint bench docs build package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-long coverage lint bench docs build clean"
+	@echo "also: make test-long coverage lint bench docs build package clean"
 
 setup:
 	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
@@ -39,6 +39,7 @@ lint: setup
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 	$(abspath $(VENV))/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	$(abspath $(VENV))/bin/hadolint docker/Dockerfile.*
 
 bench: setup
 	@$(RUN) $(VENV_PYTHON) benchmarks/run.py $(ARGS)
@@ -49,6 +50,9 @@ docs: setup
 
 build: setup
 	$(MAKE) -C csrc PYTHON=$(VENV_PYTHON)
+
+package: setup
+	@$(RUN) $(VENV_PYTHON) tools/package $(ARGS)
 
 clean:
 	rm -rf build dist epl.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -13,7 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PAGES = sorted(page for at in ("", "docs", "docs/decisions") for page in glob.glob(os.path.join(ROOT, at, "*.md")))
 # Folder of pages -> the page that lists them.
 INDEXES = {"": "README.md", "docs": "docs/index.md", "docs/decisions": "docs/decisions/README.md"}
-LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c")
+LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c", "bibtex")
 
 # Command: the test that runs it (file::function), or "excused: " and why none does.
 COMMANDS = {
@@ -60,8 +60,29 @@ COMMANDS = {
     "EPL_NATIVE=on pip install --force-reinstall --no-deps .": (
         "tests/setup/test_package.py::test_native_on_refuses_to_go_without"
     ),
-    "pip wheel --no-deps --wheel-dir dist .": (
-        "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries"
+    "docker build -f docker/Dockerfile.cpu -t epl:cpu .": (
+        "tests/setup/test_docker.py::test_an_image_installs_epl_with_its_native_libraries"
+    ),
+    "docker build -f docker/Dockerfile.gpu -t epl:gpu .": (
+        "tests/setup/test_docker.py::test_an_image_installs_epl_with_its_native_libraries"
+    ),
+    "docker build -f docker/Dockerfile.nvidia -t epl:nvidia .": (
+        "tests/setup/test_docker.py::test_an_image_installs_epl_with_its_native_libraries"
+    ),
+    'docker run --rm --gpus all --net host --ipc host -v "$PWD:/work" epl:gpu epl-launch --num_workers 2 '
+    "--gpu_per_worker 1 train.py": "excused: needs an engine and GPUs; the launcher's part is tested in tests/launcher",
+    'docker run -ti --gpus all --name epl_nvidia --net host --ipc host -v "$PWD:/epl" -w /epl '
+    "nvcr.io/nvidia/tensorflow:21.12-tf1-py3 bash": "excused: needs an engine and GPUs",
+    'docker run -ti --gpus all --name epl_gpu --net host --ipc host -v "$PWD:/epl" -w /epl '
+    "tensorflow/tensorflow:1.15.5-gpu-py3 bash": "excused: needs an engine and GPUs",
+    "pip install --upgrade pip==21.3.1": "excused: pip's, not ours",
+    "pip install nvidia-nccl-cu11==2.19.3": "excused: 180 MB that need a GPU",
+    "export LD_LIBRARY_PATH=/usr/local/lib/python3.6/dist-packages/nvidia/nccl/lib:$LD_LIBRARY_PATH": (
+        "excused: needs the line before it"
+    ),
+    "make package": "tests/setup/test_release.py::test_one_command_builds_the_release",
+    'make package ARGS="--python python3.6 --python /opt/nvidia/bin/python3.8"': (
+        "tests/setup/test_release.py::test_interpreters_with_one_tensorflow_share_a_wheel"
     ),
     "uv tool run --from 'uv<0.7' uv python install 3.7": "excused: downloads a Python into the home directory",
     "apt-get update && apt-get install -y g++ make": "excused: changes the machine",
@@ -155,7 +176,9 @@ def test_every_page_is_in_the_index_of_its_folder():
 
 
 def test_every_path_of_the_checkout_that_is_named_exists():
-    folders = "|".join(["epl", "tests", "docs", "csrc", "tools", "benchmarks", "requirements", "examples", r"\.github"])
+    folders = "|".join(
+        ["epl", "tests", "docs", "csrc", "tools", "benchmarks", "requirements", "examples", "docker", r"\.github"]
+    )
     missing = []
     for page in PAGES:
         with open(page, encoding="utf-8") as source:

