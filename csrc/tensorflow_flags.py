@@ -4,24 +4,12 @@
 `epl/ops/native.py` compares it with the TensorFlow that is to load them.
 """
 
-import glob
 import json
 import os
 import sys
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-def cuda_include() -> Optional[str]:
-    """Returns the folder that holds cuda_runtime.h, or None."""
-    folders = [os.environ.get("CUDA_INCLUDE"), os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")]
-    for path in sys.path:
-        folders += sorted(glob.glob(os.path.join(path, "nvidia", "cuda_runtime", "include")))
-    for folder in folders:
-        if folder and os.path.exists(os.path.join(folder, "cuda_runtime.h")):
-            return folder
-    return None
 
 
 def identity(tf: Any) -> Dict[str, Any]:
@@ -42,15 +30,6 @@ def main() -> None:
         # TensorFlow's headers warn a lot: they are system headers here.
         flags += ["-isystem", flag[2:]] if flag.startswith("-I") else [flag]
     flags = [flag for flag in flags if not flag.startswith("--std=") and not flag.startswith("-std=")]
-    if tf.test.is_built_with_cuda():
-        include = cuda_include()
-        if include:
-            flags += ["-DGOOGLE_CUDA=1", "-isystem", include]
-        else:
-            sys.stderr.write(
-                "EPL: no GPU kernels: this TensorFlow has CUDA, but cuda_runtime.h was not found; give its folder as "
-                "CUDA_INCLUDE= or CUDA_HOME=, or pip install nvidia-cuda-runtime-cu11\n"
-            )
     flags.append("-DEIGEN_MAX_ALIGN_BYTES=64")
     libs = tf.sysconfig.get_link_flags()
     print("TF_STD := -std=%s" % ("c++14" if version < (2, 10) else "c++17"))
