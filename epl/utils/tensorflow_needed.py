@@ -4,6 +4,7 @@
 """
 
 import sys
+from typing import Optional
 
 from epl.utils.errors import TensorFlowNeededError
 
@@ -24,27 +25,28 @@ def _how_to_install() -> str:
     return f'Install it: pip install "tensorflow==1.15.5" {_LIMITS}, or "tensorflow-gpu==1.15.5" for GPUs.'
 
 
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, ImportError) and error.name == "tensorflow"
-
-
-def _refusal(error: Exception) -> TensorFlowNeededError:
-    if _is_missing(error):
+def _known(error: Exception) -> Optional[TensorFlowNeededError]:
+    """The refusal of a failure whose remedy is known, else None."""
+    if isinstance(error, ImportError) and error.name == "tensorflow":
         return _needed("there is none in this environment", _how_to_install())
     if "Descriptors cannot" in str(error):
         return _needed("protobuf is too new for the one in this environment", 'Type: pip install "protobuf<3.21"')
+    return None
+
+
+def _unknown(error: Exception) -> TensorFlowNeededError:
     words = str(error).strip().split("\n")[0]
-    remedy = "Make `import tensorflow` work first."
-    return _needed(f"`import tensorflow` fails with {type(error).__name__}: {words}", remedy)
-
-
-def _check(version: str) -> None:
-    if version.split(".")[:2] != _VERSION.split("."):
-        raise _needed(f"this environment has TensorFlow {version}", _how_to_install())
+    seen = f"`import tensorflow` fails with {type(error).__name__}: {words}"
+    return _needed(seen, "Make `import tensorflow` work first.")
 
 
 try:
     import tensorflow.compat.v1 as tf
-except Exception as error:  # protobuf's is a TypeError, a library that does not load an ImportError
-    raise _refusal(error) from (None if _is_missing(error) else error)
-_check(tf.VERSION)
+except Exception as failure:  # protobuf's is a TypeError, a library that does not load an ImportError
+    refusal = _known(failure)
+    if refusal is not None:
+        raise refusal from None
+    raise _unknown(failure) from failure
+
+if tf.VERSION.split(".")[:2] != _VERSION.split("."):
+    raise _needed(f"this environment has TensorFlow {tf.VERSION}", _how_to_install())

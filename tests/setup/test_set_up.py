@@ -1,6 +1,8 @@
 """Set-up from end to end, in a small project whose TensorFlow is an empty package: what is done, and done only once."""
 
+import contextlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -118,6 +120,21 @@ def test_a_changed_source_is_built_and_nothing_else(ready):
 def test_changed_requirements_are_installed(ready):
     ready.write("requirements/tensorflow.txt", "# changed\n./tensorflow-1.15.5-py3-none-any.whl\n")
     assert "installing the requirements" in ready.set_up().stdout
+
+
+def test_a_terminal_shows_what_pip_downloads(ready):
+    ready.write("requirements/tensorflow.txt", "# shown\n./tensorflow-1.15.5-py3-none-any.whl\n")
+    terminal, child = pty.openpty()
+    env = dict(os.environ, EPL_TF="cpu", EPL_APT="off", PYTHON=PYTHON, PATH=path_without(ready, "bin-without-uv"))
+    process = subprocess.Popen([PYTHON, ready.path("tools/set_up")], env=env, stdout=child, stderr=child)
+    os.close(child)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux: the read after the last writer has closed
+        while True:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait() == 0, shown.decode()
+    assert b"Processing ./tensorflow-1.15.5-py3-none-any.whl" in shown
 
 
 def test_another_compiler_builds_all_again(ready):

@@ -17,7 +17,7 @@ def main() -> int:
     """Runs set-up for the checkout that this file is in; the exit code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     start = time.time()
-    job = environment.SetUp(root, dict(os.environ), _say)
+    job = environment.SetUp(root, dict(os.environ), _say, progress=sys.stdout.isatty())
     try:
         os.makedirs(os.path.dirname(job.venv), exist_ok=True)
         with open(job.venv.rstrip("/") + ".lock", "w") as lock:

@@ -1,7 +1,7 @@
 """The steps of set-up: virtual environment, requirements, native libraries, the package in place.
 
 Each step is skipped while its stamp matches. Owns their order and what each depends on; finding a Python is
-`pythons.py`'s, packages of the operating system `system.py`'s.
+`pythons.py`'s, packages of the operating system `system.py`'s, those of Python `installer.py`'s.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Mapping, Optional
 import pythons
 import stamps
 import system
+from installer import Installer
 from pythons import SetUpError
 
 TENSORFLOW_CHOICES = ("auto", "cpu", "gpu", "system")
@@ -24,24 +25,27 @@ _SOURCES = (".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".inc", ".mk", ".py", ".sh
 class SetUp:
     """Sets up one checkout in one virtual environment."""
 
-    def __init__(self, root: str, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(self, root: str, env: Mapping[str, str], say: Callable[[str], None], progress: bool = False) -> None:
         """
         Args:
             root: The checkout.
             env: Environment variables: PYTHON, VENV, EPL_TF, CXX, EPL_APT.
             say: Takes a line for the user.
+            progress: Whether to show what is downloaded.
         """
         self.root = os.path.abspath(root)
         self.venv = os.path.join(self.root, env.get("VENV") or ".venv")
         self.python = os.path.join(self.venv, "bin", "python")
         self._env = env
         self._say = say
+        self._progress = progress
         self._packages = system.Packages(env, say)
 
     def run(self) -> bool:
         """Does every step that is due; True when there was one."""
         self._tensorflow = self._choice_of_tensorflow()
         worked = self._make_venv()
+        self._installer = Installer(self.python, self._version, self._clean_env(), self._say, self._progress)
         worked |= self._install_requirements()
         worked |= self._build_native()
         worked |= self._install_package()
@@ -145,11 +149,11 @@ class SetUp:
         self._say(f"installing the requirements of {names} (minutes when it is the first time)")
         if not os.path.isdir(self._site_packages("pip")):
             self._call([self.python, "-m", "ensurepip"], "This environment has no pip.")  # one that uv made
-        self._pip(["install", "-r", self._file("bootstrap.txt")])
+        self._installer.install(["-r", self._file("bootstrap.txt")], self.root)
         if tensorflow:
             other = "tensorflow" if tensorflow.endswith("-gpu.txt") else "tensorflow-gpu"
-            self._pip(["uninstall", "-y", other])  # both own the same files
-        self._pip(["install"] + [word for path in files for word in ("-r", path)])
+            self._installer.uninstall(other, self.root)  # both own the same files
+        self._installer.install([word for path in files for word in ("-r", path)], self.root)
         self._check_tensorflow()
         self._stamps.set("requirements", stamp)
         return True
@@ -233,8 +237,8 @@ class SetUp:
         if self._stamps.get("package") == stamp and os.path.exists(command):
             return False
         self._say("installing the package in place")
-        env = dict(self._clean_env(), EPL_NATIVE="off")  # built above
-        self._pip(["install", "--no-deps", "--no-build-isolation", "--editable", self.root], env)
+        words = ["--no-deps", "--no-build-isolation", "--editable", self.root]
+        self._installer.install(words, self.root, EPL_NATIVE="off")  # built above
         self._stamps.set("package", stamp)
         return True
 
@@ -246,13 +250,8 @@ class SetUp:
     def _site_packages(self, name: str) -> str:
         return os.path.join(self.venv, "lib", "python{}.{}".format(*self._version[:2]), "site-packages", name)
 
-    def _pip(self, words: List[str], env: Optional[Dict[str, str]] = None) -> None:
-        # Twice quiet: errors are shown, remarks about other folders of the machine are not.
-        command = [self.python, "-m", "pip", "--disable-pip-version-check"] + words[:1] + ["-qq"] + words[1:]
-        self._call(command, "pip failed; its words are above.", env)
-
-    def _call(self, command: List[str], failure: str = "", env: Optional[Dict[str, str]] = None) -> None:
-        done = subprocess.run(command, cwd=self.root, env=env or self._clean_env(), check=False)
+    def _call(self, command: List[str], failure: str = "") -> None:
+        done = subprocess.run(command, cwd=self.root, env=self._clean_env(), check=False)
         if done.returncode != 0:
             raise SetUpError("{}\nIt ended with {}: {}".format(failure, done.returncode, " ".join(command)).strip())
 
