@@ -12,6 +12,8 @@ import yaml
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools", "package"))
 
+import readme  # noqa: E402
+
 
 def read(name):
     with open(os.path.join(ROOT, name), encoding="utf-8") as source:
@@ -64,6 +66,12 @@ def test_one_command_builds_the_release(tmp_path):
     wheel, source = sorted(os.listdir(str(tmp_path)))
     assert re.fullmatch(r"epl-[\d.]+-1tf1\.15\.5[\w.]*-py3-none-linux_\w+\.whl", wheel)
     assert re.fullmatch(r"epl-[\d.]+\.tar\.gz", source)
+
+
+def test_links_of_the_readme_lead_to_the_project_where_they_are_relative():
+    text = "[a](docs/b.md#c) [d](https://e.org) [f](#g)"
+    expected = f"[a]({readme.PAGES}docs/b.md#c) [d](https://e.org) [f](#g)"
+    assert readme.absolute_links(text) == expected
 
 
 def test_the_citation_is_that_of_the_readme():
