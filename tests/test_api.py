@@ -122,7 +122,7 @@ def test_the_names_of_the_package() -> None:
     names += "get_all_collections get_collection init keep_whole replicate set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
-    assert epl.VERSION == "0.6.0"
+    assert epl.VERSION == epl.__version__ == "0.6.0"
 
 
 def test_the_keys_of_collections() -> None:
