@@ -21,7 +21,7 @@ FIRST_FD = 100
 # By default glibc returns large buffers to the system when they are freed and takes them again, page fault by page
 # fault, in every step; these settings keep the memory. Only for workers that compute on the CPU: one arena would hold
 # up the many threads of an input pipeline that feeds a GPU. docs/launcher.md has the figures, memory included.
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_ARENA_MAX": "1"}
+_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 # Workers cannot tell a worker that prepares data from one that died. But the launcher ends all of its workers if one
 # fails: if it has all workers of the job, they may wait for one another longer than by default. Six hours.
 _START_TIMEOUT = {"EPL_COMMUNICATION_START_TIMEOUT": "21600"}
@@ -127,7 +127,7 @@ def plan_workers(
             settings.update((key, value) for key, value in _START_TIMEOUT.items() if key not in os.environ)
         settings.update(device_settings)
         if options.malloc_tuning and not device_settings["CUDA_VISIBLE_DEVICES"]:
-            settings.update(_malloc_settings())
+            settings.update(_malloc_settings(options.gpu_per_worker))
         settings["TF_CONFIG"] = tf_config(hosts, index)
         settings["EPL_TASK_DIR"] = os.path.abspath(task_dir)
         settings["EPL_RESTART_COUNT"] = str(restart)
@@ -152,11 +152,15 @@ def _command(options: Options, task_dir: str) -> List[str]:
     return ["bash", options.script] + (arguments or [task_dir])
 
 
-def _malloc_settings() -> Dict[str, str]:
-    """The allocator's settings, unless the user has set them in one of glibc's two ways."""
+def _malloc_settings(devices: int) -> Dict[str, str]:
+    """The allocator's settings, unless the user has set them in one of glibc's two ways.
+
+    As many arenas as a worker has devices: these would wait for each other for the lock of one arena.
+    """
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return {}
-    return {key: value for key, value in _MALLOC.items() if key not in os.environ}
+    settings = dict(_MALLOC, MALLOC_ARENA_MAX=str(devices))
+    return {key: value for key, value in settings.items() if key not in os.environ}
 
 
 def _common_settings() -> Dict[str, str]:

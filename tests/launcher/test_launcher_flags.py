@@ -73,6 +73,11 @@ def test_malloc_settings_leave_the_users_own(run, log):
     assert (env["MALLOC_ARENA_MAX"], env["MALLOC_MMAP_MAX_"]) == ("7", "0")
 
 
+def test_malloc_has_an_arena_for_each_device(run, log):
+    run(SHOW_ENV, name="job.py", workers=1, devices=3)
+    assert shown(log, 0)[0]["MALLOC_ARENA_MAX"] == "3"
+
+
 def test_malloc_settings_can_be_left_out(run, log):
     run(SHOW_ENV, "--no_malloc_tuning", name="job.py")
     assert not [key for key in shown(log, 0)[0] if key.startswith("MALLOC_")]
