@@ -1,7 +1,8 @@
 # The commands of the project; docs/install.md explains them.
 #   make quickstart   set up this machine and run the first example
 #   make test         set up and run every test but the long ones
-# Variables: PYTHON=<a Python 3.7>, VENV=<folder>, EPL_TF=auto|cpu|gpu|system, ARGS=<more words for pytest or a program>.
+# Variables: PYTHON=<a Python 3.7>, VENV=<folder>, EPL_TF=auto|cpu|gpu|system, ARGS=<more words for pytest or a program>,
+# PORT=<of docs-serve>.
 
 VENV ?= .venv
 VENV_PYTHON := $(abspath $(VENV))/bin/python
@@ -10,12 +11,13 @@ BOOT_PYTHON := $(shell command -v python3 || command -v python3.7 || command -v 
 RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS
 CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
 JOBS ?= 2
+PORT ?= 8000
 
-.PHONY: help setup quickstart test test-long coverage lint bench docs build package clean
+.PHONY: help setup quickstart test test-long coverage lint bench docs docs-links docs-serve build package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-long coverage lint bench docs build package clean"
+	@echo "also: make test-long coverage lint bench docs docs-links docs-serve build package clean"
 
 setup:
 	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
@@ -47,6 +49,14 @@ bench: setup
 docs: setup
 	$(VENV_PYTHON) tools/gen_config_docs.py
 	$(VENV_PYTHON) tools/gen_composition_docs.py
+	@$(RUN) $(VENV_PYTHON) tools/build_docs.py html $(ARGS)
+
+docs-links: setup
+	@$(RUN) $(VENV_PYTHON) tools/build_docs.py linkcheck $(ARGS)
+
+docs-serve: docs
+	@echo "The site is at http://localhost:$(PORT); Ctrl-C ends it."
+	@$(RUN) $(VENV_PYTHON) -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
 build: setup
 	$(MAKE) -C csrc PYTHON=$(VENV_PYTHON)

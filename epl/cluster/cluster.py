@@ -67,12 +67,12 @@ class Cluster:
 
     @property
     def hosts(self) -> List[str]:
-        """The `host:port` of every worker, by worker index."""
+        """The address of every worker, host and port, by worker index."""
         return list(self._hosts)
 
     @property
     def machines(self) -> List[str]:
-        """The machine of every worker, by worker index: its host without the port."""
+        """The machine of every worker, which is its host without the port, by worker index."""
         return [tf_config.machine_of(host) for host in self._hosts]
 
     @property

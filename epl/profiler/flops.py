@@ -59,7 +59,7 @@ def profile_flops(sess: tf.Session, run_metadata: tf.RunMetadata, cmds: Union[st
       sess, run_metadata, cmds: as for `profile_step`.
 
     Returns:
-      The FLOPs of the model: each op once, as for one micro batch on one device.
+      The FLOPs of the model, which count each op once, as for one micro batch on one device.
 
     Raises:
       ValueError: unknown `cmds`, or the run was not traced as needed.

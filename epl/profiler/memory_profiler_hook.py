@@ -37,7 +37,7 @@ class MemoryProfilerHook(TracedRunsHook):
         """Nothing is written before the session begins.
 
         Args:
-          save_steps: every `save_steps`th run is traced.
+          save_steps: one of so many runs is traced, those whose number it divides.
           max_steps: the last run that may be traced.
           output_dir: the folder, which is created if it is missing; "" is the current one.
           visualize: whether pictures are drawn.
@@ -80,8 +80,8 @@ def profile_memory(
       graph: that of the session; the default graph if not given.
 
     Returns:
-      For each device `{"device": name, "persist": bytes, "peak_memory": bytes}`: what variables and constants hold,
-      and the most at once, these included.
+      A dict for each device, with its name under "device", the bytes that variables and constants hold under "persist",
+      and the most bytes at once, these included, under "peak_memory".
 
     Raises:
       ValueError: the run was not traced.

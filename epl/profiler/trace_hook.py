@@ -25,7 +25,7 @@ class TraceHook(TracedRunsHook):
         """Nothing is written before the session begins.
 
         Args:
-          save_steps: every `save_steps`th run is traced.
+          save_steps: one of so many runs is traced, those whose number it divides.
           max_steps: the last run that may be traced.
           output_dir: the folder, made if it is not there; "" is the current one.
 

@@ -13,7 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PAGES = sorted(page for at in ("", "docs", "docs/decisions") for page in glob.glob(os.path.join(ROOT, at, "*.md")))
 # Folder of pages -> the page that lists them.
 INDEXES = {"": "README.md", "docs": "docs/index.md", "docs/decisions": "docs/decisions/README.md"}
-LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c", "bibtex")
+LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c", "diff", "bibtex", "{eval-rst}")
 
 # Command: the test that runs it (file::function), or "excused: " and why none does.
 COMMANDS = {
@@ -52,6 +52,16 @@ COMMANDS = {
         "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"
     ),
     "tensorboard --logdir logs": "excused: TensorBoard's, not ours",
+    **dict.fromkeys(
+        [
+            "export EPL_JOB_ID=$SLURM_JOB_ID",
+            "export MACHINES=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sed 's/$/:2222/' | paste -sd, -)",
+            "srun bash -c 'epl-launch --num_workers $SLURM_NNODES --gpu_per_worker 4 --machine_rank $SLURM_NODEID "
+            "--machine_list $MACHINES --log_dir experiments/$SLURM_JOB_ID-$SLURM_NODEID "
+            "--secret_file job.key train.py'",
+        ],
+        "tests/docs/test_clusters.py::test_the_slurm_script_starts_one_launcher_on_each_machine",
+    ),
     "pip install .": "tests/setup/test_package.py::test_a_platform_wheel_has_the_native_libraries",
     'pip install ".[cpu]"': "tests/setup/test_package.py::test_one_line_installs_everything_into_a_fresh_environment",
     'pip install ".[gpu]"': "tests/setup/test_package.py::test_the_extras_name_one_tensorflow",

@@ -98,7 +98,8 @@ def test_every_error_of_a_model_has_an_entry():
 
 
 @pytest.mark.parametrize(
-    "name", ["data_parallelism.md", "gradient_accumulation.md", "offload.md", "pipeline.md", "profiling.md"]
+    "name",
+    ["data_parallelism.md", "gradient_accumulation.md", "offload.md", "pipeline.md", "profiling.md", "tensorboard.md"],
 )
 def test_the_code_of_a_page_runs(tmp_path, name):
     blocks = re.findall(r"^```python\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL)
