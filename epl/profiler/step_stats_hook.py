@@ -68,7 +68,8 @@ class StepStatsHook(tf.train.SessionRunHook):
                 f"loss of StepStatsHook is {loss!r}: expected a scalar tf.Tensor, such as tf.reduce_mean(losses)."
             )
         self._folder = output_dir
-        self._loss = loss
+        self._given_loss = loss
+        self._loss: Optional[tf.Tensor] = None  # of the graph that runs
         self._samples_per_run = samples_per_run
         self._save_steps = save_steps
         self._trace_steps = trace_steps
@@ -84,7 +85,7 @@ class StepStatsHook(tf.train.SessionRunHook):
         """Finds what is fetched, and opens the event file.
 
         Raises:
-          ValueError: the graph has no global step.
+          ValueError: the graph has no global step, or the loss that was given is of another graph.
         """
         self._step = tf.train.get_global_step()
         if self._step is None:
@@ -94,8 +95,13 @@ class StepStatsHook(tf.train.SessionRunHook):
             )
         graph = Graph.of(tf.get_default_graph())
         self._scale = None if graph is None else graph.state_of(LossScale)
-        if self._loss is None:
-            self._loss = _objective(graph)
+        self._loss = _objective(graph) if self._given_loss is None else self._given_loss
+        if self._loss is not None and self._loss.graph is not tf.get_default_graph():
+            raise ValueError(
+                f"loss of StepStatsHook is {self._loss.name!r} of another graph than the one that the session runs: "
+                "expected a tensor of that graph. Make a new hook for each graph, as in the model_fn of an Estimator, "
+                "or leave loss out: the hook then finds it in each graph."
+            )
         worker = output_files.this_worker()[0]
         self._writer = tf.summary.FileWriterCache.get(
             os.path.join(self._folder, f"worker_{worker}") if worker else self._folder

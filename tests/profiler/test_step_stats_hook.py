@@ -116,8 +116,21 @@ def test_an_estimator_takes_the_hook(init, tmp_path):
         return tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.ones([4, 1]))).repeat()
 
     hook = epl.StepStatsHook(str(tmp_path / "stats"), samples_per_run=8, save_steps=2)
-    tf.estimator.Estimator(model_fn, str(tmp_path / "model")).train(input_fn, hooks=[hook], steps=3)
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "model"))
+    estimator.train(input_fn, hooks=[hook], steps=3)
     assert steps(tmp_path / "stats", "loss") == [1, 3] and steps(tmp_path / "stats", "exposed_communication") == [2]
+    estimator.train(input_fn, hooks=[hook], steps=2)  # in a second graph
+    assert steps(tmp_path / "stats", "loss") == [1, 3, 5]
+
+
+def test_a_loss_of_another_graph_is_refused(init, tmp_path):
+    init(1)
+    hook = epl.StepStatsHook(str(tmp_path), Linear().loss)
+    with tf.Graph().as_default():
+        tf.train.create_global_step()
+        text = error_text(hook.begin)
+    assert text.startswith("ValueError: loss of StepStatsHook is 'loss:0' of another graph")
+    assert not os.listdir(str(tmp_path))
 
 
 def test_a_graph_without_global_step_is_refused(init, tmp_path):
