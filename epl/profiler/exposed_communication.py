@@ -39,8 +39,9 @@ class Exposure(NamedTuple):
 def exposures(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Exposure]:
     """The communication of each device to which the plan gives a replica or a stage, by name.
 
-    On a GPU the kernels of its streams are what it computes; elsewhere the ops are. Transfers between processes, and
-    ops that wait for the input pipeline, are neither computation nor communication.
+    On a GPU the kernels of its streams are what it computes, without those of NCCL, which communicate, and without
+    copies of memory; elsewhere the ops are. Copies, transfers between processes, and ops that wait for the input
+    pipeline, are neither computation nor communication.
 
     Args:
       metadata: the record of the step.
@@ -71,16 +72,28 @@ def exposed_share(found: Sequence[Exposure]) -> float:
 def _busy(ran: Iterable[Execution], roles: Roles) -> Tuple[List[_Interval], List[_Interval]]:
     """When a device communicates, and when it computes; without overlaps."""
     collectives, ops, kernels = [], [], []
+    on_gpu = False  # also if all that is in its streams communicates or copies
     for one in ran:
+        on_gpu = on_gpu or bool(one.stream)
         kind = roles.of(one.op, one.device, one.op_type).kind
         interval = (one.start_ns, one.end_ns)
-        if kind == RoleKind.COLLECTIVE:
+        if kind == RoleKind.COLLECTIVE or (one.stream and "nccl" in _kernel(one)):
             collectives.append(interval)
         elif one.stream:
-            kernels.append(interval)
+            if "memcpy" not in _kernel(one):
+                kernels.append(interval)
         elif kind != RoleKind.TRANSFER and one.op_type not in TRANSFERS | op_types.DATA_SOURCES:
             ops.append(interval)
-    return _union(collectives), _union(kernels or ops)
+    return _union(collectives), _union(kernels if on_gpu else ops)
+
+
+def _kernel(one: Execution) -> str:
+    """What ran in a stream of a GPU, in lower case: the kernel and the stream, without the name of the op.
+
+    The record has `op:type::kernel`, or the kernel alone, in whose name C++ may have `::`.
+    """
+    launched_by_op = one.op_type and not one.op_type.startswith(":")
+    return f"{one.op_type if launched_by_op else one.op} {one.stream}".lower()
 
 
 def _union(intervals: Iterable[_Interval]) -> List[_Interval]:

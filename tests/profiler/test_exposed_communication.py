@@ -64,6 +64,40 @@ def test_on_a_gpu_the_kernels_count_and_not_their_launches():
     assert exposed(collective(0, 10), computes(0, 10), computes(8, 12, "stream:7")) == (10, 8)
 
 
+def of_gpu(*ran):
+    """A record as TensorFlow 1.15 writes it: one op on GPU 0, and (name, start, end) in its streams, microseconds."""
+    metadata = tf.RunMetadata()
+    launched = metadata.step_stats.dev_stats.add(device="/job:localhost/replica:0/task:0" + GPU)
+    launched.node_stats.add(node_name="a", timeline_label="a = MatMul(x)", all_start_micros=1, all_end_rel_micros=30)
+    for stream in (GPU + "/stream:all", "/gpu:0 (NVIDIA H100)/context#0/stream#1:Kernel"):
+        records = metadata.step_stats.dev_stats.add(device=stream)
+        for name, start, end in ran:
+            records.node_stats.add(node_name=name, all_start_micros=start, all_end_rel_micros=end - start)
+    return [one for one in step_stats.executions(metadata) if one.device.endswith(GPU)]
+
+
+@pytest.mark.parametrize(
+    "name, communicates, is_exposed",
+    [
+        ("a:MatMul::volta_sgemm_128x64_nn", 10, 5),
+        ("volta_sgemm_128x64_nn", 10, 5),
+        ("void Eigen::internal::EigenMetaKernel<float>", 10, 5),
+        ("nccl_memcpy/a:MatMul::volta_sgemm_128x64_nn", 10, 5),  # the name of an op says nothing
+        ("MemcpyHtoD", 10, 10),
+        ("a:MatMul::MemcpyDtoD", 10, 10),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float", 15, 15),
+        ("void NcclKernel<a::b>", 15, 15),
+        ("a:MatMul::_Z21ncclBroadcastKernel", 15, 15),
+    ],
+)
+def test_in_the_streams_of_a_gpu_copies_and_nccl_compute_nothing(name, communicates, is_exposed):
+    ran = of_gpu(("ncclKernel_Broadcast_RING_LL_Sum_int8_t", 10, 20), (name, 15, 25))
+    collectives, computes = exposed_communication._busy(ran, FakeRoles())
+    length = exposed_communication._length(collectives) // 1000
+    covered = exposed_communication._overlap(collectives, computes) // 1000
+    assert (length, length - covered) == (communicates, is_exposed)
+
+
 def test_the_share_is_the_mean_of_the_devices():
     found = [Exposure("a", 2.0, 1.0, 0.5), Exposure("b", 2.0, 1.0, 1.0)]
     assert exposed_share(found) == pytest.approx(0.375) and exposed_share([]) == 0.0
