@@ -55,8 +55,7 @@ def init(config: Optional[Config] = None) -> None:
         _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
     env.init(config, Cluster(layout=layout, config=config), StrategyContext())
-    env.explain = explanation_report.print_at_first_run
-    hooks.install()
+    hooks.install(explanation_report.print_at_first_run)
 
 
 def _begin_new_graph() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -28,7 +28,6 @@ class Env:
         self.config = Config()
         self.cluster: "Optional[Cluster]" = None
         self._strategy_context: "Optional[StrategyContext]" = None
-        self.explain: Optional[Callable[[tf.Graph], None]] = None  # prints what a rewritten graph is
         self.is_ready = False
         self.inits = 0  # calls of epl.init that succeeded
         self._said: Set[str] = set()

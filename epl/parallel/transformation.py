@@ -193,8 +193,6 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 passes = run_passes(passes_of(features.FEATURES, is_plain=True), rewrite)
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.rewritten = rewrite
-    if env.explain is not None and explain.wants_tables(cluster):
-        env.explain(graph.tf_graph)
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 
 

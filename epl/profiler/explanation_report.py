@@ -7,7 +7,9 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.graph import Graph
 from epl.ir.taskgraph import Phase
+from epl.parallel.plan import explain as plan_line
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan import schedule as schedules
 from epl.parallel.plan import schedule_simulator
@@ -25,18 +27,24 @@ _MOST_DEVICES = 4  # in a cell
 def print_explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None) -> None:
     """Prints the explanation of a step on standard output, on worker 0; arguments and errors as `explanation`."""
     text = describe(explanation(fetches, feed_dict))
+    graph = Graph.get()
+    assert graph is not None
+    graph.says_first(plan_line.TABLES)  # so the first run does not print them again
     if output_files.is_first_worker():
         print(text, flush=True)
 
 
 def print_at_first_run(tf_graph: tf.Graph) -> None:
-    """Prints the explanation of a graph that was just rewritten, on standard error."""
+    """Prints the explanation of a rewritten graph on standard error; its plan with a warning if that fails."""
+    graph = Graph.of(tf_graph)
+    assert graph is not None and graph.rewritten is not None
     try:
         with tf_graph.as_default():
             text = describe(explanation())
     except Exception as error:  # the training does not need it
         logger.warning("EPL_EXPLAIN=1 cannot explain the model (%r): call epl.explain(train_op, feed_dict).", error)
-        return
+        plan = graph.rewritten.plan
+        text = f"EPL: {plan_line.summary(plan, graph.rewritten.cluster)}\n\n{plans.describe(plan)}"
     sys.stderr.write(text + "\n")
 
 

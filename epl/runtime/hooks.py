@@ -47,10 +47,15 @@ from epl.utils.errors import PlanError
 _installed: List[Tuple[Any, str, Any]] = []
 
 
-def install() -> None:
-    """Replaces the attributes listed above; a second call does nothing."""
+def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
+    """Replaces the attributes listed above; a second call does nothing.
+
+    Args:
+      explain: prints what a graph became; called once for a graph, before its first run, if the user asks for it.
+    """
     if _installed:
         return
+    runs.set_explain(explain)
     gradients_util = tf_compat.gradients_util_module
     _wrap(tf.Graph, "__init__", _graph_init)
     _wrap(gradients_util, "_GradientsHelper", recorder.recorded_gradients)

@@ -10,11 +10,14 @@ import functools
 import threading
 from typing import Any, Callable, List, Optional
 
+import tensorflow.compat.v1 as tf
+
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel import features, inference, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
+from epl.parallel.plan import explain as plan_line
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.runtime import server
 from epl.runtime.session import GraphRunner
@@ -23,6 +26,14 @@ from epl.utils.errors import PlanError
 
 _FIRST_NAMES = 3  # of what a run fetches, in messages
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
+
+_Explain = Callable[[tf.Graph], None]
+_explain: List[_Explain] = []  # one or none
+
+
+def set_explain(explain: Optional[_Explain]) -> None:
+    """Sets what prints the tables of a graph before its first run."""
+    _explain[:] = [] if explain is None else [explain]
 
 
 def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> Optional[GraphRunner]:
@@ -43,6 +54,9 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
                 _refuse_shipped(session, graph)
                 transformation.transform(session.graph)
     rewrite = graph.rewritten
+    if rewrite is not None and graph.says_first(plan_line.TABLES) and plan_line.wants_tables(rewrite.cluster):
+        for explain in _explain:
+            explain(session.graph)
     if rewrite is None or rewrite.runs_as_it_is:
         return None
     checkpoints = graph.state_of(Checkpoints)

@@ -2,9 +2,9 @@
 
     EPL: 4 replicas = 2 workers x 2 devices (CPU), 1 stage, gradients averaged in 5 buckets; EPL_EXPLAIN=1 for the plan
 
-`EPL_EXPLAIN=1` adds the tables of `epl.explain()` when the graph is rewritten, `EPL_EXPLAIN=0` leaves the line out. If
-the script shows the logger `epl` at level INFO, every worker logs line and plan there instead of the line; a level
-above INFO, set for that logger, leaves them out.
+`EPL_EXPLAIN=1` prints the tables of `epl.explain()` in its place, before the first run of the graph, unless the script
+did; `EPL_EXPLAIN=0` leaves the line out. If the script shows the logger `epl` at level INFO, every worker logs line and
+plan there instead of the line; a level above INFO, set for that logger, leaves them out.
 """
 
 import logging
@@ -17,6 +17,7 @@ from epl.parallel.plan.plan import Plan
 
 logger = logging.getLogger("epl")
 
+TABLES = "tables"  # what `Graph.says_first` calls them
 _EXPLAIN = "EPL_EXPLAIN"
 _ON, _OFF = ("1", "true", "yes"), ("0", "false", "no")
 
@@ -36,7 +37,7 @@ def tell(plan: Plan, cluster: Cluster) -> None:
 
 
 def wants_tables(cluster: Cluster) -> bool:
-    """Whether this process prints the tables of a graph once it is rewritten; their title is the line of `tell`."""
+    """Whether this process prints the tables of a graph before its first run; their title is the line of `tell`."""
     return cluster.worker_index == 0 and _wish() in _ON
 
 

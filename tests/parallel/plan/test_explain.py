@@ -5,11 +5,13 @@ import logging
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.parallel.plan import explain
 from epl.parallel.plan.sections import SplitSection
 from epl.profiler import explanation_report
+from epl.profiler.memory_estimate import memory_estimate
 from tests.parallel.in_process import Linear
 from tests.parallel.plan.test_plan import example
 
@@ -23,10 +25,11 @@ def trained(init, capfd, monkeypatch):
     monkeypatch.delenv("EPL_EXPLAIN", raising=False)
     before = logging.getLogger("epl").level
 
-    def train():
+    def train(before=lambda model: None):
         init(2)
         model = Linear()
         model.minimize()
+        before(model)
         for _ in range(2):
             with tf.Session() as sess:
                 sess.run(tf.global_variables_initializer())
@@ -50,13 +53,37 @@ def test_the_tables_follow_on_request(trained, monkeypatch):
     assert "  apply0: 1 gradients (0 sparse) in 1 transfer(s)" in lines
 
 
+def test_tables_that_the_script_printed_do_not_follow(trained, monkeypatch, capfd):
+    monkeypatch.setenv("EPL_EXPLAIN", "1")
+    printed = []
+
+    def explain(model):
+        epl.explain(model.train_op)
+        printed.extend(capfd.readouterr())
+
+    assert trained(explain) == []
+    assert printed[0].count("TaskGraphs") == 1 and "TaskGraphs" not in printed[1]
+
+
+def test_the_tables_of_an_estimated_model_wait_for_its_run(trained, monkeypatch, capfd):
+    monkeypatch.setenv("EPL_EXPLAIN", "1")
+
+    def estimate(model):
+        memory_estimate(model.train_op, model.feed())
+        assert "TaskGraphs" not in capfd.readouterr().err
+
+    assert sum(line.startswith("TaskGraphs") for line in trained(estimate)) == 1
+
+
 def test_a_model_that_cannot_be_explained_trains(trained, monkeypatch, caplog):
     def fail(*_):
         raise ValueError("odd")
 
     monkeypatch.setenv("EPL_EXPLAIN", "1")
     monkeypatch.setattr(explanation_report, "explanation", fail)
-    assert not [line for line in trained() if line.startswith("TaskGraphs")]
+    lines = trained()
+    assert lines[0] == LINE and "  apply0: 1 gradients (0 sparse) in 1 transfer(s)" in lines
+    assert not [line for line in lines if line.startswith("TaskGraphs")]
     assert "cannot explain the model (ValueError('odd'" in caplog.text
 
 
