@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Type
+from typing import Any, Callable, Dict, List, Sequence, Type
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -309,18 +309,13 @@ class GraphRunner:
         rewrite = self.rewrite
         if state.replicas_current or rewrite.local_replicas == 1:
             return
-        try:
-            self._copy(session, rewrite.syncs)
-        except tf.errors.FailedPreconditionError:  # rare; to ask first would make TensorFlow prepare one more run
-            missing = {sync.variable for sync in self._uninitialized(session)}
-            self._copy(session, [sync for sync in rewrite.syncs if sync.variable not in missing])
-        # What has no value yet gets one by an initializer, after which all are copied again.
-        state.replicas_current = True
-
-    def _copy(self, session: tf.Session, syncs: Iterable[VariableSync]) -> None:
-        copies = [copy for sync in syncs for copy in sync.copies]
+        # Asked first: TensorFlow 1.15 may crash in a run that copies variables of which one has no value.
+        missing = {sync.variable for sync in self._uninitialized(session)}
+        copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
         if copies:
             self._raw(session, None, self._ops(copies), [], {}, None, None)
+        # What has no value yet gets one by an initializer, after which all are copied again.
+        state.replicas_current = True
 
     def _uninitialized(self, session: tf.Session) -> List[VariableSync]:
         syncs = self.rewrite.syncs
