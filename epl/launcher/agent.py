@@ -21,6 +21,7 @@ from epl.launcher import plan as launcher_plan
 from epl.launcher.console import Console
 from epl.launcher.job import Interrupts
 from epl.launcher.options import Options
+from epl.utils.job_variables import SECRET, SECRET_FILE
 from epl.utils.version import VERSION
 
 FLAG = "--agent"  # of epl-launch, on the command line that ssh runs
@@ -72,7 +73,8 @@ def serve() -> int:
         order = AgentOrder(**json.loads(commands.line()))
         options, ports = _get_ready(order)
         port = ports[0].number if ports else None
-        print(MARK + json.dumps({"port": port}), flush=True)
+        sys.stdout.write(MARK + json.dumps({"port": port}) + "\n")  # in one write, also where Python does not buffer
+        sys.stdout.flush()
         hosts: List[str] = json.loads(commands.line())
         options = options._replace(hosts=hosts)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
@@ -104,6 +106,8 @@ def _get_ready(order: AgentOrder) -> Tuple[Options, Dict[int, launcher_plan.Port
             f"the working directory {order.directory} cannot be used here: {error.strerror}; the script and its "
             "directory must be at the same path on every machine"
         ) from None
+    for name in (SECRET, SECRET_FILE):  # of a login here; the workers of one job need the same
+        os.environ.pop(name, None)
     os.environ.update(order.environ)
     options = Options(**order.options)
     if not os.access(options.script, os.R_OK):

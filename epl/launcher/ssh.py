@@ -205,7 +205,9 @@ class _Agent:
         if not self.ready:
             self._find_answer()
         *lines, self._pending["errors"] = self._pending["errors"].split(b"\n")
-        output, self._pending["output"] = self._pending["output"] if self.ready else b"", b""
+        output = b""
+        if self.ready:  # before, a part of the agent's line may have come
+            output, self._pending["output"] = self._pending["output"], b""
         return output, [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
 
     @property
@@ -289,8 +291,9 @@ class _Run:
         if one.unfinished:
             self._console.say(f"{one.host}: {one.unfinished}")
         code = one.process.returncode
-        if code and not self._code and self._interrupted is None:
-            self._fail(code if code > 0 else 128 - code, _reason(one, code))
+        failed = code or not one.told  # without the addresses it has started no worker
+        if failed and self._deadline is None:
+            self._fail((code if code > 0 else 128 - code) if code else 1, _reason(one, code))
 
     def _fail(self, code: int, text: str) -> None:
         self._code = code
@@ -330,7 +333,13 @@ class _Run:
 
 def _reason(one: _Agent, code: int) -> str:
     """Why an agent has ended, and what to do where it has not even started."""
-    how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+    if code == 0:
+        return (
+            f"the part of the job on {one.host} ended with exit code 0 before it started a worker: does ssh run "
+            "another command there (command= in authorized_keys, ForceCommand), or does a start-up file of the shell "
+            "end it?"
+        )
     if one.ready:
         return f"the part of the job on {one.host} (worker(s) {_list(one.ranks)}) ended: {how}"
     if code == _SSH_FAILED:

@@ -174,6 +174,38 @@ def test_this_machine_alone_needs_no_ssh(run, log, tmp_path):
     assert [host.rpartition(":")[0] for host in hosts] == ["127.0.0.1"] * 2
 
 
+def test_an_answer_may_come_in_parts(tmp_path):
+    (tmp_path / "agent.py").write_text(
+        "import sys, time\n"
+        "for part in ('Welcome!\\nepl-launch ag', 'ent: {\"port\": 7}', '\\nfirst'):\n"
+        "    print(part, end='', flush=True)\n"
+        "    time.sleep(0.3)\n"
+    )
+    order = agent.AgentOrder(VERSION, "", {}, {}, "", 0)
+    one = ssh._Agent("node", "node", [0], [sys.executable, str(tmp_path / "agent.py")], order)
+    output = b""
+    while one.descriptors:
+        output += one.read()[0]
+    one.close()
+    assert (one.process.wait(), one.ready, one.port, output) == (0, True, 7, b"first")
+
+
+def test_an_end_before_the_start_of_workers_is_a_failure(run, tmp_path, path):
+    launch = run("touch started\n", "-H", "127.0.0.2:1,forced:1", **path)
+    assert launch.code == 1 and not (tmp_path / "started").exists()
+    assert "the part of the job on forced ended with exit code 0 before it started a worker" in launch.output
+
+
+def test_a_secret_of_the_machine_does_not_count(run, log, tmp_path):
+    (tmp_path / "key").write_text("k" * 32)
+    launch = run(
+        SHOW_ENV, "-H", "localhost:1", "--secret_file", "key", workers=1, name="job.py", EPL_JOB_SECRET="s" * 32
+    )
+    assert launch.code == 0, launch.output
+    env, _ = json.loads(log(0))
+    assert env["EPL_JOB_SECRET_FILE"] == str(tmp_path / "key") and "EPL_JOB_SECRET" not in env
+
+
 def test_localhost_next_to_other_machines_is_refused(run, path):
     launch = run("touch started\n", "-H", "localhost:1,127.0.0.2:1", **path)
     assert launch.code == 2 and "localhost stands next to other machines" in launch.output
