@@ -91,8 +91,11 @@ def _from_scheduler() -> JobHosts:
         return JobHosts((_LOCAL_HOST,), 0)
     hosts = schedulers.addresses(task, os.environ)
     _check_hosts(hosts, f"the environment of {task.launcher}")
-    if task.rank == 0:
-        logger.info("%s has started %d tasks, which are one job: %s", task.launcher, task.size, ", ".join(hosts))
+    # Shown by default: a task that is taken for a part of a job waits for the others.
+    if task.rank == 0 and Env.get().says_first("a job of a scheduler"):
+        logger.warning(
+            "EPL: %s has started %d tasks, which are one job: %s", task.launcher, task.size, ", ".join(hosts)
+        )
     return JobHosts(hosts, task.rank)
 
 

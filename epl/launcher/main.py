@@ -104,8 +104,10 @@ def _check_scheduler(options: Options) -> None:
     Raises:
       ClusterError: so it is, and TF_CONFIG does not say that it is meant.
     """
-    task = None if os.environ.get("TF_CONFIG", "").strip() else schedulers.find(os.environ)
-    if task is not None and len(options.local_indices) == options.num_workers:
+    if os.environ.get("TF_CONFIG", "").strip() or len(options.local_indices) < options.num_workers:
+        return
+    task = schedulers.find(os.environ)
+    if task is not None:
         raise ClusterError(
             f"{task.launcher} has started epl-launch as task {task.rank} of {task.size}, and each would start a job of "
             f"its own with {options.num_workers} worker(s). Start the script itself by {task.launcher.split()[0]}, "

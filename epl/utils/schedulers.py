@@ -73,6 +73,10 @@ def find(environ: Mapping[str, str]) -> Optional[SchedulerTask]:
       ClusterError: the variables contradict each other, or do not say how many tasks there are.
     """
     slurm, mpi = _slurm(environ), _mpi(environ)
+    if slurm is not None and _has_terminal(environ):
+        # A shell or notebook, below which only mpirun starts tasks; what srun --mpi=pmi2 sets has no local size.
+        of_mpirun = mpi is not None and mpi.mpi is not None and mpi.mpi.local_size in environ
+        return mpi if of_mpirun and mpi is not None and mpi.size > 1 else None
     # mpirun inside of Slurm starts its own helpers by srun; their tasks have the variables of both.
     if mpi is None or (slurm is not None and (slurm.rank, slurm.size) == (mpi.rank, mpi.size)):
         found = slurm
@@ -103,6 +107,18 @@ def _slurm(environ: Mapping[str, str]) -> Optional[SchedulerTask]:
     if "SLURM_STEP_NUM_TASKS" not in environ:
         return None
     return _task("srun", environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None)
+
+
+def _has_terminal(environ: Mapping[str, str]) -> bool:
+    """Whether this is in the task to which `srun --pty` has given a terminal: the first one of its step."""
+    if "SLURM_PTY_PORT" not in environ:
+        return False
+    try:
+        with open("/proc/{}/stat".format(int(environ.get("SLURM_TASK_PID", ""))), "rb") as stat:
+            # pid (name) state parent group session terminal ...; the name may hold anything.
+            return int(stat.read().rpartition(b")")[2].split()[4]) != 0
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _mpi(environ: Mapping[str, str]) -> Optional[SchedulerTask]:

@@ -43,6 +43,7 @@ def test_tasks_train_together(launcher, machines):
     assert done.returncode == 0, done.stdout
     for rank in (0, 1):
         assert f"{rank}: worker {rank} of 2 at {machines}: weight -1.5" in done.stdout
+    assert done.stdout.count("has started 2 tasks, which are one job: 127.0.0.1:") == 1
 
 
 @pytest.mark.skipif(not CAN_MAKE, reason="namespaces need root and iproute2")
@@ -82,6 +83,21 @@ def test_the_launcher_in_every_task_is_refused(tmp_path, size):
     assert done.returncode == 2
     assert "srun has started epl-launch as task 1 of 2, and each would start a job of its own" in done.stdout
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_launcher_of_one_worker_does_not_read_the_scheduler(tmp_path):
+    launch = [
+        "--num_workers",
+        2,
+        "--gpu_per_worker",
+        1,
+        "--machine_rank",
+        0,
+        "--machine_list",
+        "127.0.0.1:1,127.0.0.1:2",
+    ]
+    done = start(sys.executable, LAUNCHER, *launch, "--dry_run", MEAN, PMIX_RANK="0", EPL_CLUSTER_DEVICE_TYPE="cpu")
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_launcher_in_one_task_wins_over_the_scheduler(tmp_path):

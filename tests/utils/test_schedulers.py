@@ -1,5 +1,10 @@
 """What the variables of srun and mpirun say about a job. Real tasks are in tests/cluster/test_scheduler_jobs.py."""
 
+import fcntl
+import os
+import subprocess
+import termios
+
 import pytest
 
 from epl.utils import schedulers
@@ -93,6 +98,50 @@ def test_a_file_of_hosts_that_mpirun_has_is_read(tmp_path):
 )
 def test_mpirun_inside_of_slurm_and_srun_with_pmi(environ, launcher):
     assert schedulers.find(environ).launcher == launcher
+
+
+@pytest.fixture
+def with_terminal():
+    """Variables of a step of `srun --pty`: those of its task 0, which has a terminal."""
+    controller, terminal = os.openpty()
+    process = subprocess.Popen(
+        ["sleep", "60"],
+        stdin=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    yield {"SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": str(process.pid)}
+    process.kill()
+    process.wait()
+    os.close(controller)
+    os.close(terminal)
+
+
+@pytest.fixture
+def without_terminal():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield {"SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": str(process.pid)}
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("more", [{}, {"PMIX_RANK": "0"}, {"PMI_RANK": "0", "PMI_SIZE": "4"}])
+def test_an_interactive_shell_in_a_step_of_several_tasks_is_alone(with_terminal, more):
+    assert schedulers.find(slurm(**with_terminal, **more)) is None
+
+
+def test_mpirun_in_an_interactive_shell_starts_a_job(with_terminal):
+    task = schedulers.find(dict(slurm(), **open_mpi(), **with_terminal))
+    assert (task.launcher, task.size) == ("mpirun of Open MPI", 4)
+
+
+def test_srun_in_an_interactive_shell_starts_a_job(without_terminal):
+    assert schedulers.find(slurm(**without_terminal)).size == 4
+
+
+@pytest.mark.parametrize("more", [{"SLURM_PTY_PORT": "1"}, {"SLURM_PTY_PORT": "1", "SLURM_TASK_PID": "0"}])
+def test_a_task_that_cannot_be_seen_is_one_of_several(more):
+    assert schedulers.find(slurm(**more)).size == 4
 
 
 def test_the_port_follows_from_the_job_and_the_step():
