@@ -1,8 +1,8 @@
 """The part of `epl-launch -H` on another machine: starts the workers that are to run there, and ends with the launcher.
 
     launcher --ssh--> agent --guard--> workers        ssh.py has the other end
-         --standard input-->    line 1: what to start (AgentOrder); line 2: the addresses of all workers; then a byte:
-                                end all; another one: kill at once. The end of the input: the launcher is dead
+         --standard input-->    line 1: what to start (AgentOrder); line 2: the addresses of all workers; then bytes:
+                                END ends all, KILL kills at once. The end of the input: the launcher is dead
          <--standard output--   one line with MARK: the port that is reserved for worker 0; then the workers' output
          <--standard error---   messages
 

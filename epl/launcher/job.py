@@ -17,6 +17,8 @@ from epl.launcher import processes
 from epl.launcher.causes import Causes
 from epl.launcher.console import Console, LogTail
 
+# What a launcher writes to the lifeline of a part of its job.
+END, KILL = b"e", b"k"
 _LAST_LINES = 20
 _CAUSE_LINES = 4  # shown of a cause; errors of TensorFlow may hold several traces
 _SHOW_SECONDS = 0.05
@@ -34,10 +36,12 @@ class Interrupts:
         """Installs the handlers. A signal that the launcher was started to ignore (nohup) stays ignored.
 
         Args:
-          lifeline: a descriptor on which every byte, and the end, counts as a SIGHUP.
+          lifeline: a descriptor on which `END`, however often, counts as a SIGHUP, `KILL` as two, and its end as one
+            more.
           said: bytes that were already read from it.
         """
-        self.seen: List[int] = [signal.SIGHUP for _ in said]
+        self.seen: List[int] = []
+        self._hear(said)
         self.wake_fd, write_end = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(write_end, False)
@@ -60,10 +64,17 @@ class Interrupts:
                 pass
         if self._lifeline is not None and self._lifeline in ready:
             said = os.read(self._lifeline, 64)
-            self.seen.extend(signal.SIGHUP for _ in said or b"\0")
+            self._hear(said)
             if not said:
+                self.seen.append(signal.SIGHUP)
                 self.watched.remove(self._lifeline)
                 self._lifeline = None
+
+    def _hear(self, said: bytes) -> None:
+        if KILL in said:
+            self.seen += [signal.SIGHUP, signal.SIGHUP]
+        elif said and not self.seen:
+            self.seen.append(signal.SIGHUP)
 
 
 class Outcome(NamedTuple):

@@ -24,7 +24,7 @@ from typing import IO, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from epl.launcher import agent, plan, processes, secret
 from epl.launcher.console import Console
-from epl.launcher.job import Interrupts, Outcome, signal_name
+from epl.launcher.job import END, KILL, Interrupts, Outcome, signal_name
 from epl.launcher.options import Options
 from epl.utils.version import VERSION
 
@@ -34,6 +34,7 @@ _CARRIED_PREFIXES = ("EPL_", "PYTHON", "TF_", "NCCL_", "GLOO_", "OMP_", "MKL_", 
 _CONNECT_SECONDS = 20
 _READY_SECONDS = 60.0  # from the start to the answer of every agent
 _END_SECONDS = 10.0  # beyond --kill_after, for an agent to end after it was told to
+_KILL_SECONDS = 2.0  # for an agent to end after it was told to kill its workers
 _POLL_SECONDS = 0.05
 _LOOPBACK = "127.0.0.1"
 _LOCAL = ("localhost", _LOOPBACK)
@@ -74,7 +75,8 @@ class RemoteJob:
         if shutil.which("ssh") is None and not all(map(_is_here, self.machines)):
             raise SshError("there is no ssh on PATH; install OpenSSH's client")
         self._program = _program()
-        self._folder = tempfile.mkdtemp(prefix="epl-ssh-")
+        # Not in TMPDIR: the name of a socket has at most 107 characters, of which ssh needs 58.
+        self._folder = tempfile.mkdtemp(prefix="epl-ssh-", dir="/tmp")
         self._connected = False
 
     def run(self, restart: int) -> Outcome:
@@ -176,10 +178,10 @@ class _Agent:
         self.told = True
         self._send(json.dumps(list(hosts)).encode() + b"\n")
 
-    def end(self) -> None:
-        """Has the agent end its workers; called again, kill them."""
+    def end(self, how: bytes = END) -> None:
+        """Has the agent end its workers, or kill them (`KILL`)."""
         if self.told:
-            self._send(b"\n")
+            self._send(how)
         else:
             self.close()
 
@@ -310,14 +312,16 @@ class _Run:
             self._console.say(f"{signal_name(seen[0])}: ending the workers (once more kills them at once)")
             self._end_all()
         elif len(seen) > 1:
-            self._end_all()
+            self._end_all(KILL)
             del seen[1:]
 
-    def _end_all(self) -> None:
+    def _end_all(self, how: bytes = END) -> None:
         for one in self._agents:
             if not one.ended:
-                one.end()
-        self._deadline = time.monotonic() + self._options.kill_after + _END_SECONDS
+                one.end(how)
+        seconds = _KILL_SECONDS if how == KILL else self._options.kill_after + _END_SECONDS
+        deadline = time.monotonic() + seconds
+        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
 
     def _keep_time(self) -> None:
         silent = [one.host for one in self._agents if not one.ready]

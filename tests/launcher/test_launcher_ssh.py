@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -133,6 +134,40 @@ def test_a_second_interrupt_kills_at_once(start, until, tmp_path, path):
     launch.process.send_signal(signal.SIGINT)
     assert launch.wait(20) == 130, launch.output
     assert launch.none_left_within(5), launch.survivors()
+
+
+def test_the_first_interrupt_after_a_failure_does_not_kill(start, until, tmp_path, path):
+    script = (
+        "if [ $EPL_TASK_DIR = $PWD/logs/1 ]; then until [ -e up ]; do sleep 0.1; done; exit 7; fi\n"
+        "trap 'touch told; sleep 2; touch saved; exit 1' TERM; touch up; sleep 64 & wait\n"
+    )
+    launch = start(script, "-H", "127.0.0.2:1,127.0.0.3:1", "--kill_after", "20", **path)
+    assert until((tmp_path / "told").exists, 20)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait(30) == 130 and (tmp_path / "saved").exists(), launch.output
+
+
+def test_a_second_interrupt_does_not_wait_for_an_agent_that_hangs(start, until, path):
+    launch = start("echo up; sleep 65 & wait\n", "-H", TWO, "--kill_after", "50", workers=4, **path)
+    started(launch, until, 5)
+    hanging = [pid for pid, command in launch.survivors().items() if agent.FLAG in command and "ssh" not in command]
+    for pid in hanging:
+        os.kill(pid, signal.SIGSTOP)
+    launch.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # two signals at once are one
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait(10) == 130, launch.output
+    for pid in hanging:
+        os.kill(pid, signal.SIGCONT)
+    assert "does not end; closing the connection" in launch.output
+    assert launch.none_left_within(15), launch.survivors()
+
+
+def test_the_socket_of_a_connection_has_a_short_name(run, path, tmp_path):
+    (tmp_path / ("d" * 90)).mkdir()
+    launch = run("true\n", "-H", "127.0.0.2", "--dry_run", workers=1, **dict(path, TMPDIR=str(tmp_path / ("d" * 90))))
+    (name,) = {word for word in launch.output.split() if word.startswith("ControlPath=")}
+    assert len(name) < len("ControlPath=") + 50
 
 
 def test_a_connection_that_is_lost_ends_the_job(start, until, path):
