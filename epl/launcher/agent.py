@@ -1,9 +1,11 @@
 """The part of `epl-launch -H` on another machine: starts the workers that are to run there, and ends with the launcher.
 
     launcher --ssh--> agent --guard--> workers        ssh.py has the other end
-         --standard input-->    line 1: what to start (AgentOrder); line 2: the addresses of all workers; then bytes:
-                                END ends all, KILL kills at once. The end of the input: the launcher is dead
-         <--standard output--   one line with MARK: the port that is reserved for worker 0; then the workers' output
+         --standard input-->    line 1: what to start (AgentOrder); line 2: the addresses of all workers and the
+                                directory of logs; then bytes: END ends all, KILL kills at once. The end of the input:
+                                the launcher is dead
+         <--standard output--   one line with MARK: the port that is reserved for worker 0, and the number of the first
+                                log directory that is free; then the workers' output
          <--standard error---   messages
 
 Environment and secret travel on standard input, because every user of a machine can see a command line.
@@ -13,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 from epl.launcher import devices as launcher_devices
 from epl.launcher import machine
@@ -37,6 +39,7 @@ class AgentOrder(NamedTuple):
     options: Dict[str, Any]  # of `Options`
     address: str  # of this machine, as the other machines know it
     restart: int
+    numbers_log: bool  # the log directory is the default one, and gets a number where another job writes to it
 
 
 class _Input:
@@ -72,12 +75,11 @@ def serve() -> int:
     try:
         order = AgentOrder(**json.loads(commands.line()))
         options, ports = _get_ready(order)
-        port = ports[0].number if ports else None
-        sys.stdout.write(MARK + json.dumps({"port": port}) + "\n")  # in one write, also where Python does not buffer
-        sys.stdout.flush()
-        hosts: List[str] = json.loads(commands.line())
-        options = options._replace(hosts=hosts)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
+        answer = {"port": ports[0].number if ports else None, "log_number": _log_number(order, options)}
+        sys.stdout.write(MARK + json.dumps(answer) + "\n")  # in one write, also where Python does not buffer
+        sys.stdout.flush()
+        options = options._replace(**json.loads(commands.line()))
         prepared = machine.prepare(options, devices.environments, options.log_dir, order.restart, ports)
     except EOFError:
         return 128 + signal.SIGHUP
@@ -116,3 +118,16 @@ def _get_ready(order: AgentOrder) -> Tuple[Options, Dict[int, launcher_plan.Port
     if 0 in options.local_indices:
         ports[0] = launcher_plan.reserve_port(order.address)
     return options, ports
+
+
+def _log_number(order: AgentOrder, options: Options) -> int:
+    """The number of the first log directory to which no other job writes here."""
+    number = 1
+    while True:
+        directory = launcher_plan.numbered(options.log_dir or "", number)
+        used = launcher_plan.log_in_use(directory, options.local_indices, order.restart)
+        if used is None:
+            return number
+        if not order.numbers_log:
+            raise launcher_plan.LogInUseError(used)
+        number += 1

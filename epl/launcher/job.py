@@ -82,6 +82,7 @@ class Outcome(NamedTuple):
 
     code: int
     interrupted: bool
+    refused: bool = False  # before any worker started, for a reason that another try does not remove
 
 
 class _Failure(NamedTuple):

@@ -55,7 +55,7 @@ def prepare(
     default = launcher_plan.default_log_dir(options)
     number = 1
     while True:
-        directory = log_dir or (default if number == 1 else f"{default}_{number}")
+        directory = log_dir or launcher_plan.numbered(default, number)
         workers = launcher_plan.plan_workers(options, directory, hosts, devices, ports, restart)
         try:
             return Prepared(workers, launcher_plan.open_logs(workers), ports, directory)

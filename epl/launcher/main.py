@@ -92,7 +92,7 @@ def _run_by_ssh(options: Options) -> int:
 
 def _is_over(outcome: Outcome, restart: int, options: Options, console: Console) -> bool:
     """Whether a run was the last; says so if all workers start again."""
-    if outcome.code == 0 or outcome.interrupted or restart == options.max_restarts:
+    if outcome.code == 0 or outcome.interrupted or outcome.refused or restart == options.max_restarts:
         return True
     console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
     return False

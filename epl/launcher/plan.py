@@ -32,6 +32,28 @@ OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
 class LogInUseError(Exception):
     """Another job writes to the same log file."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another job is writing to {path}; give this one a --log_dir or --task_label of its own")
+
+
+def log_in_use(log_dir: str, indices: Iterable[int], restart: int) -> Optional[str]:
+    """The first log of these workers to which another job is writing, or None. Makes no file."""
+    for index in indices:
+        path = log_path(log_dir, index, restart)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # there is none yet; what is wrong with one is found when it is opened to write
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return path
+        except OSError:
+            pass  # a file system without locks
+        finally:
+            os.close(descriptor)
+    return None
+
 
 class Worker(NamedTuple):
     """One worker of this machine."""
@@ -100,6 +122,11 @@ def default_log_dir(options: Options) -> str:
     return os.path.join("experiments", name)
 
 
+def numbered(log_dir: str, number: int) -> str:
+    """The name that a default log directory gets where other jobs write to those with smaller numbers, from 1."""
+    return log_dir if number == 1 else f"{log_dir}_{number}"
+
+
 def plan_workers(
     options: Options,
     log_dir: str,
@@ -121,7 +148,7 @@ def plan_workers(
     workers = []
     for index, device_settings in zip(options.local_indices, devices):
         task_dir = os.path.join(log_dir, str(index))
-        name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
+        log: Optional[str] = log_path(log_dir, index, restart)
         settings = _common_settings()
         if not options.hosts or options.ranks is not None:
             settings.update((key, value) for key, value in _START_TIMEOUT.items() if key not in os.environ)
@@ -134,9 +161,15 @@ def plan_workers(
         if ports and index in ports:
             settings["EPL_LISTEN_FD"] = str(ports[index].fd)
         settings.update(options.env)
-        log = None if options.debug and index == 0 else os.path.join(task_dir, name)
+        log = None if options.debug and index == 0 else log
         workers.append(Worker(index, _command(options, task_dir), settings, task_dir, log))
     return workers
+
+
+def log_path(log_dir: str, index: int, restart: int) -> str:
+    """The log of a worker."""
+    name = f"stderr_{index}.restart{restart}.log" if restart else f"stderr_{index}.log"
+    return os.path.join(log_dir, str(index), name)
 
 
 def tf_config(hosts: Sequence[str], index: int) -> str:
@@ -195,9 +228,7 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             close_all(logs.values())
-            raise LogInUseError(
-                f"another job is writing to {worker.log}; give this one a --log_dir or --task_label of its own"
-            ) from None
+            raise LogInUseError(worker.log) from None
         except OSError:
             pass  # a file system without locks
         if os.fstat(fd).st_size:

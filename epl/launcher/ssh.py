@@ -64,6 +64,7 @@ class RemoteJob:
           SshError: ssh is missing, or a name means another machine on each machine.
         """
         self._options = options._replace(log_dir=options.log_dir or plan.default_log_dir(options))
+        self._numbers_log = options.log_dir is None
         self._console = console
         self._interrupts = interrupts
         self.machines = machines_of(options.placement or [])
@@ -92,9 +93,12 @@ class RemoteJob:
         for host, ranks in self.machines.items():
             options = self._options._replace(ranks=ranks)._asdict()
             address = _LOOPBACK if alone else _address(host)
-            order = agent.AgentOrder(VERSION, os.getcwd(), environ, options, address, restart)
+            order = agent.AgentOrder(VERSION, os.getcwd(), environ, options, address, restart, self._numbers_log)
             agents.append(_Agent(host, address, ranks, self._command(host), order))
-        return _Run(agents, self._options, self._console, self._interrupts).run()
+        run = _Run(agents, self._options, self._console, self._interrupts)
+        outcome = run.run()
+        self._options, self._numbers_log = self._options._replace(log_dir=run.log_dir), False  # for a restart
+        return outcome
 
     def close(self) -> None:
         """Closes the connections that ssh keeps."""
@@ -142,6 +146,7 @@ class _Agent:
 
     Attributes:
       port: that of worker 0, reserved on its machine; None for other machines.
+      log_number: that of the first log directory that is free there.
       ready: whether the agent has answered.
       told: whether it has the addresses, and so starts its workers.
     """
@@ -151,6 +156,7 @@ class _Agent:
         self.address = address
         self.ranks = ranks
         self.port: Optional[int] = None
+        self.log_number = 1
         self.ready = False
         self.told = False
         self.ended = False
@@ -173,10 +179,10 @@ class _Agent:
         """What the agent writes to, as long as it is open."""
         return list(self._streams.values())
 
-    def start_workers(self, hosts: Sequence[str]) -> None:
-        """Gives the agent the addresses of all workers."""
+    def start_workers(self, hosts: Sequence[str], log_dir: str) -> None:
+        """Gives the agent the addresses of all workers, and the directory of their logs."""
         self.told = True
-        self._send(json.dumps(list(hosts)).encode() + b"\n")
+        self._send(json.dumps({"hosts": list(hosts), "log_dir": log_dir}).encode() + b"\n")
 
     def end(self, how: bytes = END) -> None:
         """Has the agent end its workers, or kill them (`KILL`)."""
@@ -222,7 +228,8 @@ class _Agent:
         *lines, rest = self._pending["output"].split(b"\n")
         for number, line in enumerate(lines):
             if line.startswith(agent.MARK.encode()):
-                self.port = json.loads(line[len(agent.MARK) :].decode())["port"]
+                answer = json.loads(line[len(agent.MARK) :].decode())
+                self.port, self.log_number = answer["port"], answer["log_number"]
                 self.ready = True
                 rest = b"\n".join(lines[number + 1 :] + [rest])
                 break
@@ -238,13 +245,18 @@ class _Agent:
 
 
 class _Run:
-    """The loop over the agents of one run."""
+    """The loop over the agents of one run.
+
+    Attributes:
+      log_dir: the directory of the logs, on every machine.
+    """
 
     def __init__(self, agents: List[_Agent], options: Options, console: Console, interrupts: Interrupts) -> None:
         self._agents = agents
         self._options = options
         self._console = console
         self._interrupts = interrupts
+        self.log_dir = options.log_dir or ""
         self._code = 0
         self._interrupted: Optional[int] = None
         self._began = time.monotonic()
@@ -266,7 +278,8 @@ class _Run:
             self._keep_time()
             self._console.show_partial_lines()
         self._console.show_partial_lines(everything=True)
-        return Outcome(self._code, self._interrupted is not None)
+        refused = self._code != 0 and not any(one.told for one in self._agents)
+        return Outcome(self._code, self._interrupted is not None, refused)
 
     def _show(self, one: _Agent) -> None:
         output, messages = one.read()
@@ -284,8 +297,9 @@ class _Run:
         port = by_rank[0].port or 0
         # Only worker 0 listens; the number of another one is a name.
         hosts = [f"{by_rank[rank].address}:{1 + (port - 1 + rank) % 65535}" for rank in sorted(by_rank)]
+        self.log_dir = plan.numbered(self.log_dir, max(one.log_number for one in self._agents))
         for one in self._agents:
-            one.start_workers(hosts)
+            one.start_workers(hosts, self.log_dir)
 
     def _take_end(self, one: _Agent) -> None:
         one.ended = True

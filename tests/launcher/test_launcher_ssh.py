@@ -1,5 +1,8 @@
 """`-H` and `--hostfile`: one job on several machines. A stand-in for ssh runs the commands here as real processes."""
 
+import contextlib
+import datetime
+import fcntl
 import json
 import os
 import signal
@@ -183,8 +186,8 @@ def test_a_connection_that_is_lost_ends_the_job(start, until, path):
 
 
 def test_a_machine_that_is_missing_starts_nothing(run, tmp_path, path):
-    launch = run("touch started\n", "-H", "127.0.0.2:1,down:1", **path)
-    assert launch.code == 255
+    launch = run("touch started\n", "-H", "127.0.0.2:1,down:1", "--max_restarts", "3", **path)
+    assert launch.code == 255 and "starting all workers again" not in launch.output
     assert "down: ssh: connect to host down port 22: Connection refused" in launch.output
     assert "`ssh -o BatchMode=yes down true` must work here" in launch.output
     assert not (tmp_path / "started").exists()
@@ -202,6 +205,34 @@ def test_a_restart_uses_the_connection_again(run, log, tmp_path, path):
     assert not os.path.exists(os.path.dirname(paths.pop().partition("=")[2]))
 
 
+@contextlib.contextmanager
+def written_by_another_job(path):
+    path.parent.mkdir(parents=True)
+    with open(str(path), "w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_default_log_directory_in_use_gets_a_number_on_all_machines(run, tmp_path, path):
+    default = tmp_path / "experiments" / f"{datetime.date.today()}_2w1g_job"
+    script = "echo $EPL_TASK_DIR; exit $((1 - EPL_RESTART_COUNT))\n"
+    with written_by_another_job(default / "1" / "stderr_1.log"):
+        launch = run(script, "-H", "127.0.0.2,127.0.0.3", "--max_restarts", "1", log_dir=None, **path)
+    assert launch.code == 0, launch.output
+    for index in (0, 1):
+        directory = f"{default}_2/{index}"
+        for suffix in ("", ".restart1"):
+            with open(f"{directory}/stderr_{index}{suffix}.log") as log:
+                assert log.read() == directory + "\n"
+
+
+def test_a_given_log_directory_in_use_is_refused_once(run, tmp_path, path):
+    with written_by_another_job(tmp_path / "logs" / "1" / "stderr_1.log"):
+        launch = run("touch started\n", "-H", "127.0.0.2,127.0.0.3", "--max_restarts", "3", **path)
+    assert launch.code == 2 and not (tmp_path / "started").exists()
+    assert launch.output.count("another job is writing to logs/1/stderr_1.log") == 1
+
+
 def test_this_machine_alone_needs_no_ssh(run, log, tmp_path):
     launch = run(SHOW_ENV, "-H", "localhost:2", name="job.py", PATH="/nowhere")
     assert launch.code == 0, launch.output
@@ -212,11 +243,11 @@ def test_this_machine_alone_needs_no_ssh(run, log, tmp_path):
 def test_an_answer_may_come_in_parts(tmp_path):
     (tmp_path / "agent.py").write_text(
         "import sys, time\n"
-        "for part in ('Welcome!\\nepl-launch ag', 'ent: {\"port\": 7}', '\\nfirst'):\n"
+        "for part in ('Welcome!\\nepl-launch ag', 'ent: {\"port\": 7, \"log_number\": 2}', '\\nfirst'):\n"
         "    print(part, end='', flush=True)\n"
         "    time.sleep(0.3)\n"
     )
-    order = agent.AgentOrder(VERSION, "", {}, {}, "", 0)
+    order = agent.AgentOrder(VERSION, "", {}, {}, "", 0, False)
     one = ssh._Agent("node", "node", [0], [sys.executable, str(tmp_path / "agent.py")], order)
     output = b""
     while one.descriptors:
@@ -263,7 +294,7 @@ def test_a_dry_run_shows_the_commands_and_starts_nothing(run, tmp_path, path):
 def test_a_machine_that_does_not_fit_is_refused(tmp_path, change, text):
     options = dict.fromkeys(ssh.Options._fields, None)
     options.update(num_workers=1, gpu_per_worker=1, ranks=[0], script="none.py")
-    order = agent.AgentOrder(VERSION, str(tmp_path), {}, options, "127.0.0.1", 0)._replace(**change)
+    order = agent.AgentOrder(VERSION, str(tmp_path), {}, options, "127.0.0.1", 0, False)._replace(**change)
     done = subprocess.run(
         [sys.executable, os.path.join(ROOT, "epl_launch.py"), agent.FLAG],
         input=json.dumps(order._asdict()) + "\n",
