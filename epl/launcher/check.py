@@ -21,6 +21,7 @@ from epl.launcher import plan, processes, secret
 from epl.launcher.options import Options
 from epl.utils.version import VERSION
 
+_MOST_WORKERS = 2  # without --num_workers
 _SECONDS = 120.0  # for one program, or the workers of all pairs together
 _INSTALL = 'pip install "tensorflow==1.15.5" "protobuf<3.21" "numpy<1.19"'
 _SEE = "docs/troubleshooting.md has the remedies for many errors"
@@ -76,7 +77,7 @@ def run(options: Options) -> int:
     print(f"epl-launch --check: EPL {VERSION}, {sys.executable}, {platform.node()}", flush=True)
     failures = 0
     try:
-        for finding in _findings(options):
+        for finding in _findings(_with_workers(options)):
             print(finding.describe(), flush=True)
             failures += finding.mark == "FAIL"
     except KeyboardInterrupt:
@@ -85,16 +86,26 @@ def run(options: Options) -> int:
     return 1 if failures else 0
 
 
+def _with_workers(options: Options) -> Options:
+    if options.num_workers:
+        return options
+    try:
+        count = launcher_devices.workers_that_fit(_MOST_WORKERS, options.gpu_per_worker, os.environ)
+    except launcher_devices.DeviceError:
+        count = 1  # a finding says so
+    return options._replace(num_workers=count)
+
+
 def _findings(options: Options) -> Iterator[Finding]:
     yield _python()
     usable = True
     for name, code in _VERSIONS:
-        finding = _package(name, code)
+        finding = _package(name, code, options.env)
         usable = usable and finding.mark == "ok"
         yield finding
     facts: Optional[Dict[str, Any]] = None
     if usable:
-        facts, problem = _ask("facts")
+        facts, problem = _ask("facts", options.env)
         if facts is None:
             yield _failure("EPL", problem)
     devices, finding = _devices(options, facts)
@@ -108,7 +119,7 @@ def _findings(options: Options) -> Iterator[Finding]:
     if facts is None or facts["native"] or devices is None or ports is None:
         yield Finding("--", "all-reduce of 1 MB", "not tried, because of the failures above")
     else:
-        yield from _pairs(devices, ports)
+        yield from _pairs(devices, ports, options.env)
 
 
 def _python() -> Finding:
@@ -118,8 +129,8 @@ def _python() -> Finding:
     return Finding("FAIL", "Python", version, "TensorFlow 1.15 needs Python 3.7 (3.6; 3.8 with NVIDIA's TensorFlow)")
 
 
-def _package(name: str, code: str) -> Finding:
-    version, problem = _output([sys.executable, "-c", code], _environment())
+def _package(name: str, code: str, given: Mapping[str, str]) -> Finding:
+    version, problem = _output([sys.executable, "-c", code], _environment(given))
     if version is None:
         return _failure(name, problem)
     if name == "TensorFlow" and not version.startswith("1.15"):
@@ -181,12 +192,12 @@ def _shared_memory(on_gpus: bool) -> Finding:
     return Finding("ok", "/dev/shm", text)
 
 
-def _pairs(devices: Sequence[Mapping[str, str]], ports: List[plan.Port]) -> Iterator[Finding]:
+def _pairs(devices: Sequence[Mapping[str, str]], ports: List[plan.Port], given: Mapping[str, str]) -> Iterator[Finding]:
     subject = "all-reduce of 1 MB"
     if len(ports) == 1:
-        yield Finding("--", subject, "one worker has nobody to reduce with; give --num_workers 2")
+        yield Finding("--", subject, "one worker has nobody to reduce with; with devices for two give --num_workers 2")
         return
-    pairs, problem = _time_pairs(devices, ports)
+    pairs, problem = _time_pairs(devices, ports, given)
     for pair in pairs or []:
         workers = "workers {} and {}".format(*pair["workers"])
         if pair["error"]:
@@ -198,25 +209,25 @@ def _pairs(devices: Sequence[Mapping[str, str]], ports: List[plan.Port]) -> Iter
 
 
 def _time_pairs(
-    devices: Sequence[Mapping[str, str]], ports: List[plan.Port]
+    devices: Sequence[Mapping[str, str]], ports: List[plan.Port], given: Mapping[str, str]
 ) -> Tuple[Optional[List[Dict[str, Any]]], str]:
     """What worker 0 of a job on 127.0.0.1 says about all pairs; or None, and why."""
     hosts = [f"127.0.0.1:{port.number}" for port in ports]
-    common = _environment()
+    common = _environment({})
     limits = {"EPL_COMMUNICATION_START_TIMEOUT": "60", "EPL_COMMUNICATION_TIMEOUT": "60"}
     common.update(limits, **secret.random_secret())
     programs = []
     for index, (own, port) in enumerate(zip(devices, ports)):
         environ = dict(common, TF_CONFIG=plan.tf_config(hosts, index), EPL_LISTEN_FD=str(port.fd))
-        environ.update(own)
+        environ.update(own, **given)
         programs.append(_Program(_program("pairs"), environ, port.fd))
     plan.close_all(port.fd for port in ports)
     answer, problem = _answer(programs)
     return (None, problem) if answer is None else (json.loads(answer), "")
 
 
-def _ask(what: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    text, problem = _output(_program(what), _environment())
+def _ask(what: str, given: Mapping[str, str]) -> Tuple[Optional[Dict[str, Any]], str]:
+    text, problem = _output(_program(what), _environment(given))
     return (None, problem) if text is None else (json.loads(text), "")
 
 
@@ -224,9 +235,10 @@ def _program(what: str) -> List[str]:
     return [sys.executable, "-m", "epl.runtime.self_check", what]
 
 
-def _environment() -> Dict[str, str]:
-    """The launcher's environment as a process of no job."""
-    return {key: value for key, value in os.environ.items() if key not in plan.OWN_VARIABLES + ("TF_CONFIG",)}
+def _environment(given: Mapping[str, str]) -> Dict[str, str]:
+    """The launcher's environment as a process of no job, with what --env and -x give."""
+    own = plan.OWN_VARIABLES + ("TF_CONFIG",)
+    return {**{key: value for key, value in os.environ.items() if key not in own}, **given}
 
 
 def _output(argv: Sequence[str], environ: Mapping[str, str]) -> Tuple[Optional[str], str]:

@@ -49,15 +49,9 @@ def assign(workers: int, per_worker: int, environ: Mapping[str, str]) -> Devices
     Raises:
       DeviceError: there are GPUs, but fewer (free ones) than needed.
     """
-    gpus: List[Gpu] = []
+    gpus, seen = _usable_gpus(environ)
     wanted = environ.get("EPL_CLUSTER_DEVICE_TYPE", "auto").lower()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted == "cpu":
-        seen = "EPL_CLUSTER_DEVICE_TYPE=cpu"
-    elif visible is not None:
-        gpus, seen = [Gpu(name, True) for name in _visible_names(visible)], f"CUDA_VISIBLE_DEVICES={visible!r}"
-    else:
-        gpus, seen = _find_gpus()
     if not gpus and wanted == "gpu":
         raise DeviceError(f"EPL_CLUSTER_DEVICE_TYPE=gpu, but there is no GPU: {seen}")
     if not gpus:
@@ -72,6 +66,22 @@ def assign(workers: int, per_worker: int, environ: Mapping[str, str]) -> Devices
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environments.append(environment)
     return Devices(environments, f"{per_worker} GPU(s) per worker ({seen})")
+
+
+def workers_that_fit(most: int, per_worker: int, environ: Mapping[str, str]) -> int:
+    """How many workers the free GPUs are enough for: from 1 to `most`; `most` on a machine without GPUs."""
+    gpus, _ = _usable_gpus(environ)
+    return max(1, min(most, sum(gpu.free for gpu in gpus) // per_worker)) if gpus else most
+
+
+def _usable_gpus(environ: Mapping[str, str]) -> Tuple[List[Gpu], str]:
+    """The GPUs that the environment allows, and how they were found."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if environ.get("EPL_CLUSTER_DEVICE_TYPE", "auto").lower() == "cpu":
+        return [], "EPL_CLUSTER_DEVICE_TYPE=cpu"
+    if visible is not None:
+        return [Gpu(name, True) for name in _visible_names(visible)], f"CUDA_VISIBLE_DEVICES={visible!r}"
+    return _find_gpus()
 
 
 def _visible_names(visible: str) -> List[str]:

@@ -16,7 +16,13 @@ from epl.utils.version import VERSION
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
-_CHECK_WORKERS = 2  # of --check without --num_workers
+# --check uses the number of workers, their devices, and --env and -x.
+_NOT_OF_CHECK = ("secret_file", "task_label", "log_dir", "max_restarts", "kill_after") + (
+    "debug",
+    "show_all",
+    "dry_run",
+    "no_malloc_tuning",
+)
 _ENDING = ("-h", "--help", "--version")  # they print and end
 _SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
 
@@ -35,7 +41,7 @@ class Options(NamedTuple):
     """The checked command line."""
 
     check: bool
-    num_workers: int
+    num_workers: int  # with --check 0: as many as check.py takes
     gpu_per_worker: int
     machine_rank: Optional[int]
     hosts: Optional[List[str]]
@@ -86,7 +92,7 @@ def parse(argv: Sequence[str]) -> Options:
     hosts = _check_machines(parser, found)
     return Options(
         check=found.check,
-        num_workers=found.num_workers,
+        num_workers=found.num_workers or 0,
         gpu_per_worker=found.gpu_per_worker,
         machine_rank=found.machine_rank,
         hosts=hosts,
@@ -237,9 +243,12 @@ def _check_required(parser: argparse.ArgumentParser, found: argparse.Namespace) 
             if getattr(found, option) is not None:
                 name = names.get(option, f"--{option}")
                 parser.error(f"--check looks at this machine alone and takes no {name}; leave it out")
-        found.num_workers = _CHECK_WORKERS if found.num_workers is None else found.num_workers
+        for option in _NOT_OF_CHECK:
+            if getattr(found, option) != parser.get_default(option):
+                parser.error(f"--check starts no job and takes no --{option}; leave it out")
         found.gpu_per_worker = 1 if found.gpu_per_worker is None else found.gpu_per_worker
-    missing = [name for name in ("--num_workers", "--gpu_per_worker") if getattr(found, name[2:]) is None]
+    required = ("--num_workers", "--gpu_per_worker") if not found.check else ()
+    missing = [name for name in required if getattr(found, name[2:]) is None]
     if found.training_script is None and not found.check:
         missing.append("training_script")
     if missing:
@@ -247,7 +256,7 @@ def _check_required(parser: argparse.ArgumentParser, found: argparse.Namespace) 
 
 
 def _check_numbers(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
-    if found.num_workers < 1:
+    if found.num_workers is not None and found.num_workers < 1:
         parser.error(f"--num_workers must be at least 1, got {found.num_workers}")
     if found.gpu_per_worker < 1:
         parser.error(

@@ -31,9 +31,9 @@ def program(monkeypatch, code):
     monkeypatch.setattr(check, "_program", lambda what: [sys.executable, "-c", code])
 
 
-def pairs(count):
+def pairs(count, given=None):
     ports = check.plan.reserve_ports(count)
-    return list(check._pairs([{"CUDA_VISIBLE_DEVICES": ""}] * count, ports))
+    return list(check._pairs([{"CUDA_VISIBLE_DEVICES": ""}] * count, ports, given or {}))
 
 
 def test_a_machine_that_works(launcher):
@@ -121,6 +121,29 @@ def test_a_pair_that_fails_does_not_hide_the_others(monkeypatch):
     good, bad = pairs(3)
     assert (good.mark, good.text) == ("ok", "workers 0 and 1: 1.00 ms (shm)")
     assert bad.mark == "FAIL" and bad.text.startswith("workers 0 and 2: ") and "--shm-size" in bad.remedy
+
+
+def test_what_env_gives_reaches_the_programs(monkeypatch, tmp_path):
+    program(
+        monkeypatch,
+        "import json, os; print(json.dumps([{'workers': [0, 1], 'transport': os.environ['GIVEN'], "
+        "'ms': 1.0, 'error': None}]))",
+    )
+    (finding,) = pairs(2, {"GIVEN": "x"})
+    assert finding.text.endswith("(x)")
+    (tmp_path / "numpy.py").write_text("__version__ = '0.1'\n")
+    assert check._package(*check._VERSIONS[0], {"PYTHONPATH": str(tmp_path)}).text == "0.1"
+
+
+@pytest.mark.parametrize(
+    "visible, per_worker, count",
+    [("0", 1, 1), ("0,1", 1, 2), ("0,1,2", 1, 2), ("0,1,2", 2, 1), ("", 1, 2), ("0", 2, 1)],
+)
+def test_without_a_number_as_many_workers_as_gpus_and_at_most_two(monkeypatch, visible, per_worker, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("EPL_CLUSTER_DEVICE_TYPE", raising=False)
+    options = check.Options(*[None] * len(check.Options._fields))._replace(num_workers=0, gpu_per_worker=per_worker)
+    assert check._with_workers(options).num_workers == count
 
 
 def test_one_worker_has_no_pair():
