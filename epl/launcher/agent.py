@@ -6,7 +6,7 @@
                                 the launcher is dead
          <--standard output--   one line with MARK: the port that is reserved for worker 0, and the number of the first
                                 log directory that is free; then the workers' output
-         <--standard error---   messages
+         <--standard error---   messages; in the end one line with MARK if a worker of another machine failed first
 
 Environment and secret travel on standard input, because every user of a machine can see a command line.
 """
@@ -88,7 +88,11 @@ def serve() -> int:
         return 2
     console = Console(sys.stdout.buffer, redraw=False)
     console.say(f"worker(s) {', '.join(map(str, options.local_indices))}: {devices.text}")
-    return machine.run(options, prepared, console, Interrupts(sys.stdin.fileno(), commands.rest)).code
+    outcome = machine.run(options, prepared, console, Interrupts(sys.stdin.fileno(), commands.rest))
+    if outcome.cause is not None:
+        sys.stderr.write(f"{MARK}{outcome.cause}\n")
+        sys.stderr.flush()
+    return outcome.code
 
 
 class _RefusedError(Exception):

@@ -24,7 +24,7 @@ _CAUSE_LINES = 4  # shown of a cause; errors of TensorFlow may hold several trac
 _SHOW_SECONDS = 0.05
 _GUARD_DEAD_SECONDS = 5.0
 # A worker that others name as the cause may take this long to end by itself; after that its exit code stays unknown.
-_CAUSE_SECONDS = 5.0
+CAUSE_SECONDS = 5.0
 # Workers that still run this long after another one has ended well may be waiting for it.
 _LEFT_SECONDS = 30.0
 
@@ -83,6 +83,7 @@ class Outcome(NamedTuple):
     code: int
     interrupted: bool
     refused: bool = False  # before any worker started, for a reason that another try does not remove
+    cause: Optional[int] = None  # the worker that failed first, if it belongs to another launcher
 
 
 class _Failure(NamedTuple):
@@ -123,9 +124,11 @@ class LaunchedJob:
         self._console = console
         self._interrupts = interrupts
         self._pids: Dict[int, int] = {}
-        self._running = {start.worker_index for start in starts}
+        self._workers = {start.worker_index for start in starts}
+        self._running = set(self._workers)
         self._failed: List[_Failure] = []  # in the order in which they ended
         self._failure: Optional[int] = None
+        self._cause: Optional[int] = None
         self._interrupted: Optional[int] = None
         self._done = False
         self._ended_well: Dict[int, float] = {}  # worker -> time.monotonic(), until the remaining workers were named
@@ -208,18 +211,20 @@ class LaunchedJob:
             log = self._logs.get(index, "its output")
             self._console.say(f"worker {index} cannot write to {log}: {why}. What it prints is lost; it goes on.")
 
-    def _judge(self, guard: guards.Guard) -> None:
-        """Reports the failure and ends the others, once it is known which worker failed first."""
+    def _judge(self, guard: guards.Guard, at_once: bool = False) -> None:
+        """Reports the failure and ends the others, once it is known which worker failed first, or as far as it is."""
         if not self._failed or self._failure is not None or self._interrupted is not None:
             return
         first = self._failed[0]
         cause = self._causes.first(first.worker)
         if cause is None:
             self._fail(guard, *self._describe(first, "failed"))
-        elif cause.worker not in self._running or time.monotonic() - first.at > _CAUSE_SECONDS:
+        elif at_once or cause.worker not in self._running or time.monotonic() - first.at > CAUSE_SECONDS:
             ends = [failure for failure in self._failed if failure.worker == cause.worker]
             how = "failed" if ends else "failed because of that"
             code, text = self._describe(ends[0] if ends else first, how)
+            if cause.worker not in self._workers:
+                self._cause = cause.worker
             self._fail(guard, code, f"first cause: worker {cause.worker}: {_first_lines(cause.text)}\n{text}")
 
     def _describe(self, failure: _Failure, what: str) -> Tuple[int, str]:
@@ -249,6 +254,7 @@ class LaunchedJob:
         """Ends all processes at the first signal, and kills them at the second."""
         seen = self._interrupts.seen
         if seen and self._interrupted is None:
+            self._judge(guard, at_once=True)
             self._interrupted = seen[0]
             self._console.say(f"{signal_name(seen[0])}: ending the workers (once more kills them at once)")
             _tell(guard, guards.END_ALL)
@@ -272,7 +278,7 @@ class LaunchedJob:
         self._causes.close()
         if self._interrupted is not None:
             return Outcome(128 + self._interrupted, True)
-        return Outcome(self._failure or 0, False)
+        return Outcome(self._failure or 0, False, cause=self._cause)
 
     def _guard_is_dead(self) -> None:
         """Ends the processes of a guard that was killed; this process, also a sub-reaper, has become their parent."""

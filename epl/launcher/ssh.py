@@ -24,7 +24,7 @@ from typing import IO, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from epl.launcher import agent, plan, processes, secret
 from epl.launcher.console import Console
-from epl.launcher.job import END, KILL, Interrupts, Outcome, signal_name
+from epl.launcher.job import CAUSE_SECONDS, END, KILL, Interrupts, Outcome, signal_name
 from epl.launcher.options import Options
 from epl.utils.version import VERSION
 
@@ -149,6 +149,7 @@ class _Agent:
       log_number: that of the first log directory that is free there.
       ready: whether the agent has answered.
       told: whether it has the addresses, and so starts its workers.
+      cause: the worker of another machine whose failure caused that of this part, if there is one.
     """
 
     def __init__(self, host: str, address: str, ranks: List[int], argv: List[str], order: agent.AgentOrder) -> None:
@@ -160,6 +161,7 @@ class _Agent:
         self.ready = False
         self.told = False
         self.ended = False
+        self.cause: Optional[int] = None
         self._pending = {"output": b"", "errors": b""}
         self.process = subprocess.Popen(
             argv,
@@ -216,7 +218,11 @@ class _Agent:
         output = b""
         if self.ready:  # before, a part of the agent's line may have come
             output, self._pending["output"] = self._pending["output"], b""
-        return output, [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+        messages = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+        causes = [line for line in messages if line.startswith(agent.MARK)]
+        if causes:
+            self.cause = int(causes[0][len(agent.MARK) :])
+        return output, [line for line in messages if line not in causes]
 
     @property
     def unfinished(self) -> str:
@@ -258,6 +264,8 @@ class _Run:
         self._interrupts = interrupts
         self.log_dir = options.log_dir or ""
         self._code = 0
+        self._failed: List[_Agent] = []  # in the order in which they ended
+        self._wait_until = 0.0  # for the part that failed first
         self._interrupted: Optional[int] = None
         self._began = time.monotonic()
         self._deadline: Optional[float] = None  # for the agents to end, once they were told to
@@ -274,6 +282,7 @@ class _Run:
                 self._show(one)
                 if has_ended and not one.ended:
                     self._take_end(one)
+            self._judge()
             self._start_workers()
             self._keep_time()
             self._console.show_partial_lines()
@@ -307,9 +316,23 @@ class _Run:
         if one.unfinished:
             self._console.say(f"{one.host}: {one.unfinished}")
         code = one.process.returncode
-        failed = code or not one.told  # without the addresses it has started no worker
-        if failed and self._deadline is None:
-            self._fail((code if code > 0 else 128 - code) if code else 1, _reason(one, code))
+        if code or not one.told:  # without the addresses it has started no worker
+            self._failed.append(one)
+            self._wait_until = self._wait_until or time.monotonic() + CAUSE_SECONDS
+
+    def _judge(self) -> None:
+        """Decides which part of the job failed, once that which the first one names as the cause has ended, too."""
+        if not self._failed or self._deadline is not None:
+            return
+        one = self._failed[0]
+        for other in self._agents:
+            if one.cause is not None and one.cause in other.ranks:
+                if not other.ended and time.monotonic() < self._wait_until:
+                    return
+                one = other if other in self._failed else one
+                break
+        code = one.process.returncode
+        self._fail((code if code > 0 else 128 - code) if code else 1, _reason(one, code))
 
     def _fail(self, code: int, text: str) -> None:
         self._code = code

@@ -14,6 +14,7 @@ import pytest
 
 from epl.launcher import agent, ssh
 from epl.utils.version import VERSION
+from tests.launcher.test_launcher_causes import FOLLOWS, TALK
 from tests.utils.networks import CAN_MAKE, two_networks
 
 # Seconds; each of these starts processes.
@@ -111,6 +112,36 @@ def test_one_failure_ends_all_machines(start, until, path):
     assert "worker 3 failed: exit code 7" in launch.output
     assert "the part of the job on 127.0.0.3 (worker(s) 2, 3) ended: exit code 7" in launch.output
     assert launch.none_left_within(5), launch.survivors()
+
+
+def test_the_part_with_the_first_cause_decides_although_another_ends_first(run, path):
+    launch = run(FOLLOWS, "-H", "127.0.0.2:1,127.0.0.3:1", "--kill_after", "1", name="job.py", **path)
+    assert launch.code == 3, launch.output
+    assert "the part of the job on 127.0.0.3 (worker(s) 1) ended: exit code 3" in launch.output
+    assert "127.0.0.3: first cause: worker 1: ValueError: rotten" in launch.output
+
+
+def test_a_cause_on_another_machine_that_does_not_end_is_ended(run, path):
+    script = TALK + 'if me == 1: time.sleep(50)\nfail(4, "JobError: it", (1, "it does not answer"))'
+    launch = run(script, "-H", "127.0.0.2:1,127.0.0.3:1", name="job.py", **path)
+    assert launch.code == 4 and not launch.survivors(), launch.output
+    assert "127.0.0.2: first cause: worker 1: it does not answer" in launch.output
+
+
+def test_a_machine_that_is_told_to_end_reports_a_failure_that_it_had_seen(run, tmp_path, path):
+    script = TALK + (
+        "if me == 0: time.sleep(50)\n"  # the cause; on the machine of worker 1, which waits for it
+        "if me == 1:\n"
+        "    open('failed', 'w').close()\n"
+        "    fail(5, 'JobError: it', (0, 'it hangs'))\n"
+        "while not os.path.exists('failed'): time.sleep(0.1)\n"
+        "time.sleep(1.5)\n"
+        "fail(6, 'OSError: full')\n"
+    )
+    launch = run(script, "-H", "127.0.0.2:2,127.0.0.3:1", name="job.py", workers=3, **path)
+    assert launch.code == 6, launch.output
+    assert "127.0.0.2: first cause: worker 0: it hangs" in launch.output
+    assert "worker 1 failed because of that: exit code 5" in launch.output
 
 
 def started(launch, until, count):
