@@ -24,7 +24,7 @@ version = release = VERSION
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/**README.md"]
+include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/**README.md"]
 # Folders that Sphinx need not search.
 exclude_patterns = [".*", "benchmarks", "build", "csrc", "dist", "epl", "experiments", "stubs", "tests", "tools"]
 exclude_patterns += ["examples/**/output"]
