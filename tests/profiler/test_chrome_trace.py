@@ -11,6 +11,7 @@ from epl.profiler import chrome_trace
 from epl.profiler.trace_hook import TraceHook, trace_step
 from tests.parallel.in_process import Linear, error_text
 from tests.parallel.pipelines import Chain, begin
+from tests.profiler.models import estimator
 
 
 def traced(train_op, feed, folder):
@@ -137,18 +138,8 @@ def test_the_values_of_a_traced_step_come_back(init, tmp_path):
 
 def test_an_estimator_takes_the_hook(init, tmp_path):
     init(2)
-
-    def model_fn(features, labels):
-        loss = tf.reduce_mean(tf.square(tf.layers.dense(features, 1) - labels))
-        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
-        return tf.estimator.EstimatorSpec("train", loss=loss, train_op=train_op)
-
-    def input_fn():
-        return tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.ones([4, 1]))).repeat()
-
-    tf.estimator.Estimator(model_fn, str(tmp_path / "model")).train(
-        input_fn, hooks=[TraceHook(2, 2, str(tmp_path / "trace"))], steps=3
-    )
+    model, input_fn = estimator(tmp_path / "model")
+    model.train(input_fn, hooks=[TraceHook(2, 2, str(tmp_path / "trace"))], steps=3)
     with open(str(tmp_path / "trace" / "trace_step_2.json")) as source:
         found = lanes(json.load(source)["traceEvents"])
     assert [name for name in found if "replica" in name] == ["CPU:0, replica 0", "CPU:1, replica 1"]

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from tests.parallel.in_process import Linear, error_text
 from tests.profiler.event_files import steps, values
+from tests.profiler.models import estimator
 
 
 def train(hook, runs=4, model=None, pauses_s=()):
@@ -106,20 +107,11 @@ def test_a_fixed_loss_scale_is_written(init, tmp_path):
 
 def test_an_estimator_takes_the_hook(init, tmp_path):
     init(2)
-
-    def model_fn(features, labels):
-        loss = tf.reduce_mean(tf.square(tf.layers.dense(features, 1) - labels))
-        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
-        return tf.estimator.EstimatorSpec("train", loss=loss, train_op=train_op)
-
-    def input_fn():
-        return tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.ones([4, 1]))).repeat()
-
     hook = epl.StepStatsHook(str(tmp_path / "stats"), samples_per_run=8, save_steps=2)
-    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "model"))
-    estimator.train(input_fn, hooks=[hook], steps=3)
+    model, input_fn = estimator(tmp_path / "model")
+    model.train(input_fn, hooks=[hook], steps=3)
     assert steps(tmp_path / "stats", "loss") == [1, 3] and steps(tmp_path / "stats", "exposed_communication") == [2]
-    estimator.train(input_fn, hooks=[hook], steps=2)  # in a second graph
+    model.train(input_fn, hooks=[hook], steps=2)  # in a second graph
     assert steps(tmp_path / "stats", "loss") == [1, 3, 5]
 
 

@@ -6,20 +6,14 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import epl
 from epl.profiler.flops import FlopsProfilerHook
 from epl.profiler.memory_profiler_hook import MemoryProfilerHook
 from epl.profiler.trace_hook import TraceHook
+from tests.profiler.models import layers_in_stages
 
 logging.basicConfig(level=logging.INFO)
 folder, stages = sys.argv[1], int(sys.argv[2])
-epl.init(epl.Config({"pipeline.num_micro_batch": 2 if stages > 1 else 1}))
-x = tf.placeholder(tf.float32, [None, 16])
-hidden = x
-for index in range(stages):
-    with epl.replicate(1):
-        hidden = tf.layers.dense(hidden, 16, tf.tanh, name=f"d{index}")
-loss = tf.reduce_mean(tf.square(hidden))
+x, loss = layers_in_stages(stages)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer().minimize(loss, step)
 hooks = [

@@ -6,15 +6,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import epl
+from tests.profiler.models import layers_in_stages
 
 folder, stages = sys.argv[1], int(sys.argv[2])
-epl.init(epl.Config({"pipeline.num_micro_batch": 2 if stages > 1 else 1}))
-x = tf.placeholder(tf.float32, [None, 16])
-hidden = x
-for index in range(stages):
-    with epl.replicate(1):
-        hidden = tf.layers.dense(hidden, 16, tf.tanh, name=f"d{index}")
-loss = tf.reduce_mean(tf.square(hidden))
+x, loss = layers_in_stages(stages)
 epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer().minimize(loss, step)
