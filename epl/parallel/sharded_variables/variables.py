@@ -13,7 +13,7 @@ and `Shard.users`.
 """
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -253,7 +253,7 @@ class Users:
     Attributes:
       reads: (value of the full variable, value of the shard) for each op that read the variable.
       others: ops that are left to the caller.
-      replaced: op -> its replacement, which all ops that use it take; the caller lets ops wait for it (`wait_instead`).
+      replaced: op -> its replacement, which all ops that use it take; the caller lets ops wait for it.
     """
 
     def __init__(
@@ -333,6 +333,11 @@ def wait_instead(replaced: Mapping[tf.Operation, tf.Operation]) -> None:
         controls = waiting.control_inputs
         tf_compat.remove_control_inputs(waiting)
         tf_compat.add_control_inputs(waiting, dict.fromkeys(replaced.get(op, op) for op in controls))
+
+
+def wait_for_shards(shards: Iterable[Shard]) -> None:
+    """Ops that wait for an op on a full variable wait for its replacement now."""
+    wait_instead({before: after for shard in shards for before, after in shard.replaced.items()})
 
 
 def _chooses(flag: tf.Tensor) -> bool:

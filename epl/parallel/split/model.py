@@ -36,7 +36,7 @@ from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
-from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_instead
+from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_for_shards
 from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.placements import REPLICATED, Placement
@@ -401,8 +401,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
 
     def _complete_updates(self) -> None:
         """Completes what the user computes with gradients of shards, and lets it update them."""
-        shards = self._registry.shards_of(SPLIT)
-        wait_instead({before: after for made in shards for before, after in made.replaced.items()})  # newer ops, too
+        wait_for_shards(self._registry.shards_of(SPLIT))  # ops that were built since then, too
         gradients, group = self._gradients, self.group
         with self._graph.tf_graph.as_default():
             updates = gradients.trace()

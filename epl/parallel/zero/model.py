@@ -37,7 +37,7 @@ from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_proc
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import local_shapes, next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
-from epl.parallel.sharded_variables.variables import beside, is_shard, wait_instead
+from epl.parallel.sharded_variables.variables import beside, is_shard, wait_for_shards
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.packed import Member
 from epl.parallel.sharding.placements import Placement, offsets
@@ -293,7 +293,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             late: List[_Late] = []
             given: List[_Given] = []
             uses = [(variable, variable.redirect()) for variable in self._variables.values()]
-            self._wait_for_shards()
+            wait_for_shards(variable.made for variable in self._variables.values())
             for variable, of_variable in sorted(uses, key=lambda one: _first(one[1])):
                 writes = variable.writes()
                 up_front: List[Use] = []
@@ -322,12 +322,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():
                 variable.follow_late()
-            self._wait_for_shards()
-
-    def _wait_for_shards(self) -> None:
-        """Lets ops that wait for an op on a full variable wait for its replacement."""
-        made = [variable.made for variable in self._variables.values()]
-        wait_instead({before: after for shard in made for before, after in shard.replaced.items()})
+            wait_for_shards(variable.made for variable in self._variables.values())
 
     def _is_late(self, use: Use, writes: Collection[tf.Operation]) -> bool:
         """Whether a value is read after an update, or after one of `writes`."""

@@ -126,7 +126,7 @@ class ZeroVariable:
     def redirect(self) -> List[Use]:
         """Redirects the ops that use the user's variable to the shard; returns the uses of its value, for the caller.
 
-        Ops that wait for a replaced op are left to the caller (`wait_instead`), here and in `follow_late`.
+        Ops that wait for a replaced op are left to the caller (`wait_for_shards`), here and in `follow_late`.
 
         Raises:
           PlanError: an op uses the variable in a way that the shard does not support.
