@@ -19,11 +19,10 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from epl.launcher import devices as launcher_devices
 from epl.launcher import plan, processes, secret
 from epl.launcher.options import Options
-from epl.utils.version import VERSION
+from epl.utils.version import INSTALL_PROTOBUF, INSTALL_TENSORFLOW, VERSION
 
 _MOST_WORKERS = 2  # without --num_workers
 _SECONDS = 120.0  # for one program, or the workers of all pairs together
-_INSTALL = 'pip install "tensorflow==1.15.5" "protobuf<3.21" "numpy<1.19"'
 _SEE = "docs/troubleshooting.md has the remedies for many errors"
 _AVX = "the processor lacks an instruction that this TensorFlow needs (AVX): use another machine, or build TensorFlow"
 _REBUILD = (
@@ -46,9 +45,9 @@ _VERSIONS = (
 )
 # A part of an error's text, and what to do.
 _REMEDIES = (
-    ("Descriptors cannot", 'pip install "protobuf<3.21"'),
+    ("Descriptors cannot", INSTALL_PROTOBUF),
     ("symbolic Tensor", 'pip install "numpy<1.19"'),
-    ("No module named", _INSTALL),
+    ("No module named", INSTALL_TENSORFLOW),
     ("bytes of shared memory", "give the container more memory and /dev/shm: docker run --shm-size=2g"),
     ("NCCL", "NCCL_DEBUG=INFO says more; each worker needs a GPU of its own"),
 )
@@ -134,7 +133,7 @@ def _package(name: str, code: str, given: Mapping[str, str]) -> Finding:
     if version is None:
         return _failure(name, problem)
     if name == "TensorFlow" and not version.startswith("1.15"):
-        return Finding("FAIL", name, version, f"EPL needs TensorFlow 1.15: {_INSTALL}")
+        return Finding("FAIL", name, version, f"EPL needs TensorFlow 1.15: {INSTALL_TENSORFLOW}")
     return Finding("ok", name, version)
 
 

@@ -127,18 +127,7 @@ class Explanation(NamedTuple):
 def explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None) -> Explanation:
     """Explains a step of the annotated model in the default graph; runs nothing.
 
-    A graph that did not run yet is rewritten first, as its first `Session.run` would do: in a job of several workers
-    each of them makes the call then.
-
-    Args:
-      fetches: the training op; by default what `apply_gradients` made, or the gradients if it was not called.
-      feed_dict: what would be fed: tensor -> an array, or a tf.TensorShape in its place. A batch that stays open counts
-        as 32.
-
-    Raises:
-      AnnotationError: the graph has no annotated model, or it has no gradients.
-      PlanError: the graph cannot be rewritten as asked.
-      FeedError: the feeds cannot be divided among replicas and micro batches.
+    Args, Raises: see `epl.explain`. Where `apply_gradients` was not called, `fetches` is by default the gradients.
     """
     tf_graph = tf.get_default_graph()
     graph = Graph.of(tf_graph)

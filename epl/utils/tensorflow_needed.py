@@ -7,9 +7,9 @@ import sys
 from typing import Optional
 
 from epl.utils.errors import TensorFlowNeededError
+from epl.utils.version import INSTALL_PROTOBUF, INSTALL_TENSORFLOW
 
 _VERSION = "1.15"
-_LIMITS = '"protobuf<3.21" "numpy<1.19"'
 
 
 def _needed(seen: str, remedy: str) -> TensorFlowNeededError:
@@ -22,7 +22,7 @@ def _how_to_install() -> str:
             "PyPI has it for Python 3.6 and 3.7; for Python 3.8 NVIDIA's container images have nvidia-tensorflow. "
             "See docs/install.md."
         )
-    return f'Install it: pip install "tensorflow==1.15.5" {_LIMITS}, or "tensorflow-gpu==1.15.5" for GPUs.'
+    return f'Install it: {INSTALL_TENSORFLOW}, or "tensorflow-gpu==1.15.5" for GPUs.'
 
 
 def _known(error: Exception) -> Optional[TensorFlowNeededError]:
@@ -30,7 +30,7 @@ def _known(error: Exception) -> Optional[TensorFlowNeededError]:
     if isinstance(error, ImportError) and error.name == "tensorflow":
         return _needed("there is none in this environment", _how_to_install())
     if "Descriptors cannot" in str(error):
-        return _needed("protobuf is too new for the one in this environment", 'Type: pip install "protobuf<3.21"')
+        return _needed("protobuf is too new for the one in this environment", "Type: " + INSTALL_PROTOBUF)
     return None
 
 

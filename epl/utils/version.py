@@ -1,3 +1,7 @@
-"""The version of EPL; `setup.py` reads it from here."""
+"""The version of EPL, which `setup.py` reads from here, and what installs the TensorFlow that it needs."""
 
 VERSION = "0.6.0"
+
+INSTALL_PROTOBUF = 'pip install "protobuf<3.21"'
+# TensorFlow 1.15 names no upper limits itself, and newer packages break it.
+INSTALL_TENSORFLOW = 'pip install "tensorflow==1.15.5" "protobuf<3.21" "numpy<1.19"'
