@@ -130,19 +130,59 @@ def clone_nodes(
             if name[name[0] == "^" :].partition(":")[0] not in names:
                 outside.add(name)
         parts.append(node_wire.field(node_wire.NODE, node.SerializeToString()))
-    parts.append(tf.GraphDef(versions=view.graph_def.versions, library=library).SerializeToString())
-    operation = tf_graph.get_operation_by_name
-    tf_compat.import_nodes(
-        tf_graph,
-        b"".join(parts),
-        names,
-        [(name, output, operation(name).outputs[output]) for name, output in sorted(outside.data)],
-        [(name, operation(name)) for name in sorted(outside.control)],
-    )
+    _import(tf_graph, view, parts, names, outside, library)
     return (
         template.node(prefix, edit(copy, original), lead_prefix)
         for copy, prefix, lead_prefix, own_templates in copies
         for template, original in own_templates
+    )
+
+
+class Clone(NamedTuple):
+    """A copy of some ops of a graph.
+
+    Attributes:
+      nodes: indices of the ops to copy.
+      prefix: name prefix of the copy, ending in "/".
+      inputs: input of an original -> the op of the graph to use in its place.
+    """
+
+    nodes: Sequence[int]
+    prefix: str
+    inputs: Mapping[str, str]
+
+
+def clone_each(tf_graph: tf.Graph, view: GraphView, clones: Iterable[Clone]) -> None:
+    """Adds many different copies in one import: TensorFlow looks at all ops of the graph in each."""
+    parts: List[bytes] = []
+    names: Set[str] = set()
+    outside = _Outside(set())
+    for clone in clones:
+        inside = {view.nodes[node].name for node in clone.nodes}
+        for node in sorted(clone.nodes):
+            template = _Template(view.nodes[node], inside, outside, clone.inputs, _Led(frozenset(), False))
+            parts.append(node_wire.field(node_wire.NODE, template.write(clone.prefix.encode(), SAME, b"")))
+        names.update(clone.prefix + name for name in inside)
+    if parts:
+        _import(tf_graph, view, parts, names, outside)
+
+
+def _import(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    parts: List[bytes],
+    names: Set[str],
+    outside: "_Outside",
+    library: Optional[Any] = None,
+) -> None:
+    """Adds nodes, given as fields of a GraphDef, and functions to the graph."""
+    operation = tf_graph.get_operation_by_name
+    tf_compat.import_nodes(
+        tf_graph,
+        b"".join([*parts, tf.GraphDef(versions=view.graph_def.versions, library=library).SerializeToString()]),
+        names,
+        [(name, output, operation(name).outputs[output]) for name, output in sorted(outside.data)],
+        [(name, operation(name)) for name in sorted(outside.control)],
     )
 
 

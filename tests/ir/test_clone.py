@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.ir.clone import SAME, Edit, clone_nodes
+from epl.ir.clone import SAME, Clone, Edit, clone_each, clone_nodes
 from epl.ir.view import GraphView
 from epl.parallel.rewriting import verifier
 from epl.utils import tf_compat
@@ -19,7 +19,7 @@ def graph():
 
 
 def clone(roots, shared=(), prefixes=("A/",), edit=lambda copy, original: Edit(None, None), extra=()):
-    """Clones what `roots` need, except the ops named in `shared` and what stands behind them."""
+    """Clones what `roots` need, except the ops named in `shared` and what stands after them."""
     graph = tf.get_default_graph()
     view = GraphView(graph)
     stop = {view.index[name] for name in shared}
@@ -178,6 +178,23 @@ def test_a_copy_waits_for_what_its_edit_names():
     extra = tf.NodeDef(name="gate", op="NoOp")
     clone([x], extra=[extra], edit=lambda copy, original: Edit(None, None, ["outside", "gate"]))
     assert {op.name for op in tensor("A/x:0").op.control_inputs} == {"outside", "gate"}
+
+
+def test_different_copies_in_one_import():
+    x, other = tf.placeholder(tf.float32, [2], "x"), tf.placeholder(tf.float32, [2], "other")
+    y = tf.exp(x, name="y")
+    with tf.control_dependencies([tf.no_op("before")]):
+        tf.negative(y, name="z")
+    graph = tf.get_default_graph()
+    view = GraphView(graph)
+    both = [view.index["z"], view.index["y"]]
+    clone_each(graph, view, [Clone(both, "A/", {}), Clone(both, "B/", {"x": "other"}), Clone(both[:1], "C/", {})])
+    assert [op.name for op in tensor("B/z:0").op.control_inputs] == ["before"]
+    values = run(["A/z:0", "B/z:0", "C/z:0"], {x: [0, 0], other: [1, 1]})
+    np.testing.assert_allclose([v[0] for v in values], [-1, -np.e, -1], rtol=1e-6)
+    with pytest.raises(KeyError):
+        tensor("C/y:0")
+    clone_each(graph, view, [])
 
 
 def test_no_nodes_at_all():

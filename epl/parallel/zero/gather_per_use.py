@@ -12,11 +12,11 @@ The pass runs after recomputation: the recomputed ops read weights as the rest o
 """
 
 import logging
-from typing import Any, Dict, List
+from typing import Any, List, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.clone import SAME, clone_nodes
+from epl.ir.clone import Clone, clone_each
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.rewriting.context import RewriteContext, ScheduledGather
@@ -40,6 +40,22 @@ def run(rewrite: RewriteContext) -> None:
         _GatherPerUse(rewrite, zero).run()
 
 
+class _Fetched(NamedTuple):
+    """A weight that was gathered for its uses in a block.
+
+    Attributes:
+      fetch: the uses.
+      full: the full weight.
+      prefix: name prefix of the copies of `chain`.
+      chain: the ops between the weight and its uses, as nodes of the view.
+    """
+
+    fetch: Fetch
+    full: tf.Tensor
+    prefix: str
+    chain: List[int]
+
+
 class _GatherPerUse:
     """The gathers of one graph."""
 
@@ -60,13 +76,16 @@ class _GatherPerUse:
 
     def run(self) -> None:
         """Adds the gathers: those of the streams, the up-front ones, the unused ones."""
+        fetched: List[_Fetched] = []
         for number, fetches in enumerate(self._plan.streams):
             resharder = self._zero.new_stream()
             stream: List[ScheduledGather] = []
             for place, fetch in enumerate(fetches):
-                self._fetch(fetch, resharder, f"{SCOPE}/stream{number}_{place}/")
+                prefix = f"{SCOPE}/stream{number}_{place}/"
+                fetched.append(_Fetched(fetch, self._gather(fetch, resharder), prefix, self._chain(fetch)))
                 stream.append(ScheduledGather(resharder.collectives[-1].name, fetch.block))
             self._rewrite.gather_streams.append(stream)
+        self._give_fetched(fetched)
         for full in self._plan.up_front:
             self._give_rest(full, self._zero.resharder, self._placeholders[full].variable.updates())
         if self._plan.unused:
@@ -75,31 +94,38 @@ class _GatherPerUse:
                 self._rewrite.unused_gathers.append(self._give_rest(full, resharder, ()).name)
         self._report()
 
-    def _fetch(self, fetch: Fetch, resharder: Any, prefix: str) -> None:
+    def _gather(self, fetch: Fetch, resharder: Any) -> tf.Tensor:
         """Gathers a weight for its uses in a block."""
         waits = [self._operation(node) for node in fetch.waits]
         full = self._zero.gather(self._placeholders[fetch.source].variable, resharder, waits)
         for node in self._plan.updates.get(fetch.source, ()):
             tf_compat.add_control_inputs(self._rewrite.remember(self._operation(node)), [resharder.collectives[-1]])
-        taken = self._copies(fetch, full, prefix)
-        for use in fetch.uses:
-            node, output = self._plan.values[use.consumer, use.position]
-            tensor = full if node == fetch.source else taken[node].outputs[output]
-            tf_compat.set_input(self._rewrite.remember(self._operation(use.consumer)), use.position, tensor)
+        return full
 
-    def _copies(self, fetch: Fetch, full: tf.Tensor, prefix: str) -> Dict[int, tf.Operation]:
-        """Copies the ops between a weight and its uses in a block (such as a cast), on the value gathered for it."""
+    def _chain(self, fetch: Fetch) -> List[int]:
+        """The ops between a weight and its uses in a block, such as a cast."""
         view, weights = self._view, self._plan.region.weights
         values = {self._plan.values[use.consumer, use.position][0] for use in fetch.uses}
         chain = view.ancestors(values, lambda node: node not in weights or node == fetch.source)
-        chain = {node for node in chain if node in weights and node != fetch.source}
-        if chain:
-            inputs = {view.nodes[fetch.source].name: full.op.name}
-            clone_nodes(self._rewrite.tf_graph, view, chain, [prefix], lambda copy, node: SAME, inputs=inputs)
-        for node in chain:
-            name = view.nodes[node].name
-            self._rewrite.copies_per_use.setdefault(name, []).append(prefix + name)
-        return {node: self._rewrite.operation(prefix + view.nodes[node].name) for node in chain}
+        return sorted(node for node in chain if node in weights and node != fetch.source)
+
+    def _give_fetched(self, fetched: List[_Fetched]) -> None:
+        """Copies the ops between weights and their uses, on the values gathered for these, and connects the uses."""
+        view, rewrite = self._view, self._rewrite
+        clones = [
+            Clone(one.chain, one.prefix, {view.nodes[one.fetch.source].name: one.full.op.name}) for one in fetched
+        ]
+        clone_each(rewrite.tf_graph, view, clones)
+        for one in fetched:
+            for node in one.chain:
+                name = view.nodes[node].name
+                rewrite.copies_per_use.setdefault(name, []).append(one.prefix + name)
+            for use in one.fetch.uses:
+                node, output = self._plan.values[use.consumer, use.position]
+                tensor = one.full
+                if node != one.fetch.source:
+                    tensor = rewrite.operation(one.prefix + view.nodes[node].name).outputs[output]
+                tf_compat.set_input(rewrite.remember(self._operation(use.consumer)), use.position, tensor)
 
     def _give_rest(self, full: int, resharder: Any, guarded: Any) -> tf.Tensor:
         """Gathers a weight for all remaining consumers of its placeholder, before the `guarded` ops run."""
