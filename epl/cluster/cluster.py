@@ -181,7 +181,7 @@ class Cluster:
         """Returns a session configuration with which the devices of this process exist.
 
         Args:
-          base: the user's own configuration, which is not modified; its other settings are kept.
+          base: the user's own configuration, which is not modified; its settings are kept.
           allow_growth: take GPU memory as it is needed, unless `base` reserves a fraction of it.
 
         Raises:
@@ -199,6 +199,7 @@ class Cluster:
             # A session that sees GPUs allocates their memory, even if the plan places no op there.
             if base is None or "GPU" not in base.device_count:
                 proto.device_count["GPU"] = 0
+            _optimize_less(proto.graph_options.rewrite_options)
             return proto
         self._show_gpus(proto)
         if not proto.gpu_options.per_process_gpu_memory_fraction:
@@ -336,6 +337,18 @@ def _check_numbers(num_device_per_taskgraph: Any) -> None:
             f"generate_virtual_devices got {numbers!r}; expected the number of devices of each TaskGraph of one model "
             "replica, such as [1, 1]."
         )
+
+
+def _optimize_less(options: Any) -> None:
+    """Leaves out what takes time before a first step and gives nothing on CPUs; what the user has set is kept.
+
+    The memory optimizer has no GPU whose tensors it could swap, and the second pass of the others finds next to
+    nothing: docs/profiling.md, "Time to the first step".
+    """
+    if options.memory_optimization == options.DEFAULT_MEM_OPT:
+        options.memory_optimization = options.NO_MEM_OPT
+    if options.meta_optimizer_iterations == options.DEFAULT_NUM_ITERS:
+        options.meta_optimizer_iterations = options.ONE
 
 
 def _local_devices(config: Config) -> Tuple[str, int]:

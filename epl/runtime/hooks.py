@@ -40,7 +40,7 @@ from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel.amp import half_ops
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import monitored, recorder, runs, saver, server
+from epl.runtime import monitored, recorder, runs, saver, server, xla_clustering
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -171,30 +171,33 @@ def _session_init(
     original: Callable[..., None], session: Any, target: Any = "", graph: Optional[tf.Graph] = None, config: Any = None
 ) -> None:
     env = Env.get()
-    if env.is_ready and env.cluster is not None:
-        if target:
-            session._session = None  # what BaseSession.__del__ asks for
-            raise ValueError(
-                "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, "
-                "and remove the tf.train.Server.".format(target)
-            )
-        try:
-            connection = server.connect(graph or tf.get_default_graph(), config)
-        except BaseException:
-            session._session = None
-            raise
-        if connection is not None:
-            process_server, config = connection
-            original(session, process_server.target, graph, config)
-            process_server.adopt(session)
+    if not env.is_ready or env.cluster is None:
+        original(session, target, graph, config)
+        return
+    session._session = None  # what BaseSession.__del__ asks for, if the rest fails
+    if target:
+        raise ValueError(
+            "The session has the target {!r}: EPL trains in a local session of each worker. Leave the target out, "
+            "and remove the tf.train.Server.".format(target)
+        )
+    graph = graph or tf.get_default_graph()
+    config = tf_compat.default_session_config() if config is None else config
+    local = env.cluster.config_proto(config)
+    with xla_clustering.left_out(graph, local):
+        connection = server.connect(graph, config)
+        if connection is None:
+            original(session, target, graph, local)
             return
-        config = env.cluster.config_proto(config)
-    original(session, target, graph, config)
+        process_server, config = connection
+        original(session, process_server.target, graph, config)
+        process_server.adopt(session)
 
 
 def _extend_graph(original: Callable[..., Any], session: Any) -> Any:
     runs.rewritten(session, _original_run)
     runs.place(session)
+    if not hasattr(session, "_epl_shipped"):
+        xla_clustering.warn_if_too_late(session)
     session._epl_shipped = tf_compat.last_op_id(session.graph)
     return server.guarded(session, lambda: "the sending of the graph", original, session)
 

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
 from tensorflow.python.client import session as session_module
+from tensorflow.python.eager import context as eager_context  # the settings of tf.config
 from tensorflow.python.framework import (
     c_api_util,  # scoped C buffers
     func_graph,
@@ -375,6 +376,16 @@ def is_in_while(context: Any) -> bool:
             return True
         context = context.outer_context
     return False
+
+
+def session_config(session: Any) -> tf.ConfigProto:
+    """The configuration that a session was made with."""
+    return session._config
+
+
+def default_session_config() -> tf.ConfigProto:
+    """The configuration of a session that is made without one: what `tf.config` was told."""
+    return eager_context.context().config
 
 
 def full_graph_def(graph: tf.Graph, add_shapes: bool = False) -> tf.GraphDef:

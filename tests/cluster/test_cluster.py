@@ -347,6 +347,15 @@ class TestConfigProto:
         assert proto.device_count["CPU"] == 8
         assert proto.allow_soft_placement
 
+    def test_on_cpus_a_graph_is_optimized_once_unless_the_user_says_otherwise(self):
+        options = cluster().config_proto().graph_options.rewrite_options
+        assert (options.meta_optimizer_iterations, options.memory_optimization) == (options.ONE, options.NO_MEM_OPT)
+        base = tf.ConfigProto()
+        base.graph_options.rewrite_options.meta_optimizer_iterations = options.TWO
+        base.graph_options.rewrite_options.memory_optimization = options.HEURISTICS
+        options = cluster().config_proto(base).graph_options.rewrite_options
+        assert (options.meta_optimizer_iterations, options.memory_optimization) == (options.TWO, options.HEURISTICS)
+
     def test_more_devices_than_the_user_asked_for(self):
         assert cluster(devices=4).config_proto(tf.ConfigProto(device_count={"CPU": 1})).device_count["CPU"] == 4
 
