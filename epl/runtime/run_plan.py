@@ -66,6 +66,8 @@ class RunPlan(NamedTuple):
       writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers,
         restore).
       written: what it writes without gradients.
+      initializes: names of the variables that have a value after the run, as it assigns one.
+      reads_variables: whether anything in the run takes the value of a variable.
       only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to
         wait.
       shares_feeds: whether feeds are shared out among the copies of
@@ -89,6 +91,8 @@ class RunPlan(NamedTuple):
     is_collective: bool
     writes_replica_0_alone: bool
     written: Written
+    initializes: FrozenSet[str]
+    reads_variables: bool
     only_stages: bool
     shares_feeds: bool
     repeats_feeds: bool
@@ -328,6 +332,8 @@ class RunPlanner:
             is_collective=is_collective,
             writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
+            initializes=self._initializes(needed, asked.fed),
+            reads_variables=any(self._reads_variable(node) for node in needed),
             only_stages=bool(needed & self._staging) and not reach.touched & (self._collectives | rewrite.writes),
             shares_feeds=shares_feeds and not repeats_feeds,
             repeats_feeds=repeats_feeds,
@@ -371,6 +377,20 @@ class RunPlanner:
         values = [t for node in sorted(writes) for t in self._rewrite.operation(view.nodes[node].name).inputs]
         differs = (own or bool(self._taken(writes, fed))) and not written.isdisjoint(self._trained_with)
         return Written(tuple(values), own, differs)
+
+    def _initializes(self, needed: AbstractSet[int], fed: FrozenSet[str]) -> FrozenSet[str]:
+        """The variables that a run assigns a value to in any case."""
+        view = self._view
+        fed_ops = {_op_name(name) for name in fed}
+        assigns = (n for n in needed if view.types[n] in op_types.PLAIN_ASSIGNS and view.nodes[n].name not in fed_ops)
+        targets = [view.producers[node][0] for node in assigns]
+        return frozenset(view.nodes[node].name for node in targets if view.types[node] in op_types.VARIABLES)
+
+    def _reads_variable(self, node: int) -> bool:
+        """Whether an op takes a variable for anything but to assign a value to it."""
+        variables = self._view.variable_inputs(node)
+        is_assign = self._view.types[node] in op_types.PLAIN_ASSIGNS
+        return bool(variables) and not (is_assign and variables == self._view.producers[node][:1])
 
     def _taken(self, nodes: AbstractSet[int], fed: FrozenSet[str]) -> List[str]:
         """Those of `fed` that nodes need."""

@@ -23,6 +23,7 @@ from epl.runtime import server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.slow import told_when_slow
 
 _FIRST_NAMES = 3  # of what a run fetches, in messages
 _transform_lock = threading.RLock()  # of sessions in several threads, one rewrites the graph
@@ -52,7 +53,10 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
         with _transform_lock:
             if transformation.needs_transform(graph):
                 _refuse_shipped(session, graph)
-                transformation.transform(session.graph)
+                cluster = Env.get().cluster
+                worker = 0 if cluster is None else cluster.worker_index
+                with told_when_slow("the graph is rewritten for all devices, with all workers", worker):
+                    transformation.transform(session.graph)
     rewrite = graph.rewritten
     if rewrite is not None and graph.says_first(plan_line.TABLES) and plan_line.wants_tables(rewrite.cluster):
         for explain in _explain:

@@ -1,11 +1,12 @@
 """Session.run under a plan: keeps variables equal, runs what is planned, tells the other processes when it fails."""
 
+import contextlib
 import functools
 import logging
 import os
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Sequence, Type
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Set, Type
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,7 +19,9 @@ from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.run_plan import RunPlan, RunPlanner
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.slow import told_when_slow
 
 logger = logging.getLogger("epl")
 
@@ -27,6 +30,7 @@ logger = logging.getLogger("epl")
 RawRun = Callable[..., List[Any]]
 
 _FIRST_NAMES = 5  # of a long list in a message
+_FEW_NAMES = 2  # of what a run is asked for
 _LONGEST_REASON = 2000  # characters
 _NO_VALUE = "a variable has no value: "  # begins a reason
 
@@ -37,6 +41,8 @@ class SessionState:
     def __init__(self) -> None:
         self.replicas_current = False  # the other local replicas hold replica 0's values
         self.processes_current = False  # this process holds rank 0's values
+        self.initialized: Set[str] = set()  # variables that are known to have a value
+        self.ran: Set[int] = set()  # ids of plans, which live as long as the graph
         self.number = 0  # for the checkpoints of parts in several processes
 
 
@@ -152,9 +158,11 @@ class GraphRunner:
         def run_step() -> List[Any]:
             if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
-            if plan.uses_replicas:
+            if plan.uses_replicas and plan.reads_variables:
                 self._copy_to_replicas(session, state)
-            result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
+            with self._told_when_slow(state, plan, fetches):
+                result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
+            state.initialized |= plan.initializes
             if plan.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
             state.replicas_current &= not plan.written.differs_between_replicas
@@ -172,6 +180,19 @@ class GraphRunner:
             with self._replica_lock:
                 return run_step()
         return run_step()
+
+    def _told_when_slow(
+        self, state: SessionState, plan: RunPlan, fetches: Sequence[tf.Tensor]
+    ) -> ContextManager[object]:
+        """In the first run of a plan TensorFlow prepares the ops for it."""
+        if id(plan) in state.ran:
+            return contextlib.ExitStack()
+        state.ran.add(id(plan))
+        names = [tensor.op.name for tensor in fetches] + [op.name for op in plan.targets]
+        what = "TensorFlow prepares {:,} ops for the first run of {}, or that waits for data".format(
+            tf_compat.num_nodes(self.rewrite.tf_graph), ", ".join(names[:_FEW_NAMES])
+        )
+        return told_when_slow(what, self.rewrite.cluster.worker_index)
 
     def closing(self, session: tf.Session) -> None:
         """The session is about to close."""
@@ -293,7 +314,7 @@ class GraphRunner:
         if state.processes_current or not rewrite.broadcasts:
             return
         if rewrite.process_rank == 0:
-            missing = [sync.variable for sync in self._uninitialized(session) if sync.is_global]
+            missing = [sync.variable for sync in self._uninitialized(session, state) if sync.is_global]
             if missing:
                 raise PlanError(
                     "{} variable(s) have no value before the first training step: {}{}. Run "
@@ -310,18 +331,22 @@ class GraphRunner:
         if state.replicas_current or rewrite.local_replicas == 1:
             return
         # Asked first: TensorFlow 1.15 may crash in a run that copies variables of which one has no value.
-        missing = {sync.variable for sync in self._uninitialized(session)}
+        missing = {sync.variable for sync in self._uninitialized(session, state)}
         copies = [copy for sync in rewrite.syncs if sync.variable not in missing for copy in sync.copies]
         if copies:
             self._raw(session, None, self._ops(copies), [], {}, None, None)
         # What has no value yet gets one by an initializer, after which all are copied again.
         state.replicas_current = True
 
-    def _uninitialized(self, session: tf.Session) -> List[VariableSync]:
-        syncs = self.rewrite.syncs
-        checks = [op.outputs[0] for op in self._ops([sync.is_initialized for sync in syncs])]
+    def _uninitialized(self, session: tf.Session, state: SessionState) -> List[VariableSync]:
+        """The variables without a value; TensorFlow is asked about those alone of which it is not known."""
+        unknown = [sync for sync in self.rewrite.syncs if sync.variable not in state.initialized]
+        if not unknown:
+            return []
+        checks = [op.outputs[0] for op in self._ops([sync.is_initialized for sync in unknown])]
         values = self._raw(session, None, [], checks, {}, None, None)
-        return [sync for sync, value in zip(syncs, values) if not value]
+        state.initialized.update(sync.variable for sync, has_value in zip(unknown, values) if has_value)
+        return [sync for sync, has_value in zip(unknown, values) if not has_value]
 
     def _ops(self, names: Sequence[str]) -> List[tf.Operation]:
         return [self.rewrite.tf_graph.get_operation_by_name(name) for name in names]

@@ -240,6 +240,59 @@ def test_a_local_variable_that_is_never_initialized_costs_no_check_per_step(init
     assert len(checks) <= 2
 
 
+def raw_runs(monkeypatch):
+    """What GraphRunner gives to TensorFlow from now on: the number of fetches and of targets of each run."""
+    runs = []
+    original = GraphRunner.__init__
+
+    def begin(runner, rewrite, raw):
+        def run(session, handle, targets, fetches, *args):
+            runs.append((len(fetches), len(targets)))
+            return raw(session, handle, targets, fetches, *args)
+
+        original(runner, rewrite, run)
+
+    monkeypatch.setattr(GraphRunner, "__init__", begin)
+    return runs
+
+
+def test_tensorflow_is_not_asked_whether_variables_have_a_value_that_were_just_initialized(init, monkeypatch):
+    init()
+    runs = raw_runs(monkeypatch)
+    trained(1)  # a variable and its momentum
+    assert len(runs) == 3 and runs[1] == (0, 2)  # initializer, copies, step
+
+
+def test_it_is_asked_about_those_that_were_not(init, monkeypatch):
+    init()
+    model = Linear()
+    model.minimize()
+    idle = tf.get_variable("idle", [2], trainable=False)
+    runs = raw_runs(monkeypatch)
+    with tf.Session() as sess:
+        sess.run([model.w.initializer])
+        sess.run(model.train_op, model.feed())
+        assert runs[1] == (1, 0)
+        del runs[:]
+        sess.run([idle.initializer, model.w.initializer])
+        sess.run(model.train_op, model.feed())
+        assert runs == [(0, 2), (0, 1), (0, 2)]  # no question: initializers, a copy, a step
+        assert replicas_equal(sess, "w")
+
+
+def test_a_value_that_is_fed_in_place_of_an_assignment_initializes_nothing(init, monkeypatch):
+    init()
+    model = Linear()
+    model.minimize()
+    assign = model.w.initializer
+    runs = raw_runs(monkeypatch)
+    with tf.Session() as sess:
+        if assign.outputs:
+            sess.run(tf.identity(assign.outputs[0]), {assign.outputs[0]: np.zeros([3, 1])})
+        assert "uninitialized" in error_text(sess.run, model.train_op, model.feed())
+    assert (1, 0) in runs  # asked
+
+
 def test_sum_of_accumulated_gradients(init):
     results = []
     for devices in (1, 2):
