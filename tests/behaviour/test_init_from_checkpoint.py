@@ -1,4 +1,4 @@
-"""tf.train.init_from_checkpoint, called before and behind what trains: as on one device, parts of variables too."""
+"""tf.train.init_from_checkpoint, called before and after what trains: as on one device, parts of variables too."""
 
 from typing import Any
 
@@ -30,16 +30,16 @@ def _load(path: str, by_object: bool) -> None:
     tf.train.init_from_checkpoint(path, dict(zip(names, objects if by_object else names)))
 
 
-def _train(ctx: Context, path: str, resource: bool, behind: bool, by_object: bool, **config: Any) -> None:
+def _train(ctx: Context, path: str, resource: bool, after: bool, by_object: bool, **config: Any) -> None:
     ctx.init(**config)
     data = samples()
     with tf.variable_scope("", use_resource=resource):
         x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.int32, [None])
         loss = cross_entropy(y, dense(dense(x, 8, "hidden", tf.nn.tanh), CLASSES, "out"))
-    if not behind:
+    if not after:
         _load(path, by_object)
     train_op = tf.train.AdamOptimizer(0.01).minimize(loss)
-    if behind:
+    if after:
         _load(path, by_object)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -54,5 +54,5 @@ def _train(ctx: Context, path: str, resource: bool, behind: bool, by_object: boo
 def test_values_are_loaded(oracle: Oracle, tmp_path: Any, topology: Any, level: str, resource: bool) -> None:
     path = _write(str(tmp_path / "model"))
     oracle.check(
-        topology, _train, path=path, resource=resource, behind=bool(level), by_object=resource, zero__level=level
+        topology, _train, path=path, resource=resource, after=bool(level), by_object=resource, zero__level=level
     )

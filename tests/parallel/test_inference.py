@@ -55,7 +55,7 @@ def test_ops_that_are_added_are_placed(init):
     with started() as sess:
         double = 2 * model.hidden[1]
         sess.run(double, model.feed(4))
-        assert "mul:0" == double.name and traced(sess, double, model.feed(4))["mul"] == "CPU:1"  # behind the last scope
+        assert "mul:0" == double.name and traced(sess, double, model.feed(4))["mul"] == "CPU:1"  # after the last scope
         third = tf.constant(1.0)
         assert sess.run(third) == 1.0
 

@@ -8,7 +8,7 @@ from tests.parity.oracle import Oracle, Script, compare
 from tests.parity.pool import Answer
 from tests.parity.scripts import splits
 
-CONTINUED = 1e-5  # two runs, one behind the other
+CONTINUED = 1e-5  # two runs, one after the other
 
 
 class Continued(NamedTuple):

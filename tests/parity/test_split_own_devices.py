@@ -71,7 +71,7 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int
 def test_what_a_replica_computes_of_all_its_rows(
     oracle: Oracle, topology: Tuple[int, int], apart: Tuple[int, int], config: Any, name: str
 ) -> None:
-    """The capacity of experts, behind which is replicated code on devices of its own again, and a product of means.
+    """The capacity of experts, after which is replicated code on devices of its own again, and a product of means.
 
     Two replicas would compute something else, each of its own rows.
     """

@@ -56,8 +56,8 @@ def _check_steps(answers: List[Answer], ranks: int) -> None:
     assert not replica_differences(answers)
     results = answers[0].results
     for name in NOISES:
-        outputs, before, behind = [
-            np.stack([step[name] for step in results[what]]) for what in ("outputs", "before", "behind")
+        outputs, before, after = [
+            np.stack([step[name] for step in results[what]]) for what in ("outputs", "before", "after")
         ]
         for answer in answers[1:]:
             np.testing.assert_array_equal(outputs, np.stack([step[name] for step in answer.results["outputs"]]))
@@ -73,7 +73,7 @@ def _check_steps(answers: List[Answer], ranks: int) -> None:
             for axis in range(2):
                 assert _likeness(np.array_split(scale, ranks, axis)) < 0.15, name
         # A gradient that took other numbers than the outputs would differ.
-        np.testing.assert_allclose(behind, before - RATE * scales.mean(1, keepdims=True), rtol=1e-6)
+        np.testing.assert_allclose(after, before - RATE * scales.mean(1, keepdims=True), rtol=1e-6)
 
 
 def _likeness(drawn: List[np.ndarray]) -> float:

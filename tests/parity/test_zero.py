@@ -235,13 +235,13 @@ def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, word
 def test_what_is_built_too_late_is_refused(oracle: Oracle) -> None:
     (answer,) = oracle.failing_plan((1, 2), zero.too_late, zero__level="v1")
     assert answer.error is not None and "PlanError" in answer.error
-    assert "was built behind the first Session.run. With zero.level" in answer.error
+    assert "was built after the first Session.run. With zero.level" in answer.error
 
 
 @levels_of_gradients
 def test_what_is_taken_behind_the_update(oracle: Oracle, level: str) -> None:
-    reference = oracle.plain(zero.behind)
-    (answer,) = oracle.check((1, 2), zero.behind, reference, zero__level=level)
+    reference = oracle.plain(zero.after)
+    (answer,) = oracle.check((1, 2), zero.after, reference, zero__level=level)
     for name in ("rows", "length"):
         np.testing.assert_allclose(answer.results[name], reference.results[name], rtol=1e-5, atol=1e-6)
 
@@ -263,7 +263,7 @@ def test_misuse_of_a_variable_in_parts_is_refused(oracle: Oracle) -> None:
     assert "'table'.load was called, and the variable is split over 2 devices" in results["load"][0]
     assert "FeedError" in results["feed"][0] and "is fed, and each of 2 devices has a part of it" in results["feed"][0]
     for late, loop in zip(results["late"][0], results["loop"][0]):
-        assert "was built behind the first Session.run. With zero.level" in late
+        assert "was built after the first Session.run. With zero.level" in late
         assert "of which each device has a part (zero.level), as something else than its value." in loop
 
 

@@ -11,7 +11,7 @@ ROWS = {"x": np.random.RandomState(0).rand(8, 16), "ids": np.arange(24).reshape(
 
 
 class Model:
-    """Two tables of words and a wide layer in a split, behind a replicated layer; gradients, clipped ones, a norm."""
+    """Two tables of words and a wide layer in a split, after a replicated layer; gradients, clipped ones, a norm."""
 
     def __init__(self, replicate, split):
         x, ids = tf.placeholder(tf.float32, [None, 16]), tf.placeholder(tf.int32, [None, 3])

@@ -32,16 +32,16 @@ def train(output, **arguments):
 
 @CUTS
 @KINDS
-@pytest.mark.parametrize("behind", [False, True])
-def test_it_is_the_value_that_the_variable_has_by_then(init, cut, resource, behind):
+@pytest.mark.parametrize("after", [False, True])
+def test_it_is_the_value_that_the_variable_has_by_then(init, cut, resource, after):
     weight, output = weight_in_parts(init, cut, resource)
 
     def double():
         return tf.get_variable("double", initializer=2 * weight.initialized_value(), trainable=False)
 
-    other = None if behind else double()
+    other = None if after else double()
     train_op = train(output)
-    other = double() if behind else other
+    other = double() if after else other
     average = tf.train.ExponentialMovingAverage(0.5)
     update = average.apply([weight])
     value = np.arange(SHAPE[0] * SHAPE[1], dtype="f").reshape(SHAPE)
@@ -115,7 +115,7 @@ def test_one_that_is_built_behind_the_first_run_is_refused(init, resource):
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
         late = weight.initialized_value()
-        with pytest.raises(PlanError, match="was built behind the first Session.run"):
+        with pytest.raises(PlanError, match="was built after the first Session.run"):
             sess.run(late)
 
 

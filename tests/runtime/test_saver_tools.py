@@ -150,7 +150,7 @@ def test_variables_begin_with_a_checkpoint_that_is_read_behind_minimize(init, tm
         variables += [optimizer.get_slot(variable, "momentum") for variable in variables]
     with tf.Session() as session:
         session.run(tf.local_variables_initializer())
-        for _ in range(2):  # the op is built behind the first run, and initializes once more
+        for _ in range(2):  # the op is built after the first run, and initializes once more
             session.run(tf.global_variables_initializer())
             for variable, name in zip(variables, ["a", "b", "a/Momentum", "b/Momentum"]):
                 np.testing.assert_array_equal(session.run(variable), saved[name], name)

@@ -153,7 +153,7 @@ def moe_transformer(parts: Parts, devices: int) -> None:
 
 
 def _configured(name: str, param_dict: Dict[str, Any], **facts: Any) -> None:
-    """A fragment of the configuration: the model behind it has no annotation."""
+    """A fragment of the configuration: the model after it has no annotation."""
 
     def run(parts: Parts, devices: int) -> None:
         import epl
@@ -296,7 +296,7 @@ def _without_epl(ctx: Context) -> Any:
 
 
 def train(ctx: Context, name: str, written_for: int = 0) -> None:
-    """Runs a fragment, an optimizer and a session behind it.
+    """Runs a fragment, an optimizer and a session after it.
 
     Args:
         ctx: of the process.

@@ -76,7 +76,7 @@ def early_boundaries(graph: Graph, pairs: Sequence[Pair], changed: bool) -> Dict
 def hold(
     graph: Graph, accumulation: AccumulationRecord, early: Dict[str, Boundary], steps: Steps
 ) -> AccumulationRecord:
-    """Makes everything behind the boundaries `early` compute with the mean up to this run."""
+    """Makes everything after the boundaries `early` compute with the mean up to this run."""
     names = [name for name in early if name not in accumulation.accumulated]
     if not names:
         return accumulation
@@ -113,7 +113,7 @@ def hold(
 
 
 def _for_all_reduce(is_last: tf.Tensor, means: List[Gradient]) -> Tuple[List[Gradient], List[Gradient]]:
-    """The gradients behind a branch that the last micro step takes, and the boundaries in that branch."""
+    """The gradients after a branch that the last micro step takes, and the boundaries in that branch."""
     inner: List[Gradient] = []
 
     def last() -> List[Gradient]:

@@ -165,7 +165,7 @@ class _Ordering:
         return [write for update in group for write in update.writes if self._context(write) is context]
 
     def _is_own(self, node: int) -> bool:
-        """Whether a node was built by apply_gradients, or by the plan in front of it, behind the collectives."""
+        """Whether a node was built by apply_gradients, or by the plan in front of it, after the collectives."""
         proto = self._view.nodes[node]
         attrs = proto.serialized_attrs
         if attrs not in self._phases:

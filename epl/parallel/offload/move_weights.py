@@ -10,7 +10,7 @@ host carry `HOST_ATTR`, those of further replicas and micro batches as well: it 
 What is on the host, and which copy waits for what, is decided in `epl.parallel.offload.host_region` and
 `epl.parallel.weights.prefetch`.
 
-It works on the graph of the user, behind recomputation and before every other pass, and on a model on one device.
+It works on the graph of the user, after recomputation and before every other pass, and on a model on one device.
 """
 
 import logging
@@ -101,8 +101,8 @@ def run(rewrite: RewriteContext) -> None:
 def _uses(rewrite: RewriteContext, view: GraphView, region: HostRegion) -> List[WeightUse]:
     bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
-    behind = view.descendants(bounds)
-    changing = {variable for write in writes - behind for variable in view.variable_inputs(write)}
+    after = view.descendants(bounds)
+    changing = {variable for write in writes - after for variable in view.variable_inputs(write)}
     replaced = {view.index[one.original.op.name] for one in rewrite.graph.replacements.values()}  # they run no more
     return find_uses(rewrite.tf_graph, view, region, view.descendants(writes) | replaced, changing)
 

@@ -146,8 +146,8 @@ def _counting(view: GraphView, writes: Set[int], counted: Set[int]) -> Set[int]:
     needed = view.ancestors(counted)
     found = set()
     for write in writes & needed:
-        behind = view.descendants([write], lambda node: node not in needed)
-        if not needed.isdisjoint(readers_of_new_value(view, write) & behind):
+        after = view.descendants([write], lambda node: node not in needed)
+        if not needed.isdisjoint(readers_of_new_value(view, write) & after):
             found.add(write)
     return found
 

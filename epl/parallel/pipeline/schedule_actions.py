@@ -56,8 +56,8 @@ def order_actions(
             ordered = [action for action in order if (action.stage, action.kind) in ends]
             barriers = _order_device(rewrite, view, added, ordered, ends, waits)
             rewrite.barriers[number] += [barrier.node.name + ":0" for barrier in barriers]
-            for action, before, behind in zip(ordered, [None, *barriers], [*barriers, None]):
-                between[number, action] = before, behind
+            for action, before, after in zip(ordered, [None, *barriers], [*barriers, None]):
+                between[number, action] = before, after
             nodes += added.nodes
     return nodes
 

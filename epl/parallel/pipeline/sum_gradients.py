@@ -85,11 +85,11 @@ class GradientSums:
         name = f"{len(self._dense)}/{{}}{{}}"
         dtype = gradient.dtype.base_dtype
         total, *parts = _names_in_all_micro_batches(self._rewrite, gradient)
-        for copy, (part, (before, behind)) in enumerate(zip(parts, barriers[1:]), 1):
+        for copy, (part, (before, after)) in enumerate(zip(parts, barriers[1:]), 1):
             waits = [] if before is None else ["^" + before.merged]
             total = added.add(name.format("sum", copy), "AddV2", [total, part] + waits, T=dtype).name
-            if behind is not None:
-                behind.node.input.append("^" + total)
+            if after is not None:
+                after.node.input.append("^" + total)
         if self._rewrite.plan.reduce_method == "mean":
             count = added.constant(len(barriers), dtype)
             total = added.add(name.format("mean", ""), "RealDiv", [total, count], T=dtype).name

@@ -174,7 +174,7 @@ def stage_devices(
                 raise
             raise LayoutError(
                 "{} The TaskGraphs are {}: each scope begins one, and so does each call of epl.set_default_strategy "
-                "behind ops of the model. What belongs together is annotated once.".format(
+                "after ops of the model. What belongs together is annotated once.".format(
                     error, ", ".join(str(one.strategy) for one in taskgraphs)
                 )
             ) from None

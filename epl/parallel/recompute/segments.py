@@ -181,9 +181,9 @@ def number_by_checkpoints(view: GraphView, backward: BackwardPass, checkpoints: 
     """For each node of the forward pass, the number of the last checkpoint, in order, that it depends on; 0 if none."""
     numbers: Dict[int, int] = {}
     order = [node for node in backward.forward if node in checkpoints]
-    behind = {node: 1 + at for at, node in enumerate(order)}
+    after = {node: 1 + at for at, node in enumerate(order)}
     for node in backward.forward:
-        before = [max(numbers[p], behind.get(p, 0)) for p, _ in data_inputs(view, node) if p in numbers]
+        before = [max(numbers[p], after.get(p, 0)) for p, _ in data_inputs(view, node) if p in numbers]
         numbers[node] = max(before or [0])
     return numbers
 

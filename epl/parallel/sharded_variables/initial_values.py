@@ -39,8 +39,8 @@ _MOST_SEED = 0x7FFFFFFF
 def local_shapes(full_shape: Sequence[int], placement: Placement) -> Tuple[Tuple[int, ...], ...]:
     """The shapes of the shards, by rank."""
     assert placement.sizes is not None
-    before, behind = tuple(full_shape[: placement.dim]), tuple(full_shape[placement.dim + 1 :])
-    return tuple(before + (size,) + behind for size in placement.sizes)
+    before, after = tuple(full_shape[: placement.dim]), tuple(full_shape[placement.dim + 1 :])
+    return tuple(before + (size,) + after for size in placement.sizes)
 
 
 def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:

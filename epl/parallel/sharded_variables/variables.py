@@ -228,7 +228,7 @@ def refuse_reuse(variable: Any, shape: Any) -> None:
     asked = tf.TensorShape(shape)
     if asked.is_compatible_with(tf.TensorShape(full_shape)) and not asked.is_compatible_with(variable.shape):
         raise PlanError(
-            "The variable {!r} is asked for again (reuse) behind tf.gradients, in the shape {}, and each of {} devices "
+            "The variable {!r} is asked for again (reuse) after tf.gradients, in the shape {}, and each of {} devices "
             "has a part of it by then. Build all that shares the variables of epl.split before the first tf.gradients "
             "or minimize, or in another tf.Graph that restores a checkpoint.".format(
                 name, list(full_shape), resharder.ranks

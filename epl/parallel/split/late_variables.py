@@ -29,7 +29,7 @@ def refuse_late_variables(graph: Graph, lowered_through: int, held: Container[st
         scope = graph.scope_of(op)
         if scope is not None and scope.strategy.name_of_kind == "split":
             raise PlanError(
-                "{!r} ({}) is made in {}, behind the tf.gradients that has lowered the splits of the model: it would "
+                "{!r} ({}) is made in {}, after the tf.gradients that has lowered the splits of the model: it would "
                 "stay whole on each of the {} devices. Open all scopes of epl.split that have variables before the "
                 "first tf.gradients or minimize, or leave this one out.".format(
                     op.name, user_line(op), scope.strategy, ranks

@@ -92,7 +92,7 @@ def lower(graph: Graph, ys: Any, xs: Any) -> Tuple[Any, Any]:
                     return ys, xs
                 if graph.state_of(ScatteredGradients) is not None:
                     raise NotAvailableError(
-                        "epl.split that is differentiated behind apply_gradients with zero.level",
+                        "epl.split that is differentiated after apply_gradients with zero.level",
                         "Call tf.gradients or compute_gradients for the losses of the split before the first "
                         "apply_gradients.",
                     )

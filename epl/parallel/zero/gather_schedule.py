@@ -96,7 +96,7 @@ def _writes(
     written in a loop, where an op cannot wait for a gather.
     """
     writes = find_training_writes(tf_graph, view, view.writes(), gradients)
-    behind = view.descendants(gradients)
+    after = view.descendants(gradients)
     fulls: Dict[int, List[int]] = {}
     for full, variable in variables.items():
         fulls.setdefault(variable, []).append(full)
@@ -105,7 +105,7 @@ def _writes(
     for write in sorted(writes):
         for full in [w for variable in set(view.variable_inputs(write)) for w in fulls.get(variable, ())]:
             updates.setdefault(full, []).append(write)
-            if write not in behind or region.depths[write][0]:
+            if write not in after or region.depths[write][0]:
                 changing.add(full)
     return updates, changing
 

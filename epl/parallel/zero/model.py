@@ -406,8 +406,8 @@ class ZeroModel(ShardOwner, ScatteredGradients):
             elif _is_write(use.value.op):
                 tf_compat.set_input(taker, use.position, written(variable, use.part))
             else:
-                behind = [taker] if self._waits(taker) else []
-                tf_compat.set_input(taker, use.position, full(variable, use.value.op, *behind))
+                after = [taker] if self._waits(taker) else []
+                tf_compat.set_input(taker, use.position, full(variable, use.value.op, *after))
         for variable in self._variables.values():
             for value, part in variable.reads:
                 if not _is_write(value.op):
@@ -436,8 +436,8 @@ class ZeroModel(ShardOwner, ScatteredGradients):
 def _refuse_writes_in_stages(variable: ZeroVariable, taker: tf.Operation) -> None:
     """Raises PlanError for an op of a micro batch that reads a variable after a write of the model."""
     raise PlanError(
-        "{!r} ({}) takes {!r} behind what the model writes into it. With zero.level, a pipeline gathers its weights "
-        "once in a step, before all micro batches. Write into it behind minimize, or set zero.level to ''.".format(
+        "{!r} ({}) takes {!r} after what the model writes into it. With zero.level, a pipeline gathers its weights "
+        "once in a step, before all micro batches. Write into it after minimize, or set zero.level to ''.".format(
             taker.name, taker.type, variable.made.name
         )
     )

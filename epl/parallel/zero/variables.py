@@ -257,7 +257,7 @@ class _Users(Users):
 def refuse_late(op: tf.Operation, variable: str) -> None:
     """Raises PlanError for an op that uses a variable and was built after the first run."""
     raise PlanError(
-        "{!r} ({}) takes {!r} and was built behind the first Session.run. With zero.level each device has a part of "
+        "{!r} ({}) takes {!r} and was built after the first Session.run. With zero.level each device has a part of "
         "it: build what computes with it before the first run, or fetch the variable.".format(
             op.name, op.type, variable
         )

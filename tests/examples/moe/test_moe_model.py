@@ -56,9 +56,9 @@ def test_the_loss_is_the_mean_over_the_pieces_that_are_there():
 
 
 def test_buckets_are_single_near_by_and_grow():
-    behind = translation_model.bucket(-np.arange(200), causal=True)
-    assert list(behind[:17]) == list(range(17)) and behind[18] == behind[17] and behind[127] == behind[199] == 31
-    assert (np.diff(behind) >= 0).all() and (translation_model.bucket(np.arange(5), causal=True) == 0).all()
+    after = translation_model.bucket(-np.arange(200), causal=True)
+    assert list(after[:17]) == list(range(17)) and after[18] == after[17] and after[127] == after[199] == 31
+    assert (np.diff(after) >= 0).all() and (translation_model.bucket(np.arange(5), causal=True) == 0).all()
     both = translation_model.bucket(np.array([-3, 0, 3]), causal=False)
     assert list(both) == [3, 0, 19]
 

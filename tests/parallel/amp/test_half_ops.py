@@ -297,7 +297,7 @@ def test_copies_of_weights_are_made_when_they_are_needed(mixed: Any) -> None:
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         sess.run(train_op, {"x:0": np.ones([2, 16])}, options=options, run_metadata=metadata)
     starts = {n.node_name: n.all_start_micros for device in metadata.step_stats.dev_stats for n in device.node_stats}
-    for layer in range(2, 8):  # of the forward pass: each copy behind the product before
+    for layer in range(2, 8):  # of the forward pass: each copy after the product before
         copies = [name for name in starts if name.startswith("w%d/" % layer) and name.endswith("cast_float16")]
         assert len(copies) == 1
         assert starts[copies[0]] >= starts["MatMul_%d_EPL_AMP_float16" % (layer - 1)]

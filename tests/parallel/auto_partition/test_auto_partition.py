@@ -91,7 +91,7 @@ def test_the_backward_pass_follows(graph):
     loss = chain()
     partition_model(graph, loss, 4)
     with graph.phase("backward"):
-        computed = [g.op.inputs[0].op for g in tf.gradients(loss, tf.trainable_variables())]  # behind the boundaries
+        computed = [g.op.inputs[0].op for g in tf.gradients(loss, tf.trainable_variables())]  # after the boundaries
     assert marks(TASKGRAPH_ATTR, computed) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert set(marks(PHASE_ATTR, computed)) == {"backward"}
 

@@ -235,7 +235,7 @@ def test_a_run_of_one_write_makes_no_other(init, devices):
 
 
 def test_some_updates_of_two_groups_are_made_by_all_replicas(init):
-    """What orders the groups of a whole step does not hide one update, and its collective, behind the other."""
+    """What orders the groups of a whole step does not hide one update, and its collective, after the other."""
     init(2, optimizer__num_apply_group=2, communication__max_splits=LAYERS, communication__timeout=5)
     model = Tables("momentum")
     updates = [f"Momentum/update_t{table}/ApplyMomentum" for table in (0, LAYERS - 1)]

@@ -49,7 +49,7 @@ class Layers:
 
 
 def copies():
-    """What was cloned, without what it waits behind: name of the original -> op type."""
+    """What was cloned, without what it waits after: name of the original -> op type."""
     nodes = tf_compat.full_graph_def(tf.get_default_graph()).node
     return {node.name.split("/", 2)[2]: node.op for node in nodes if node.name.startswith(SCOPE) and node.op != "NoOp"}
 

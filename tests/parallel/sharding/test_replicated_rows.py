@@ -17,7 +17,7 @@ ROWS = np.random.RandomState(0).randn(5, 12).astype("f")
 
 
 def built(split, size=None):
-    """The loss of a model, and values of a row, of all rows, and from behind a loop, a branch and a replicated part."""
+    """The loss of a model, and values of a row, of all rows, and from after a loop, a branch and a replicated part."""
     x = tf.placeholder(tf.float32, [size, 12])
     dense = tf.layers.dense
     with split():

@@ -18,7 +18,7 @@ WIDE = 2003
 
 
 class Model:
-    """Two stages, a wide layer split in each, and what is computed behind the loss."""
+    """Two stages, a wide layer split in each, and what is computed after the loss."""
 
     def __init__(self, ranks=2):
         wide = tf.random_normal_initializer(stddev=0.05, seed=1)

@@ -72,7 +72,7 @@ def of_one_scope(init, model):
 
 
 def apart(between):
-    """A scope of its own for each layer, behind `between`."""
+    """A scope of its own for each layer, after `between`."""
 
     def scope():
         with between():

@@ -120,7 +120,7 @@ def test_variables_of_a_split_that_is_opened_behind_the_gradients_are_refused(in
     second = tf.train.GradientDescentOptimizer(0.1).minimize(late)
     with tf.Session() as sess:
         text = error_text(sess.run, [train_op, second], {x: np.ones([2, 8])})
-    assert text.startswith(f"PlanError: 'late/kernel' ({__file__}:") and "behind the tf.gradients" in text
+    assert text.startswith(f"PlanError: 'late/kernel' ({__file__}:") and "after the tf.gradients" in text
 
 
 def test_a_whole_variable_that_is_shared_behind_the_gradients_is_refused(init):
@@ -131,7 +131,7 @@ def test_a_whole_variable_that_is_shared_behind_the_gradients_is_refused(init):
     tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.variable_scope("", reuse=True):
         assert tf.get_variable("head/kernel") is tf.trainable_variables()[0]
-    with pytest.raises(PlanError, match="'head/kernel' is asked for again .reuse. behind tf.gradients"):
+    with pytest.raises(PlanError, match="'head/kernel' is asked for again .reuse. after tf.gradients"):
         tf.layers.dense(x, 1001, name="head", reuse=True)
 
 

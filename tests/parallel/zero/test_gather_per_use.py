@@ -60,7 +60,7 @@ def gathers(variable):
             and one.name.startswith(scope)]  # fmt: skip
 
 
-def behind(tensor):
+def after(tensor):
     """The gather that gives a tensor."""
     one = tensor.op
     while one.type != "EplAllGather":
@@ -69,7 +69,7 @@ def behind(tensor):
 
 
 def weight_of(consumer, position=1):
-    return behind(op(consumer).inputs[position])
+    return after(op(consumer).inputs[position])
 
 
 def waits(gather):
@@ -221,7 +221,7 @@ def test_runs_without_updates_reduce_no_gradients(zero):
 
 @pytest.mark.parametrize("splits", [5, 100])
 def test_gradients_alone_are_reduced_by_all_replicas(zero, splits):
-    """What orders gathers in a training step does not hide a collective of one communicator behind another's."""
+    """What orders gathers in a training step does not hide a collective of one communicator after another's."""
     zero(splits=splits, communication__timeout=5, communication__clip_after_allreduce=True)
     model = Layers(26)
     norm = tf.global_norm(model.gradients)
@@ -377,7 +377,7 @@ def test_half_precision_is_made_of_the_whole_of_each_pass(zero):
         for tensor in one.inputs
         if tensor.op.type == "Cast" and tensor.op.inputs[0].op.name.startswith(WEIGHTS + "l2/kernel")
     }
-    assert len(casts) == 2 and {behind(cast.inputs[0]) for cast in casts} == set(gathers("l2/kernel"))
+    assert len(casts) == 2 and {after(cast.inputs[0]) for cast in casts} == set(gathers("l2/kernel"))
     with tf.Session() as session:
         started(session)
         session.run(model.train_op, model.feed())

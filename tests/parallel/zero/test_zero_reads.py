@@ -56,17 +56,17 @@ def test_a_read_behind_an_assignment_is_of_what_was_assigned(init, level):
 
 @LEVELS
 @KINDS
-@pytest.mark.parametrize("behind", [False, True])
-def test_what_an_assignment_gives_is_what_was_assigned(init, level, resource, behind):
+@pytest.mark.parametrize("after", [False, True])
+def test_what_an_assignment_gives_is_what_was_assigned(init, level, resource, after):
     init(2, zero__level=level)
     weight = tf.get_variable("w", [8, 8], use_resource=resource)
 
     def assigned():
         return tf.reduce_sum(weight.assign(tf.ones([8, 8])))
 
-    total = None if behind else assigned()
+    total = None if after else assigned()
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss_of(weight))
-    total = assigned() if behind else total
+    total = assigned() if after else total
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(train_op)
@@ -77,7 +77,7 @@ def test_what_an_assignment_gives_is_what_was_assigned(init, level, resource, be
 @LEVELS
 @KINDS
 def test_assignments_that_a_later_op_waits_for(init, level, resource):
-    """Built before the first run, and the op that groups them behind it."""
+    """Built before the first run, and the op that groups them after it."""
     init(2, zero__level=level)
     weights = [tf.get_variable(name, [6, 4], use_resource=resource) for name in "ab"]
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(weights[0] * weights[1]))
@@ -89,12 +89,12 @@ def test_assignments_that_a_later_op_waits_for(init, level, resource):
         np.testing.assert_array_equal(sess.run(weights), np.zeros([2, 6, 4]))
         late = tf.identity(assignments[0])
         if not resource:
-            with pytest.raises(PlanError, match="was built behind the first Session.run"):
+            with pytest.raises(PlanError, match="was built after the first Session.run"):
                 sess.run(late)
 
 
 def pipeline(init, write):
-    """Two replicas of two stages of a pipeline; the first one reads behind an op; the training step and its feed."""
+    """Two replicas of two stages of a pipeline; the first one reads after an op; the training step and its feed."""
     init(4, annotate=False, zero__level="v1", pipeline__num_micro_batch=2)
     x = tf.placeholder(tf.float32, [None, 8])
     with epl.replicate(1):
@@ -119,7 +119,7 @@ def test_a_pipeline_does_what_a_read_waits_for(init):
 def test_a_read_behind_an_assignment_in_a_pipeline_is_refused(init):
     train_op, feed, _ = pipeline(init, write=True)
     with tf.Session() as sess:
-        with pytest.raises(PlanError, match="takes 'first' behind what the model writes into it"):
+        with pytest.raises(PlanError, match="takes 'first' after what the model writes into it"):
             sess.run(tf.global_variables_initializer())
 
 

@@ -74,5 +74,5 @@ def test_a_split_behind_the_first_updates_is_refused(init):
         _, _, values, _ = model()
     with epl.split(2):
         loss = tf.reduce_mean(tf.square(tf.layers.dense(values, 1001)))
-    with pytest.raises(NotAvailableError, match="differentiated behind apply_gradients with zero.level"):
+    with pytest.raises(NotAvailableError, match="differentiated after apply_gradients with zero.level"):
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)

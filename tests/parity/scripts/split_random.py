@@ -27,7 +27,7 @@ NOISES: Dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 def train(ctx: Context, open_batch: bool, turn: int = 0) -> None:
     """Trains on a loss whose gradient is the mean over the rows of what the outputs are scaled by.
 
-    Records of each step the outputs, and the weights before and behind it. Turns are those of split_rules.py: of the
+    Records of each step the outputs, and the weights before and after it. Turns are those of split_rules.py: of the
     random ops, or of what scales where the size of the batch is written into the model.
     """
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
@@ -60,7 +60,7 @@ def train(ctx: Context, open_batch: bool, turn: int = 0) -> None:
         for _ in range(STEPS):
             ones = np.array_split(np.ones([GLOBAL_BATCH, 1]), ctx.workers)[ctx.worker]
             found = sess.run([outputs, train_op], {x: ones})[0]
-            behind = sess.run(weights)
-            ctx.record(outputs=found, before=before, behind=behind)
-            before = behind
+            after = sess.run(weights)
+            ctx.record(outputs=found, before=before, after=after)
+            before = after
         ctx.results["variables"] = [before]

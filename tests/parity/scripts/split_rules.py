@@ -205,7 +205,7 @@ def train(
 ) -> None:
     """Makes a step on all cases of some groups, or one case of each rule of theirs.
 
-    Records their losses before it and, if asked for, every variable behind it, else the losses; and how each case was
+    Records their losses before it and, if asked for, every variable after it, else the losses; and how each case was
     computed.
     """
     cases = [(case, _seen(case)) for case in cases_of(groups)]

@@ -205,7 +205,7 @@ def small_table(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
 
 @split_model
 def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
-    """Penalties of kernels in the collections of losses, in both forms; summed inside of the split, and behind it."""
+    """Penalties of kernels in the collections of losses, in both forms; summed inside of the split, and after it."""
     del tf.get_collection_ref(tf.GraphKeys.LOSSES)[:]  # of another tower
     squares, halves = tf.keras.regularizers.l2(0.01), lambda kernel: 0.02 * tf.nn.l2_loss(kernel)
     initial = tf.random_normal_initializer(stddev=0.2, seed=3)
@@ -376,7 +376,7 @@ def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config
         loss = cross_entropy(labels, logits)
     train_op = OPTIMIZERS["sgd"]().minimize(loss)
     with replicate():
-        among = tf.reduce_mean(tf.cast(tf.nn.in_top_k(logits, labels, 100), tf.float32))  # built behind minimize
+        among = tf.reduce_mean(tf.cast(tf.nn.in_top_k(logits, labels, 100), tf.float32))  # built after minimize
     rows = samples()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

@@ -1,4 +1,4 @@
-"""What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and behind minimize."""
+"""What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and after minimize."""
 
 from typing import Any, Optional, Tuple
 
@@ -88,7 +88,7 @@ def train(
 
 
 def around(ctx: Context, **config: Any) -> None:
-    """Builds with the weights before and behind minimize: penalties, an evaluation that shares them, assignments."""
+    """Builds with the weights before and after minimize: penalties, an evaluation that shares them, assignments."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     table = weights("table", [CLASSES, 6])
@@ -117,14 +117,14 @@ def around(ctx: Context, **config: Any) -> None:
         ctx.record(found=sess.run([again, logits, length, tf.trainable_variables()[1]], rows))
         sess.run(given, {value: data.x[:CLASSES, :6]})
         ctx.record(length=sess.run(length))
-        saver = tf.train.Saver()  # built behind the first run
+        saver = tf.train.Saver()  # built after the first run
         if ctx.workers == 1:  # the directory is that of one process, and every process restores its parts
             path = saver.save(sess, ctx.temporary_directory() + "/late")
             sess.run(doubled)
             saver.restore(sess, path)
         ctx.record(length=sess.run(length))
         ctx.record_variables(sess)
-        sess.run(tf.global_variables_initializer())  # built behind the first run, too
+        sess.run(tf.global_variables_initializer())  # built after the first run, too
         ctx.record(length=sess.run(length))
 
 
@@ -300,7 +300,7 @@ def two_trainings(ctx: Context, **config: Any) -> None:
 
 
 def too_late(ctx: Context, **config: Any) -> None:
-    """Computes with a weight in an op that was built behind the first run."""
+    """Computes with a weight in an op that was built after the first run."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(MODELS["plain_variables"](*inputs.tensors()))
@@ -310,8 +310,8 @@ def too_late(ctx: Context, **config: Any) -> None:
         sess.run(tf.reduce_sum(tf.trainable_variables()[0]))
 
 
-def behind(ctx: Context, **config: Any) -> None:
-    """Takes weights behind the update: an average by hand, rows of a table, and what waits for such values in turn."""
+def after(ctx: Context, **config: Any) -> None:
+    """Takes weights after the update: an average by hand, rows of a table, and what waits for such values in turn."""
     ctx.init(**config)
     data, inputs = samples(), Inputs()
     kernel = weights("kernel", [FEATURES, 6])

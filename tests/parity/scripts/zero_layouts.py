@@ -26,7 +26,7 @@ def saved(ctx: Context, path: str = "", name: str = "mlp", **pipeline: Any) -> N
 
 
 def beside(ctx: Context, name: str, **pipeline: Any) -> None:
-    """Evaluates, computes with weights and assigns to them, before, between and behind the steps."""
+    """Evaluates, computes with weights and assigns to them, before, between and after the steps."""
     plan = Pipeline(ctx, **pipeline)
     inputs = placeholders()
     with tf.variable_scope("net"):
@@ -38,18 +38,18 @@ def beside(ctx: Context, name: str, **pipeline: Any) -> None:
     train_op = OPTIMIZERS["momentum"]().minimize(loss, tf.train.get_or_create_global_step())
     value = tf.placeholder(tf.float32, last.shape)
     given = last.assign(value)
-    behind = tf.norm(first) * tf.norm(last)
+    after = tf.norm(first) * tf.norm(last)
     rows = feed(inputs, Samples(*[values[:7] for values in ALL_ROWS]))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        ctx.record(found=sess.run([before, behind, loss], rows))
+        ctx.record(found=sess.run([before, after, loss], rows))
         for step in range(STEPS):
             ctx.record(loss=sess.run([loss, train_op], feed(inputs, plan.rows(step)))[0])
             if step == 2:
                 sess.run(doubled)
                 sess.run(given, {value: np.full(last.shape.as_list(), 0.25)})
-                ctx.record(found=sess.run([before, behind, loss], rows))
-        ctx.record(found=sess.run([before, behind, loss], rows))
+                ctx.record(found=sess.run([before, after, loss], rows))
+        ctx.record(found=sess.run([before, after, loss], rows))
         ctx.record_variables(sess)
 
 

@@ -54,7 +54,7 @@ def begin(init, mode="plain", **config):
 
 
 def traced(model, steps=3):
-    """Of some traced steps behind the first one: the timelines of devices by name, and the bytes of variables in use.
+    """Of some traced steps after the first one: the timelines of devices by name, and the bytes of variables in use.
 
     On a busy machine one thread may be held up while the other runs ahead, which holds more: of each device the least
     counts. (With four busy loops beside it, 8 of 100 steps of the small BERT held 4 MiB more, alone 1 of 100.)

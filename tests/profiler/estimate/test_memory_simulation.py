@@ -85,7 +85,7 @@ def test_a_collective_begins_with_its_last_rank():
     first, last = op(size=8), op(1, size=8, device=1)
     ops = [first, op(size=4, device=1), last, op(size=50), op(3, size=1)]
     assert peaks(*ops, devices=2)[0].bytes == 50 + 1  # the first rank has run before
-    assert peaks(*ops, devices=2, collectives=[(0, 2)])[0].bytes == 8 + 50  # it begins behind op 1
+    assert peaks(*ops, devices=2, collectives=[(0, 2)])[0].bytes == 8 + 50  # it begins after op 1
 
 
 def test_a_collective_holds_no_thread():

@@ -41,7 +41,7 @@ def main() -> Optional[str]:
 
 def _become_worker(job: Dict[str, Any], index: int, doors: List[socket.socket], own: socket.socket) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs after
     hosts = ["%s:%d" % door.getsockname() for door in doors]
     for door in doors:
         if door is not own:

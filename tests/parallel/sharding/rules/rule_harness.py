@@ -121,7 +121,7 @@ def _has_gradients(tensor: Any) -> bool:
 
 
 def op_of(built: Any) -> tf.Operation:
-    """The op behind what `Case.build` gives."""
+    """The op after what `Case.build` gives."""
     first = built[0] if isinstance(built, (list, tuple)) else built
     return first if isinstance(first, tf.Operation) else first.op
 

@@ -33,7 +33,7 @@ class Alone(Resharder):
 
 
 def draw(tensor, shape, ranks, batch=None, rows=None, dim=0):
-    """The choices of the random op behind a tensor, and what each rank draws in two steps of a part along `dim`."""
+    """The choices of the random op after a tensor, and what each rank draws in two steps of a part along `dim`."""
     while not tensor.op.type.startswith(("Random", "Truncated")):
         tensor = tensor.op.inputs[0]
     op = tensor.op
