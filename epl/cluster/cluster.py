@@ -342,9 +342,11 @@ def _check_numbers(num_device_per_taskgraph: Any) -> None:
 def _optimize_less(options: Any) -> None:
     """Leaves out what takes time before a first step and gives nothing on CPUs; what the user has set is kept.
 
-    The memory optimizer has no GPU whose tensors it could swap, and the second pass of the others finds next to
-    nothing: docs/profiling.md, "Time to the first step".
+    The memory optimizer has no GPU whose tensors it could swap, the shape optimizer replaces products of shapes by
+    sizes, and the second pass of the others finds next to nothing: docs/profiling.md, "Time to the first step".
     """
+    if options.shape_optimization == options.DEFAULT:
+        options.shape_optimization = options.OFF
     if options.memory_optimization == options.DEFAULT_MEM_OPT:
         options.memory_optimization = options.NO_MEM_OPT
     if options.meta_optimizer_iterations == options.DEFAULT_NUM_ITERS:

@@ -350,6 +350,7 @@ class TestConfigProto:
     def test_on_cpus_a_graph_is_optimized_once_unless_the_user_says_otherwise(self):
         options = cluster().config_proto().graph_options.rewrite_options
         assert (options.meta_optimizer_iterations, options.memory_optimization) == (options.ONE, options.NO_MEM_OPT)
+        assert options.shape_optimization == options.OFF
         base = tf.ConfigProto()
         base.graph_options.rewrite_options.meta_optimizer_iterations = options.TWO
         base.graph_options.rewrite_options.memory_optimization = options.HEURISTICS

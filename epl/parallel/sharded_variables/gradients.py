@@ -4,7 +4,7 @@ gradient of a shard --> clipping, a norm --> update of the shard, of its slots
 (given)                 (the user's ops)     (added to the registry)
 """
 
-from typing import ContextManager, Dict, Sequence, Set
+from typing import ContextManager, Dict, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -41,6 +41,7 @@ class ShardedGradients:
         self._placements: Dict[tf.Tensor, Placement] = {}
         self._slots: Dict[str, Placement] = {}
         self._slots_of_rows: Dict[str, Placement] = {}
+        self._traced: Optional[Tuple[Tuple[int, ...], Updates]] = None  # the last trace, and what it depends on
 
     def building(self) -> ContextManager[None]:
         """Ops that are made inside are noted as EPL's."""
@@ -79,13 +80,23 @@ class ShardedGradients:
     def trace(self) -> Updates:
         """How the gradients flow through the ops that exist now."""
         placements = {name: info.placement for name, info in self._variables.of(self._owner.setting).items()}
-        return trace_updates(
-            self._graph.tf_graph,
+        variables = {**self._slots, **placements}
+        tf_graph = self._graph.tf_graph
+        sizes = (len(self._placements), len(self.row_shapes), len(self._slots_of_rows))
+        facts = (tf_compat.last_op_id(tf_graph), self.traced_after, *sizes)
+        if self._traced is not None and self._traced[0] == facts:
+            updates = self._traced[1]
+            if variables.items() <= updates.variables.items():  # what it found was added to the registry since
+                return updates
+        updates = trace_updates(
+            tf_graph,
             self._placements,
-            {**self._slots, **placements},
+            variables,
             self._owner.ranks,
             self.traced_after,
             self.own_ops | self._graph.own_ops,
             self._graph.common_branches,
             LocalRows(self.row_shapes, self._slots_of_rows),
         )
+        self._traced = (facts, updates)
+        return updates
