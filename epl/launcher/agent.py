@@ -17,6 +17,7 @@ import signal
 import sys
 from typing import Any, Dict, NamedTuple, Tuple
 
+from epl.launcher import cores as launcher_cores
 from epl.launcher import devices as launcher_devices
 from epl.launcher import machine
 from epl.launcher import plan as launcher_plan
@@ -76,11 +77,12 @@ def serve() -> int:
         order = AgentOrder(**json.loads(commands.line()))
         options, ports = _get_ready(order)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
+        devices = launcher_cores.bind(devices, options.bind_cores, os.environ)
         answer = {"port": ports[0].number if ports else None, "log_number": _log_number(order, options)}
         sys.stdout.write(MARK + json.dumps(answer) + "\n")  # in one write, also where Python does not buffer
         sys.stdout.flush()
         options = options._replace(**json.loads(commands.line()))
-        prepared = machine.prepare(options, devices.environments, options.log_dir, order.restart, ports)
+        prepared = machine.prepare(options, devices, options.log_dir, order.restart, ports)
     except EOFError:
         return 128 + signal.SIGHUP
     except (launcher_devices.DeviceError, launcher_plan.LogInUseError, OSError, _RefusedError) as error:

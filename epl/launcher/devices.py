@@ -32,6 +32,7 @@ class Devices(NamedTuple):
 
     environments: Sequence[Mapping[str, str]]  # one per worker
     text: str  # one line for the user
+    cpus: Sequence[Sequence[int]] = ()  # one share per worker (cores.py); empty: those of the launcher
 
 
 def assign(workers: int, per_worker: int, environ: Mapping[str, str]) -> Devices:

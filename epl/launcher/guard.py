@@ -19,7 +19,7 @@ import signal
 import subprocess
 import time
 import traceback
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 from epl.launcher import processes
 
@@ -43,6 +43,7 @@ class Start(NamedTuple):
     output: Optional[int]  # descriptor of the log file; None: inherit standard output and error
     listen_fd: Optional[int]  # kept open in the worker
     words_fd: int  # also kept open: the worker's end of the pipe of `last_words`
+    cpus: Sequence[int]  # to which it is bound; empty: those of the launcher
 
     @property
     def descriptors(self) -> List[int]:
@@ -126,8 +127,10 @@ class _Guard:
         _report(self._reports, "done")
 
     def _start_all(self) -> bool:
+        own = os.sched_getaffinity(0)
         for start in self._starts:
             try:
+                os.sched_setaffinity(0, start.cpus or own)  # inherited by the worker and what it starts
                 worker = subprocess.Popen(
                     start.argv,
                     env=start.env,
@@ -145,6 +148,7 @@ class _Guard:
             self._workers[worker.pid] = start.worker_index
             self._groups.add(worker.pid)
             _report(self._reports, "started", index=start.worker_index, pid=worker.pid)
+        os.sched_setaffinity(0, own)
         return True
 
     def _let_go(self) -> None:

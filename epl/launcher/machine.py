@@ -4,13 +4,14 @@
 """
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from epl.launcher import causes as launcher_causes
 from epl.launcher import guard as launcher_guard
 from epl.launcher import plan as launcher_plan
 from epl.launcher import secret as launcher_secret
 from epl.launcher.console import Console
+from epl.launcher.devices import Devices
 from epl.launcher.job import Interrupts, LaunchedJob, Outcome
 from epl.launcher.options import Options
 from epl.launcher.plan import Port, Worker
@@ -28,7 +29,7 @@ class Prepared(NamedTuple):
 
 def prepare(
     options: Options,
-    devices: Sequence[Mapping[str, str]],
+    devices: Devices,
     log_dir: Optional[str],
     restart: int,
     ports: Optional[Mapping[int, Port]] = None,
@@ -39,7 +40,7 @@ def prepare(
 
     Args:
       options: the command line.
-      devices: environment variables that give each worker of this machine its devices.
+      devices: those of each worker of this machine.
       log_dir: the log directory; None: the default one.
       restart: how often the job was started again before.
       ports: the listening sockets of workers of this machine, where `options.hosts` has all addresses.
@@ -86,6 +87,7 @@ def run(options: Options, prepared: Prepared, console: Console, interrupts: Inte
                 prepared.logs.get(worker.worker_index),
                 None if port is None else port.fd,
                 pipe.write_end,
+                worker.cpus,
             )
         )
     paths = {worker.worker_index: worker.log for worker in prepared.workers if worker.log is not None}

@@ -4,6 +4,7 @@ Also `python -m epl.utils.launcher`. This module runs the steps in order; each s
 
     options    the command line                     job          one run: output, failure, end
     devices    which GPUs                           guard        the process that watches the workers
+    cores      which CPUs
     plan       command, environment, logs, ports    processes    /proc and prctl
     secret     how workers know each other          console      the terminal
     causes     which worker failed first            last_words   what a worker tells the launcher (epl/utils)
@@ -19,6 +20,7 @@ from typing import Optional, Sequence
 
 from epl.launcher import agent as launcher_agent
 from epl.launcher import check as launcher_check
+from epl.launcher import cores as launcher_cores
 from epl.launcher import devices as launcher_devices
 from epl.launcher import machine as launcher_machine
 from epl.launcher import options as launcher_options
@@ -52,6 +54,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if options.placement is not None:
             return _run_by_ssh(options)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
+        devices = launcher_cores.bind(devices, options.bind_cores, os.environ)
     except (launcher_devices.DeviceError, launcher_ssh.SshError, ClusterError) as error:
         return _refuse(error)
     if options.dry_run:
@@ -63,7 +66,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     log_dir = options.log_dir
     for restart in range(options.max_restarts + 1):
         try:
-            prepared = launcher_machine.prepare(options, devices.environments, log_dir, restart)
+            prepared = launcher_machine.prepare(options, devices, log_dir, restart)
         except (launcher_plan.LogInUseError, OSError) as error:
             return _refuse(error)
         log_dir = prepared.log_dir
@@ -125,5 +128,5 @@ def _dry_run(options: Options, devices: launcher_devices.Devices) -> None:
     hosts = options.hosts or [f"127.0.0.1:<free port {index}>" for index in range(options.num_workers)]
     log_dir = options.log_dir or launcher_plan.default_log_dir(options)
     print(f"# {devices.text}")
-    for worker in launcher_plan.plan_workers(options, log_dir, hosts, devices.environments, None, 0):
+    for worker in launcher_plan.plan_workers(options, log_dir, hosts, devices, None, 0):
         print(worker.describe())

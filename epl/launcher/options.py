@@ -22,9 +22,10 @@ _NOT_OF_CHECK = ("secret_file", "task_label", "log_dir", "max_restarts", "kill_a
     "show_all",
     "dry_run",
     "no_malloc_tuning",
+    "bind_cores",
 )
 _ENDING = ("-h", "--help", "--version")  # they print and end
-_SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--no_malloc_tuning")
+_SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--no_malloc_tuning", "--bind_cores")
 
 _EPILOG = """\
 Everything after the script is passed to it; {task_dir} in it stands for the worker's directory. A shell script without
@@ -56,6 +57,7 @@ class Options(NamedTuple):
     max_restarts: int
     kill_after: float
     malloc_tuning: bool
+    bind_cores: Optional[bool]  # None: where it is good by default, see cores.py
     env: Dict[str, str]
     script: str
     script_args: List[str]
@@ -107,6 +109,7 @@ def parse(argv: Sequence[str]) -> Options:
         max_restarts=found.max_restarts,
         kill_after=found.kill_after,
         malloc_tuning=not found.no_malloc_tuning,
+        bind_cores=found.bind_cores,
         env=_check_env(parser, found.env, found.x),
         script=found.training_script or "",
         script_args=script_args,
@@ -167,6 +170,15 @@ def _build_parser() -> _Parser:
         ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),
     ):
         parser.add_argument(name, type=_boolean, nargs="?", const=True, default=False, metavar="True|False", help=text)
+    parser.add_argument(
+        "--bind_cores",
+        type=_boolean,
+        nargs="?",
+        const=True,
+        metavar="True|False",
+        help="give each worker its share of the cores, and as many threads (default: where several workers share a "
+        "machine without GPUs)",
+    )
     parser.add_argument(
         "--max_restarts", type=int, default=0, metavar="N", help="after a failure start all workers again, N times"
     )
@@ -281,6 +293,11 @@ def _check_machines(parser: argparse.ArgumentParser, found: argparse.Namespace) 
     rank = found.machine_rank
     if rank is not None and not 0 <= rank < found.num_workers:
         parser.error(f"--machine_rank must be from 0 to num_workers - 1 = {found.num_workers - 1}, got {rank}")
+    if rank is not None and found.bind_cores:
+        parser.error(
+            "--bind_cores divides the cores among the workers that one launcher starts, and with --machine_rank that "
+            "is one; leave it out, or start the launcher by `taskset -c CPUS epl-launch ...`"
+        )
     if found.machine_list is None:
         if rank is not None and found.num_workers > 1:
             parser.error(

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
+from epl.launcher.cores import describe_cpus
+from epl.launcher.devices import Devices
 from epl.launcher.options import Options
 from epl.utils.last_words import PIPE_VARIABLE
 
@@ -63,6 +65,7 @@ class Worker(NamedTuple):
     settings: Dict[str, str]  # what its environment has in addition to the launcher's
     task_dir: str
     log: Optional[str]  # None: the worker keeps the terminal
+    cpus: Sequence[int] = ()  # to which it is bound; empty: those of the launcher
 
     def environment(self, environ: Mapping[str, str]) -> Dict[str, str]:
         """The worker's environment, made from the launcher's, without the secret of the job."""
@@ -75,6 +78,7 @@ class Worker(NamedTuple):
         settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.settings.items())]
         command = " ".join(shlex.quote(word) for word in self.argv)
         where = "the terminal" if self.log is None else self.log
+        where += f", bound to CPU(s) {describe_cpus(self.cpus)}" if self.cpus else ""
         lines = [f"# worker {self.worker_index}, output to {where}", "env \\"] + [f"  {each} \\" for each in settings]
         return "\n".join(lines + [f"  {command}"])
 
@@ -131,7 +135,7 @@ def plan_workers(
     options: Options,
     log_dir: str,
     hosts: List[str],
-    devices: Sequence[Mapping[str, str]],
+    devices: Devices,
     ports: Optional[Mapping[int, Port]],
     restart: int,
 ) -> List[Worker]:
@@ -141,12 +145,12 @@ def plan_workers(
       options: the command line.
       log_dir: the job's log directory.
       hosts: `ip:port` of every worker of the job.
-      devices: environment variables that give each worker of this machine its devices.
+      devices: those of each worker of this machine.
       ports: the listening sockets that workers of this machine get, by worker.
       restart: how often the job was started again before.
     """
     workers = []
-    for index, device_settings in zip(options.local_indices, devices):
+    for position, (index, device_settings) in enumerate(zip(options.local_indices, devices.environments)):
         task_dir = os.path.join(log_dir, str(index))
         log: Optional[str] = log_path(log_dir, index, restart)
         settings = _common_settings()
@@ -162,7 +166,8 @@ def plan_workers(
             settings["EPL_LISTEN_FD"] = str(ports[index].fd)
         settings.update(options.env)
         log = None if options.debug and index == 0 else log
-        workers.append(Worker(index, _command(options, task_dir), settings, task_dir, log))
+        cpus = devices.cpus[position] if devices.cpus else ()
+        workers.append(Worker(index, _command(options, task_dir), settings, task_dir, log, cpus))
     return workers
 
 

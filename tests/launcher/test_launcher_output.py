@@ -16,6 +16,7 @@ import pytest
 from epl.launcher import options as launcher_options
 from epl.launcher import plan as launcher_plan
 from epl.launcher.console import Console, LogTail
+from epl.launcher.devices import Devices
 
 # Seconds; each of these starts processes.
 pytestmark = pytest.mark.timeout(60)
@@ -113,7 +114,8 @@ def test_a_symbolic_link_in_the_place_of_a_log_is_refused(run, tmp_path, link):
 
 def plan(log_dir, restart):
     options = launcher_options.parse(["--num_workers", "1", "--gpu_per_worker", "1", __file__])
-    return launcher_plan.plan_workers(options, str(log_dir), ["a:1"], [{"CUDA_VISIBLE_DEVICES": ""}], None, restart)
+    devices = Devices([{"CUDA_VISIBLE_DEVICES": ""}], "")
+    return launcher_plan.plan_workers(options, str(log_dir), ["a:1"], devices, None, restart)
 
 
 def test_job_goes_on_when_nobody_reads_the_output(start, log, until):

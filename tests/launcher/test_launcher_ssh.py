@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from epl.launcher import agent, ssh
+from epl.launcher import agent, cores, ssh
 from epl.utils.version import VERSION
 from tests.launcher.test_launcher_causes import FOLLOWS, TALK
 from tests.utils.networks import CAN_MAKE, two_networks
@@ -64,6 +64,14 @@ def test_workers_of_all_machines_are_one_job(run, log, tmp_path, path):
 def test_no_secret_stands_on_a_command_line(run, log, tmp_path, path):
     run(SHOW_ENV, "-H", TWO, workers=4, name="job.py", **path)
     assert json.loads(log(0))[0]["EPL_JOB_SECRET"] not in "".join(calls(tmp_path))
+
+
+def test_the_workers_of_each_machine_share_its_cores(run, log, path):
+    script = "import json, os; print(json.dumps(sorted(os.sched_getaffinity(0))))"
+    run(script, "-H", "127.0.0.2:2,127.0.0.3:1", workers=3, name="job.py", **path)
+    cpus = os.sched_getaffinity(0)
+    shares = cores.divide(cores.read_cores(cpus), 2)
+    assert [json.loads(log(index)) for index in range(3)] == [*shares, sorted(cpus)]
 
 
 def training_script():
