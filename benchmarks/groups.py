@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Dict, Iterator, List, Optional, Tuple
+from typing import IO, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from benchmarks import control, environment
 
@@ -208,12 +208,18 @@ def start_horovod(
 
 
 def start_epl(
-    worker: str, arguments: List[str], size: int = 2, variables: Optional[Dict[str, str]] = None, name: str = "epl"
+    worker: str,
+    arguments: List[str],
+    size: int = 2,
+    variables: Optional[Dict[str, str]] = None,
+    name: str = "epl",
+    devices: int = 1,
+    options: Sequence[str] = (),
 ) -> Group:
-    """Starts ``size`` processes of ``worker`` under epl-launch, with one device each."""
+    """Starts ``size`` processes of ``worker`` under epl-launch with more ``options``, each with so many ``devices``."""
     launcher = os.path.join(environment.ROOT, "tools", "epl-launch")
-    command = [sys.executable, launcher, "--num_workers", str(size), "--gpu_per_worker", "1", _script(worker)]
-    return Group(name, command + arguments, size, variables or {})
+    command = [sys.executable, launcher, "--num_workers", str(size), "--gpu_per_worker", str(devices), *options]
+    return Group(name, [*command, _script(worker), *arguments], size, variables or {})
 
 
 def _script(worker: str) -> str:

@@ -1,4 +1,7 @@
-"""A data-parallel training step against Horovod, plain TensorFlow, and two processes that do not communicate."""
+"""A data-parallel training step against Horovod, plain TensorFlow, and two processes that do not communicate.
+
+Also with two devices in one process, against MirroredStrategy of TensorFlow.
+"""
 
 from typing import Callable, Dict, List
 
@@ -6,6 +9,9 @@ from benchmarks import environment, groups, harness
 
 PROCESSES = 2
 HOROVOD_ALLOCATOR = "horovod, allocator set"
+DEVICES = 2  # of one process
+EPL_DEVICES = "epl, 1 process"
+MIRRORED = "mirrored"
 
 
 def run(quick: bool) -> harness.Result:
@@ -20,15 +26,16 @@ def run(quick: bool) -> harness.Result:
     finally:
         for group in contenders.values():
             group.close()
-    rows = _rows(seconds)
-    if "epl" in losses and "horovod" in losses:
-        rows.append(
-            harness.row(
-                "same training: |loss of EPL / loss of Horovod - 1| after 5 steps",
-                [abs(losses["epl"] / losses["horovod"] - 1)],
-                at_most=1e-3,
+    rows = _rows(seconds) + _device_rows(seconds)
+    for ours, peer, label in (("epl", "horovod", "Horovod"), (EPL_DEVICES, MIRRORED, "MirroredStrategy")):
+        if ours in losses and peer in losses:
+            rows.append(
+                harness.row(
+                    "same training: |loss of EPL / loss of %s - 1| after 5 steps" % label,
+                    [abs(losses[ours] / losses[peer] - 1)],
+                    at_most=1e-3,
+                )
             )
-        )
     return harness.Result(
         "training-step (throughput in samples per second)",
         _conditions(sizes),
@@ -54,6 +61,15 @@ def _starters(sizes: List[str]) -> Dict[str, Callable[[], groups.Group]]:
         "horovod": lambda: horovod({}),
         HOROVOD_ALLOCATOR: lambda: horovod(groups.ALLOCATOR),
         "epl": lambda: groups.start_epl("training", ["epl"] + sizes, PROCESSES),
+        EPL_DEVICES: lambda: groups.start_epl(
+            "training", ["epl", *sizes, str(DEVICES)], 1, name=EPL_DEVICES, devices=DEVICES
+        ),
+        MIRRORED: lambda: groups.start_plain(
+            "training",
+            ["mirrored", *sizes, str(DEVICES)],
+            dict(groups.ALLOCATOR, MALLOC_ARENA_MAX=str(DEVICES)),
+            name=MIRRORED,
+        ),
     }
 
 
@@ -101,10 +117,32 @@ def _rows(seconds: Dict[str, List[float]]) -> List[harness.Row]:
     return rows
 
 
+def _device_rows(seconds: Dict[str, List[float]]) -> List[harness.Row]:
+    """Rows of one process with several devices."""
+    rows = []
+    if EPL_DEVICES in seconds and MIRRORED in seconds:
+        ratios = harness.ratios(seconds[MIRRORED], seconds[EPL_DEVICES])
+        rows.append(
+            harness.row("EPL, 1 process x %d devices, against MirroredStrategy" % DEVICES, ratios, at_least=1.0)
+        )
+    for name, label in ((EPL_DEVICES, "EPL"), (MIRRORED, "MirroredStrategy")):
+        if name in seconds and "plain" in seconds:
+            rows.append(
+                harness.row(
+                    "%s, 1 process x %d devices, against plain TensorFlow, 1 device (bound: %d)"
+                    % (label, DEVICES, DEVICES),
+                    harness.ratios(seconds["plain"], seconds[name], factor=DEVICES),
+                )
+            )
+    return rows
+
+
 def _conditions(sizes: List[str]) -> List[str]:
     return [
         "BERT, %s layers, hidden %s, sequence 128, vocabulary 8,192, micro batch %s per process, Adam, float32"
         % (sizes[1], sizes[2], sizes[0]),
-        "every process has 1 intra-op and 1 inter-op thread; contenders take turns in one run, the others are stopped",
-        "allocator set: the settings of malloc that epl-launch gives to its workers; plain TensorFlow has them too",
+        "every process has 1 intra-op thread and 1 inter-op thread for each device; contenders take turns in one run, "
+        "the others are stopped",
+        "allocator set: the settings of malloc that epl-launch gives to its workers; plain TensorFlow and "
+        "MirroredStrategy have them too",
     ]

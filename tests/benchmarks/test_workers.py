@@ -61,6 +61,13 @@ def test_epl_training_step_runs_in_two_processes():
     assert first["loss"] == pytest.approx(second["loss"], rel=0.1)
 
 
+def test_two_devices_of_one_process_train_as_with_mirrored_strategy():
+    ours = groups.start_epl("training", ["epl", *_TINY, "2"], size=1, devices=2)
+    (epl_reply,) = _ask(ours, steps=1, warm_up=2)
+    (mirrored_reply,) = _ask(groups.start_plain("training", ["mirrored", *_TINY, "2"]), steps=1, warm_up=2)
+    assert epl_reply["loss"] == pytest.approx(mirrored_reply["loss"], rel=1e-4)
+
+
 def test_epl_all_reduce_runs_in_two_processes():
     replies = _ask(groups.start_epl("collective", ["epl", "1024"]), elements=1024, steps=3, warm_up=1)
     assert len(replies) == 2
