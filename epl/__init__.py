@@ -26,6 +26,7 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
+from epl.launcher.run import run
 from epl.ops import native as _native
 from epl.profiler.step_stats_hook import StepStatsHook
 from epl.strategies import replicate, split
@@ -33,7 +34,7 @@ from epl.utils.version import VERSION
 
 __all__ = [
     "Cluster", "Config", "Env", "Graph", "GraphKeys", "StepStatsHook", "VERSION", "add_to_collection",
-    "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "replicate",
+    "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "replicate", "run",
     "set_default_strategy", "split",
 ]  # fmt: skip
 

@@ -39,6 +39,15 @@ SIGNATURES = {
     "epl.get_collection": [("graph_key", NEEDED)],
     "epl.get_all_collections": [],
     "epl.executing_eagerly": [],
+    "epl.run": [
+        ("fn", NEEDED),
+        ("args", ()),
+        ("kwargs", None),
+        ("num_workers", 2),
+        ("gpu_per_worker", 1),
+        ("timeout", None),
+        ("log_dir", None),
+    ],
     "epl.profiler.memory_profiler_hook.MemoryProfilerHook": [
         ("save_steps", 1),
         ("max_steps", 5),
@@ -119,7 +128,7 @@ def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
 
 def test_the_names_of_the_package() -> None:
     names = "Cluster Config Env Graph GraphKeys StepStatsHook VERSION add_to_collection executing_eagerly explain "
-    names += "get_all_collections get_collection init keep_whole replicate set_default_strategy split"
+    names += "get_all_collections get_collection init keep_whole replicate run set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
     assert epl.VERSION == epl.__version__ == "0.6.0"

@@ -72,5 +72,17 @@ class TraceError(EplError, ValueError):
     """A file is no trace, or traces do not fit together."""
 
 
+class WorkerError(EplError, RuntimeError):
+    """A worker of `epl.run` failed.
+
+    Attributes:
+      worker: its rank.
+    """
+
+    def __init__(self, message: str, worker: int) -> None:
+        super().__init__(message)
+        self.worker = worker
+
+
 class FeedError(EplError, ValueError):
     """A fed value cannot be divided among the replicas."""
