@@ -13,6 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Below the line above, since this file is run as a script.
 from benchmarks import (
     collective_benchmark,
+    cores_benchmark,
     first_step_benchmark,
     harness,
     largest_model_benchmark,
@@ -33,7 +34,8 @@ BENCHMARKS = {
     "f": split_benchmark.run,
     "g": memory_benchmark.run,
     "h": largest_model_benchmark.run,
-    "i": first_step_benchmark.run,
+    "i": cores_benchmark.run,
+    "j": first_step_benchmark.run,
 }
 
 
@@ -45,8 +47,8 @@ def main() -> int:
         action="append",
         choices=sorted(BENCHMARKS),
         help="a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, "
-        "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, "
-        "i: time to the first step (repeatable; default: all)",
+        "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, i: cores of a worker, "
+        "j: time to the first step (repeatable; default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: checks that all works")
     arguments = parser.parse_args()
