@@ -202,6 +202,8 @@ setup(
         "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
+        # `epl.run` with the functions of a notebook, pictures, and what runs a notebook; Python 3.7 or newer.
+        "notebook": ["cloudpickle==2.2.1", "ipykernel==6.16.2", "matplotlib", "nbclient==0.7.4"],
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},
