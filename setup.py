@@ -202,6 +202,7 @@ setup(
         "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
+        "examples": ["scikit-learn", "tqdm"],  # data of the small ones, and their bar of progress
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},

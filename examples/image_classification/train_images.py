@@ -8,10 +8,15 @@ returns, and the share of the images that a process reads.
 """
 
 import argparse
+import os
+import sys
 from contextlib import ExitStack
 from typing import Any, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+
 import image_records
+import progress
 import resnet
 import tensorflow.compat.v1 as tf
 
@@ -84,7 +89,6 @@ def parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=1e-4, help="of kernels (default: %(default)s)")
     parser.add_argument("--least_area", type=float, default=0.08, help="of an image, looked at (default: %(default)s)")
     parser.add_argument("--no_flip", action="store_true", help="left and right are not exchanged")
-    parser.add_argument("--log_steps", type=int, default=100, help="per line of progress (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="makes runs repeat: order of the images, initial weights")
     return parser.parse_args(arguments)
 
@@ -92,7 +96,6 @@ def parse(arguments: Any) -> argparse.Namespace:
 def main(arguments: Any = None) -> None:
     """Trains."""
     options = parse(arguments)
-    tf.logging.set_verbosity(tf.logging.INFO)
     tf.set_random_seed(options.seed)
     scopes = annotate(options)
     dataset = image_records.read_dataset(options.records)
@@ -100,8 +103,7 @@ def main(arguments: Any = None) -> None:
     loss, train_op = build(options, scopes, dataset, steps)
     hooks = [
         tf.train.StopAtStepHook(last_step=steps),
-        tf.train.LoggingTensorHook({"loss": loss, "step": tf.train.get_global_step()}, options.log_steps, at_end=True),
-        tf.train.StepCounterHook(options.log_steps, output_dir=options.output),
+        progress.Progress(loss, steps, step_size(options)),
     ]
     with tf.train.MonitoredTrainingSession(
         checkpoint_dir=options.output, hooks=hooks, save_summaries_steps=None, log_step_count_steps=None

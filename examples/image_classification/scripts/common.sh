@@ -15,7 +15,7 @@ run() {
     TRAINING=(--batch_size "${BATCH:-64}" --epochs "${EPOCHS:-90}")
   else
     MODEL=(--depth "${DEPTH:-50}" --width "${WIDTH:-16}" --image_size "${IMAGE_SIZE:-32}")
-    TRAINING=(--batch_size "${BATCH:-16}" --epochs "${EPOCHS:-12}" --least_area 0.6 --no_flip --log_steps 50)
+    TRAINING=(--batch_size "${BATCH:-16}" --epochs "${EPOCHS:-12}" --least_area 0.6 --no_flip)
   fi
   if [ -z "${RECORDS:-}" ]; then
     RECORDS=$OUTPUT/records
