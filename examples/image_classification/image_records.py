@@ -7,8 +7,13 @@ classes are, so that training knows its number of steps without reading everythi
 
 import json
 import os
+import sys
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import tensorflow.compat.v1 as tf
 
 ENCODED = "image/encoded"

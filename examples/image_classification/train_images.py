@@ -8,14 +8,10 @@ returns, and the share of the images that a process reads.
 """
 
 import argparse
-import os
-import sys
 from contextlib import ExitStack
 from typing import Any, Tuple
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
-
-import image_records
+import image_records  # it finds what all examples share
 import progress
 import resnet
 import tensorflow.compat.v1 as tf

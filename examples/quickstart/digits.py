@@ -9,7 +9,9 @@ import sys
 from typing import Tuple
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import numpy as np
 import progress
 import tensorflow.compat.v1 as tf
@@ -17,8 +19,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 RESULT = "result.json"
-
-tf.logging.set_verbosity(tf.logging.ERROR)  # no words about what later versions of TensorFlow will lack
 
 
 def images_and_labels(part: str) -> Tuple[np.ndarray, np.ndarray]:

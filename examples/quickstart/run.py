@@ -52,7 +52,6 @@ def main() -> None:
     parser.add_argument("--directory", default=default, help="logs and checkpoints go here (default: %(default)s)")
     options = parser.parse_args()
     sys.path.insert(0, HERE)
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
     one, many = os.path.join(options.directory, "one_device"), os.path.join(options.directory, "parallel")
     os.makedirs(one)
 

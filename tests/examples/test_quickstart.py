@@ -12,6 +12,12 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUICKSTART = os.path.join(ROOT, "examples", "quickstart")
 
+# What a run may print: titles and commands, the launcher, EPL's line, progress (on a slow machine more lines), results.
+EXPECTED = re.compile(
+    r"$|== |\$ |epl-launch: |\[worker 0\] EPL: 4 replicas = |(\[worker 0\] )?step \d+ of 1000: loss "
+    r"|(One device|2 workers x 2 devices) +loss |(Checkpoints|Logs|) +/"
+)
+
 
 def _body(name: str) -> list:
     with open(os.path.join(QUICKSTART, name)) as stream:
@@ -28,6 +34,7 @@ def test_both_learn_the_digits(tmp_path: Any) -> None:
     process = subprocess.run(
         [sys.executable, os.path.join(QUICKSTART, "run.py"), "--directory", str(tmp_path / "run")],
         cwd=str(tmp_path),
+        env={key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         universal_newlines=True,
@@ -41,3 +48,7 @@ def test_both_learn_the_digits(tmp_path: Any) -> None:
     paths = re.findall(r"^(?:Logs|Checkpoints| +) +(/\S+)$", process.stdout, re.MULTILINE)
     assert len(paths) == 4, process.stdout
     assert all(os.path.exists(path) for path in paths)
+    assert [line for line in process.stdout.splitlines() if not EXPECTED.match(line)] == []
+    assert len(process.stdout.splitlines()) <= 25, process.stdout
+    with open(paths[-2]) as log:
+        assert ": I tensorflow/" in log.read()  # what TensorFlow says is in the log
