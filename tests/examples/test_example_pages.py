@@ -15,7 +15,7 @@ def folder(request):
     return os.path.join(ROOT, "examples", request.param)
 
 
-@pytest.fixture(params=["bert", "image_classification", "moe"])
+@pytest.fixture(params=["bert", "estimator_keras", "image_classification", "moe"])
 def any_folder(request):
     """The folder of an example."""
     return os.path.join(ROOT, "examples", request.param)
@@ -51,4 +51,4 @@ def test_the_table_of_files_is_complete(any_folder):
 
 def test_links_lead_somewhere(any_folder):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page_of(any_folder)) if "://" not in link]
-    assert links and all(os.path.exists(os.path.join(any_folder, link)) for link in links)
+    assert links and all(os.path.exists(os.path.join(any_folder, link.partition("#")[0])) for link in links)
