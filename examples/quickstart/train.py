@@ -11,6 +11,7 @@ directory, steps = sys.argv[1], int(sys.argv[2])
 images, labels = digits.batches(BATCH_SIZE)
 logits = digits.network(images)
 loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+tf.summary.scalar("loss", loss)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer(0.001).minimize(loss, step)
 

@@ -15,6 +15,7 @@ epl.set_default_strategy(epl.replicate(1))
 images, labels = digits.batches(BATCH_SIZE)
 logits = digits.network(images)
 loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+tf.summary.scalar("loss", loss)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer(0.001).minimize(loss, step)
 

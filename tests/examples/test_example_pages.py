@@ -15,7 +15,7 @@ def folder(request):
     return os.path.join(ROOT, "examples", request.param)
 
 
-@pytest.fixture(params=["bert", "estimator_keras", "image_classification", "moe"])
+@pytest.fixture(params=["bert", "estimator_keras", "image_classification", "moe", "quickstart"])
 def any_folder(request):
     """The folder of an example."""
     return os.path.join(ROOT, "examples", request.param)
@@ -36,7 +36,7 @@ def test_every_command_is_there(folder):
 
 def test_the_table_of_settings_is_that_of_the_script(folder):
     with open(os.path.join(folder, "scripts", "common.sh"), encoding="utf-8") as source:
-        read = set(re.findall(r"\$\{([A-Z_]+):-", source.read())) - {"PYTHON", "PYTHONPATH", "VIRTUAL_ENV"}
+        read = set(re.findall(r"\$\{([A-Z_]+):-", source.read())) - {"EPL_TASK_DIR"}
     page = page_of(folder)
     table = page.split("| Setting |")[1].split("\n\n")[0]
     assert {name for row in table.split("\n")[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])} == read

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.examples import slurm
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUICKSTART = os.path.join(ROOT, "examples", "quickstart")
 
@@ -52,3 +54,23 @@ def test_both_learn_the_digits(tmp_path: Any) -> None:
     assert len(process.stdout.splitlines()) <= 25, process.stdout
     with open(paths[-2]) as log:
         assert ": I tensorflow/" in log.read()  # what TensorFlow says is in the log
+
+
+@pytest.mark.timeout(60)
+def test_a_run_goes_on_and_leaves_curves(tmp_path: Any) -> None:
+    script = os.path.join(QUICKSTART, "train.py")
+    shown = [
+        subprocess.check_output(
+            [sys.executable, script, str(tmp_path), steps], stderr=subprocess.STDOUT, universal_newlines=True
+        )
+        for steps in ("10", "20")
+    ]
+    assert "goes on" not in shown[0] and "goes on from step 10 of 20\n" in shown[1]
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+@pytest.mark.timeout(60)
+def test_the_slurm_script_trains_one_job(tmp_path: Any) -> None:
+    folder = slurm.checkout(tmp_path)
+    shown = slurm.sbatch(folder, "examples/quickstart/train_parallel.sbatch", "my_run", "10")
+    assert "0: EPL: 2 replicas = 2 workers" in shown and shown.count("step 10 of 10") == 1

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Data parallel: WORKERS x DEVICES copies of the model, each with batches of its own.
+# Data parallel on this machine: prepares the data, trains by train_dp.sh, evaluates.
+OUTPUT=${OUTPUT:-experiments/images_dp}
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run dp "$@"
+run train_dp.sh "$@"

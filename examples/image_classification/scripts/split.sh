@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# WORKERS x DEVICES copies of the convolutions, each with batches of its own; the head is split over all of them.
+# With a split head on this machine: prepares the data, trains by train_split.sh, evaluates.
+OUTPUT=${OUTPUT:-experiments/images_split}
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run split "$@"
+run train_split.sh "$@"

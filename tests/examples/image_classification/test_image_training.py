@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,26 +10,77 @@ import pytest
 import resnet
 import tensorflow.compat.v1 as tf
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from tests.examples import slurm
+
+SMALL = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16"}
+
+
+def run(folder, command, settings):
+    """Runs a command; returns what it printed."""
+    env = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="", OUTPUT=str(folder / "run"), **settings)
+    done = subprocess.run(
+        command, cwd=str(folder), env=env, timeout=1000,
+        check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def figures(printed):
+    """What was printed about the test images."""
+    return json.loads(printed.strip().split("\n")[-1])
 
 
 def launch(folder, images_folder, script, options=(), settings=None):
     """Runs a launch script; returns what it printed about the test images."""
-    env = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="", OUTPUT=str(folder / "run"), **settings or {})
-    done = subprocess.run(
-        [os.path.join(images_folder, "scripts", script)] + list(options), cwd=str(folder), env=env, timeout=1000,
-        check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return figures(run(folder, [os.path.join(images_folder, "scripts", script)] + list(options), settings or {}))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_small_network_learns_digits(tmp_path, images_folder):
-    settings = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16", "EPOCHS": "8"}
-    result = launch(tmp_path, images_folder, "split.sh", ["--seed", "1"], settings)
+def test_a_small_network_learns_digits_and_predicts(tmp_path, images_folder):
+    result = launch(tmp_path, images_folder, "split.sh", ["--seed", "1"], dict(SMALL, EPOCHS="8"))
     assert result["images"] == 359 and result["top_1"] > 0.8
+    files = [str(path) for path in sorted((tmp_path / "run" / "records" / "images" / "7").glob("*.png"))]
+    program = os.path.join(images_folder, "predict_images.py")
+    lines = run(tmp_path, [sys.executable, program, "--model", "run/export"] + files, {}).splitlines()
+    assert len(lines) == len(files) and sum(": 7 0." in line or ": 7 1." in line for line in lines) > 0.8 * len(files)
+    assert list((tmp_path / "run" / "model").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_workers_run_the_training_script_and_go_on(tmp_path, images_folder):
+    """As on several machines: the three scripts one after the other."""
+    scripts = os.path.join(images_folder, "scripts")
+    run(tmp_path, [os.path.join(scripts, "prepare.sh")], SMALL)
+    launcher = [sys.executable, os.path.join(slurm.ROOT, "tools", "epl-launch"), "--num_workers", "2"]
+    command = launcher + ["--gpu_per_worker", "1", os.path.join(scripts, "train_dp.sh")]
+    first = run(tmp_path, command, dict(SMALL, EPOCHS="1"))
+    assert "step 44 of 44: loss" in first and "goes on" not in first
+    second = run(tmp_path, command, dict(SMALL, EPOCHS="2"))
+    assert "goes on from step 44 of 89" in second and "test after step 89" in second
+    best = max(float(top_1) for top_1 in re.findall(r"top_1 (\S+)", first + second))
+    measured = figures(run(tmp_path, [os.path.join(scripts, "evaluate.sh")], SMALL))
+    assert measured["top_1"] == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_zero_amp_and_gradient_checkpoint_go_together(tmp_path, images_folder):
+    script = os.path.join(images_folder, "scripts", "zero_amp.sh")
+    printed = run(tmp_path, [script], dict(SMALL, EPOCHS="0.2", EPL_EXPLAIN="1"))
+    assert "ZeRO v1: " in printed and "recomputed for" in printed and "_EPL_AMP_float16" in printed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_slurm_script_does_all_of_it(tmp_path):
+    folder = slurm.checkout(tmp_path)
+    printed = slurm.sbatch(
+        folder, "examples/image_classification/scripts/train_dp.sbatch", **dict(SMALL, EPOCHS="1", OUTPUT="run")
+    )
+    assert "0: EPL: 2 replicas = 2 workers" in printed and figures(printed)["images"] == 359
 
 
 @pytest.mark.long
