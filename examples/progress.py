@@ -106,7 +106,6 @@ class Display:
             self._bar = tqdm(total=self._steps, initial=step, unit="step", file=self._stream, dynamic_ncols=True)
         self._bar.set_postfix_str(", ".join(words), refresh=False)
         self._bar.update(step - self._bar.n)
-        self._bar.refresh()
 
     def _show_line(self, step: int, words: List[str]) -> None:
         if self.steps_per_second and step < self._steps:

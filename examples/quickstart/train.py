@@ -15,7 +15,7 @@ tf.summary.scalar("loss", loss)
 step = tf.train.get_or_create_global_step()
 train_op = tf.train.AdamOptimizer(0.001).minimize(loss, step)
 
-hooks = [tf.train.StopAtStepHook(steps), digits.Progress(loss, steps, BATCH_SIZE, directory)]
+hooks = [tf.train.StopAtStepHook(last_step=steps), digits.Progress(loss, steps, BATCH_SIZE, directory)]
 with tf.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks, log_step_count_steps=None) as sess:
     while not sess.should_stop():
         sess.run(train_op)

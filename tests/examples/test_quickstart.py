@@ -66,6 +66,7 @@ def test_a_run_goes_on_and_leaves_curves(tmp_path: Any) -> None:
         for steps in ("10", "20")
     ]
     assert "goes on" not in shown[0] and "goes on from step 10 of 20\n" in shown[1]
+    assert shown[1].splitlines()[-1].startswith("step 20 of 20: loss ")
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
