@@ -43,6 +43,11 @@ _KEPT = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option by which tests write the pictures of the pages."""
+    parser.addoption("--update-pictures", action="store_true", help="tests write the pictures that docs/ shows")
+
+
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Skips the tests that name a GPU where there is none."""
     if not os.path.exists("/proc/driver/nvidia/gpus"):
