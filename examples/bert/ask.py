@@ -10,7 +10,9 @@ import sys
 from typing import Any, List
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import export
 import postprocess
 import predict

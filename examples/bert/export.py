@@ -13,7 +13,9 @@ import sys
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import model
 import predict
 import saved_models

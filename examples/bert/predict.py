@@ -8,9 +8,15 @@ Plain TensorFlow on one device: what EPL trained is an ordinary checkpoint, what
 
 import argparse
 import json
+import os
+import sys
 from itertools import groupby
 from typing import Any, Dict, List, Sequence, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import metric
 import model
 import numpy as np

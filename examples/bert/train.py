@@ -13,7 +13,9 @@ from contextlib import ExitStack
 from typing import Any, Dict, List
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import best_checkpoint
 import checkpoint
 import model

@@ -12,7 +12,9 @@ import sys
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import model_options
 import saved_models
 import sentence_pairs

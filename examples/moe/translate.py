@@ -6,8 +6,13 @@ python examples/moe/translate.py --pairs pairs --checkpoint my_model --text news
 import argparse
 import json
 import os
+import sys
 from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import model_options
 import numpy as np
 import sentence_pairs

@@ -9,7 +9,9 @@ import sys
 from typing import Any, List
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
 
+# isort: split
 import saved_models
 import subwords
 import tensorflow.compat.v1 as tf
