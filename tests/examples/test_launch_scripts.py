@@ -55,3 +55,10 @@ def test_a_failure_ends_the_script_and_is_not_taken_for_made(once, tmp_path):
     assert lines(tmp_path / "ends") == []
     once("echo ran >> out/made; exit 3")
     assert lines(tmp_path / "out" / "made") == ["ran", "ran"]
+
+
+def test_what_a_failure_left_is_made_anew(once, tmp_path):
+    once("echo whole > out/made")
+    once("echo half > out/made; exit 3")
+    once("echo whole > out/made")
+    assert lines(tmp_path / "out" / "made") == ["whole"]
