@@ -202,7 +202,8 @@ setup(
         "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
-        "examples": ["scikit-learn", "tqdm"],  # data of the small ones, and their bar of progress
+        # Data of the small ones, word pieces (the last release with wheels for Python 3.6 to 3.8), a bar of progress.
+        "examples": ["scikit-learn", "tokenizers==0.12.1", "tqdm"],
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},

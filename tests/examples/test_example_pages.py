@@ -31,12 +31,15 @@ def test_every_command_is_there(folder):
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", page_of(folder), re.MULTILINE | re.DOTALL))
     commands = [os.path.join(ROOT, name) for name in re.findall(r"examples/\S+", blocks)]
     assert commands and all(os.path.exists(name) for name in commands)
-    assert all(os.access(name, os.X_OK) for name in commands if name.endswith(".sh"))
+    assert all(os.access(name, os.X_OK) for name in commands if name.endswith((".sh", ".sbatch")))
 
 
 def test_the_table_of_settings_is_that_of_the_script(folder):
-    with open(os.path.join(folder, "scripts", "common.sh"), encoding="utf-8") as source:
-        read = set(re.findall(r"\$\{([A-Z_]+):-", source.read())) - {"EPL_TASK_DIR"}
+    read = set()
+    for path in (os.path.join(folder, "scripts", "common.sh"), os.path.join(ROOT, "examples", "environment.sh")):
+        with open(path, encoding="utf-8") as source:
+            read |= set(re.findall(r"\$\{((?!EPL_)[A-Z_]+):-", source.read()))
+    read -= {"PYTHON", "PYTHONPATH", "VIRTUAL_ENV"}
     page = page_of(folder)
     table = page.split("| Setting |")[1].split("\n\n")[0]
     assert {name for row in table.split("\n")[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])} == read
