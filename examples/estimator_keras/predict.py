@@ -8,6 +8,7 @@ import quiet  # noqa: F401  before TensorFlow
 
 # isort: split
 import numpy as np
+import saved_models
 import tensorflow.compat.v1 as tf
 from quickstart import digits
 
@@ -27,8 +28,8 @@ def newest(folder: str) -> str:
 def predict(model: str, images: np.ndarray) -> np.ndarray:
     """Returns the digit of each image."""
     with tf.Graph().as_default(), tf.Session() as session:
-        signature = tf.saved_model.load(session, [tf.saved_model.SERVING], model).signature_def["serving_default"]
-        return session.run(signature.outputs["digit"].name, {signature.inputs["image"].name: images})
+        tensors = saved_models.load(session, model)
+        return session.run(tensors["digit"], {tensors["image"]: images})
 
 
 def main(folder: str) -> None:

@@ -74,7 +74,7 @@ class ShowEvaluation(tf.estimator.Exporter):
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> None:
-        words = "test after step {global_step}: loss {loss:.4f}, accuracy {accuracy:.3f}"
+        words = "evaluated after step {global_step}: loss {loss:.4f}, accuracy {accuracy:.3f}"
         print(words.format(**eval_result), flush=True)
 
 

@@ -82,7 +82,7 @@ def callbacks(output: str, before: Before) -> List[tf.keras.callbacks.Callback]:
         tf.keras.callbacks.CSVLogger(os.path.join(output, "history.csv"), append=True),
         tf.keras.callbacks.TensorBoard(output),
         tf.keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: print(f"test after epoch {epoch + 1}: loss {logs['val_loss']:.4f}")
+            on_epoch_end=lambda epoch, logs: print(f"evaluated after epoch {epoch + 1}: loss {logs['val_loss']:.4f}")
         ),
     ]
 

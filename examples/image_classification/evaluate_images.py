@@ -1,13 +1,10 @@
 """Measures a trained ResNet on the images that were kept for the test: plain TensorFlow, one device.
 
-    python examples/image_classification/evaluate_images.py --records records --checkpoint my_model/best
-
-`Evaluation` does so in a training, whenever it saves.
+python examples/image_classification/evaluate_images.py --records records --checkpoint my_model/best
 """
 
 import argparse
 import json
-import os
 from typing import Any, Dict
 
 import image_records
@@ -15,7 +12,6 @@ import resnet
 import tensorflow.compat.v1 as tf
 
 _BATCH = 100
-_FIGURES = "figures.json"
 
 
 def evaluate(
@@ -60,60 +56,6 @@ def latest(checkpoint: str) -> str:
     if not tf.io.gfile.exists(path + ".index"):
         raise ValueError(f"{checkpoint} is no checkpoint, and no folder with one.")
     return path
-
-
-class Evaluation(tf.train.CheckpointSaverListener):
-    """Measures each checkpoint of a training, for TensorBoard too, and keeps the best one in the folder `best`.
-
-    EPL calls it in worker 0 alone, which saves; the others wait for it in their next step.
-    """
-
-    def __init__(self, dataset: image_records.Dataset, output: str, split: str, model: argparse.Namespace) -> None:
-        """
-        Args:
-          dataset, split, model: as for `evaluate`.
-          output: the folder of the checkpoints.
-        """
-        self._dataset = dataset
-        self._output = output
-        self._split = split
-        self._model = model
-
-    def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Measures what was saved, but not the initial weights."""
-        if not global_step_value:
-            return
-        figures = evaluate(self._dataset, self._output, self._split, self._model)
-        print(f"test after step {global_step_value}: top_1 {figures['top_1']:.4f}", flush=True)
-        value = tf.Summary.Value(tag="test/top_1", simple_value=figures["top_1"])
-        tf.summary.FileWriterCache.get(self._output).add_summary(tf.Summary(value=[value]), global_step_value)
-        best = os.path.join(self._output, "best")
-        if figures["top_1"] > _top_1(best):
-            _keep(latest(self._output), best, figures)
-
-
-def _top_1(folder: str) -> float:
-    """That of the checkpoint in a folder of `_keep`; -1 if there is none yet."""
-    try:
-        with open(os.path.join(folder, _FIGURES)) as source:
-            return json.load(source)["top_1"]
-    except FileNotFoundError:
-        return -1.0
-
-
-def _keep(checkpoint: str, folder: str, figures: Dict[str, float]) -> None:
-    """Copies a checkpoint with its figures into a folder of its own, in place of what was there."""
-    new, name = folder + ".new", os.path.basename(checkpoint)
-    tf.io.gfile.makedirs(new)
-    for path in tf.io.gfile.glob(checkpoint + ".*"):
-        tf.io.gfile.copy(path, os.path.join(new, os.path.basename(path)), overwrite=True)
-    with open(os.path.join(new, "checkpoint"), "w") as target:
-        target.write(f'model_checkpoint_path: "{name}"\n')  # relative, as the folder is renamed
-    with open(os.path.join(new, _FIGURES), "w") as target:
-        json.dump(figures, target)
-    if os.path.isdir(folder):
-        tf.io.gfile.rmtree(folder)
-    tf.io.gfile.rename(new, folder)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

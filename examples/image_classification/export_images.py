@@ -8,19 +8,21 @@ from typing import Any
 
 import image_records
 import resnet
+import saved_models
 import tensorflow.compat.v1 as tf
 from evaluate_images import add_model_options, latest
 
 
 def export(dataset: image_records.Dataset, checkpoint: str, output: str, model: argparse.Namespace) -> None:
-    """Writes a SavedModel into a folder, in place of one that is there.
+    """Writes a SavedModel.
 
     Its signature `serving_default` has the input `encoded`, string [n], and the outputs `class`, string [n], and
     `probability`, float32 [n].
+
+    Raises:
+      ValueError: there is no checkpoint, or the folder exists.
     """
     path = latest(checkpoint)
-    if tf.saved_model.contains_saved_model(output):
-        tf.io.gfile.rmtree(output)
     with tf.Graph().as_default(), tf.Session() as session:
         encoded = tf.placeholder(tf.string, [None], "encoded")
         images = tf.map_fn(lambda one: image_records.middle(one, model.image_size), encoded, tf.float32)
@@ -31,7 +33,7 @@ def export(dataset: image_records.Dataset, checkpoint: str, output: str, model: 
             "probability": tf.reduce_max(probabilities, 1),
         }
         tf.train.Saver().restore(session, path)
-        tf.saved_model.simple_save(session, output, {"encoded": encoded}, found)
+        saved_models.write(session, output, {"encoded": encoded}, found)
 
 
 def main(arguments: Any = None) -> None:

@@ -15,7 +15,8 @@ import image_records  # it finds what all examples share
 import progress
 import resnet
 import tensorflow.compat.v1 as tf
-from evaluate_images import Evaluation, add_model_options
+from best_checkpoint import KeepBest, Measures
+from evaluate_images import add_model_options, evaluate
 
 import epl
 
@@ -27,7 +28,8 @@ def annotate(options: argparse.Namespace) -> Tuple[Any, Any]:
     if options.variant == "split":
         epl.init(epl.Config({"cluster.colocate_split_and_replicate": True}))
         return epl.replicate(1), epl.split(epl.Env.get().cluster.total_gpu_num)
-    epl.init()
+    config = {"zero.level": "v1", "amp.level": "O1", "amp.loss_scale": "dynamic", "gradient_checkpoint.type": "auto"}
+    epl.init(epl.Config(config if options.variant == "zero" else {}))
     epl.set_default_strategy(epl.replicate(1))
     return ExitStack(), ExitStack()
 
@@ -71,7 +73,7 @@ def step_size(options: argparse.Namespace) -> int:
 def parse(arguments: Any) -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--variant", choices=["dp", "split"], default="dp", help="(default: %(default)s)")
+    parser.add_argument("--variant", choices=["dp", "split", "zero"], default="dp", help="(default: %(default)s)")
     parser.add_argument("--records", required=True, help="folder of prepare_images.py")
     parser.add_argument("--output", required=True, help="folder of the checkpoints")
     add_model_options(parser)
@@ -85,7 +87,9 @@ def parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--least_area", type=float, default=0.08, help="of an image, looked at (default: %(default)s)")
     parser.add_argument("--no_flip", action="store_true", help="left and right are not exchanged")
     parser.add_argument("--test_split", default="test", help="images to evaluate with (default: %(default)s)")
-    parser.add_argument("--evaluate_epochs", type=float, default=1.0, help="from test to test (default: %(default)s)")
+    parser.add_argument(
+        "--save_epochs", type=float, default=1.0, help="from save to save, and test (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, help="makes runs repeat: order of the images, initial weights")
     return parser.parse_args(arguments)
 
@@ -94,13 +98,18 @@ def hooks(
     options: argparse.Namespace, dataset: image_records.Dataset, loss: tf.Tensor, steps: int
 ) -> List[tf.train.SessionRunHook]:
     """What is done while it trains: progress, curves for TensorBoard, checkpoints and their evaluation."""
-    between = max(1, int(options.evaluate_epochs * dataset.images["train"] / step_size(options)))
-    evaluation = Evaluation(dataset, options.output, options.test_split, options)
+
+    def measure(checkpoint: str) -> Measures:
+        found = evaluate(dataset, checkpoint, options.test_split, options)
+        return {name: found[name] for name in ("top_1", "top_5")}
+
+    save_steps = max(1, int(options.save_epochs * dataset.images["train"] / step_size(options)))
+    keep_best = KeepBest(options.output, measure, "top_1")
     return [
         tf.train.StopAtStepHook(last_step=steps),
         progress.Progress(loss, steps, step_size(options)),
         epl.StepStatsHook(options.output, loss, samples_per_run=step_size(options)),
-        tf.train.CheckpointSaverHook(options.output, save_steps=between, listeners=[evaluation]),
+        tf.train.CheckpointSaverHook(options.output, save_steps=save_steps, listeners=[keep_best]),
     ]
 
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Data parallel on this machine: prepares the data, trains by train_dp.sh, evaluates.
-OUTPUT=${OUTPUT:-experiments/images_dp}
+# On this machine: WORKERS processes with DEVICES each run train_dp.sh; then the test images are classified.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run train_dp.sh "$@"
+run dp "$@"

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# With a split head on this machine: prepares the data, trains by train_split.sh, evaluates.
-OUTPUT=${OUTPUT:-experiments/images_split}
+# On this machine: WORKERS processes with DEVICES each run train_split.sh; then the test images are classified.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run train_split.sh "$@"
+run split "$@"

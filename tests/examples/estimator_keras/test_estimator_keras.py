@@ -39,7 +39,7 @@ def test_a_few_steps_on_two_devices_leave_a_model(tmp_path, script, short):
     train, predict = commands(script)
     folder = slurm.checkout(tmp_path)
     shown = shell(folder, train.replace("--num_workers 2", "--num_workers 1") + " " + short)
-    assert "test after" in shown and "deprecated" not in shown
+    assert "evaluated after" in shown and "deprecated" not in shown
     assert re.search(r"accuracy 0\.\d+$", shell(folder, predict).strip())
 
 
@@ -56,7 +56,7 @@ def test_the_commands_as_they_stand_and_continued(tmp_path, script, more, goes_o
     train, predict = commands(script)
     folder = slurm.checkout(tmp_path)
     shown = shell(folder, train)
-    assert "goes on" not in shown and len(re.findall(r"test after", shown)) >= 3
+    assert "goes on" not in shown and len(re.findall(r"evaluated after", shown)) >= 3
     assert float(shell(folder, predict).strip().split()[-1]) > 0.95
     events = [name for _, _, names in os.walk(str(folder / "experiments")) for name in names if "tfevents" in name]
     assert events
