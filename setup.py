@@ -204,6 +204,8 @@ setup(
         "profile": ["matplotlib"],  # pictures of memory timelines
         # `epl.run` with the functions of a notebook, pictures, and what runs a notebook; Python 3.7 or newer.
         "notebook": ["cloudpickle==2.2.1", "ipykernel==6.16.2", "matplotlib", "nbclient==0.7.4"],
+        # Data of the small ones, word pieces (the last release with wheels for Python 3.6 to 3.8), a bar of progress.
+        "examples": ["scikit-learn", "tokenizers==0.12.1", "tqdm"],
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
     entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},

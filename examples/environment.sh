@@ -5,3 +5,23 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 export PYTHON
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$ROOT
+
+# once FILE SOURCE COMMAND...: runs the command, which makes the file from the source, unless this has been done since the
+# source changed. Of several workers with one file system one does it, and the others wait.
+once() {
+  local made=$1 source=$2
+  shift 2
+  mkdir -p "$(dirname "$made")"
+  (
+    flock 9
+    if [ "$source" -nt "$made.by" ] || [ "$(cat "$made.by")" != "$*" ]; then
+      rm -f "$made.by"
+      "$@" && echo "$*" > "$made.by"
+    fi
+  ) 9> "$made.lock"
+}
+
+# launch SCRIPT ARGUMENT...: starts WORKERS processes with DEVICES each on this machine.
+launch() {
+  "$ROOT/tools/epl-launch" --num_workers "${WORKERS:-1}" --gpu_per_worker "$DEVICES" --log_dir "$OUTPUT/logs" "$@"
+}

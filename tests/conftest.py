@@ -22,8 +22,10 @@ hypothesis.settings.load_profile("no_deadline")
 # What a user has in the shell must not change what a test sees. A random hash seed in every child process shows
 # order that depends on hashing.
 _FOREIGN = ("EPL_", "SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_", "MPI_LOCAL")
+_OURS = ("EPL_APT",)  # "off": tests install no package of the operating system
 for _name in [name for name in os.environ if name.startswith(_FOREIGN)] + ["TF_CONFIG", "PYTHONHASHSEED"]:
-    os.environ.pop(_name, None)
+    if _name not in _OURS:
+        os.environ.pop(_name, None)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["EPL_VERIFY"] = "last"  # every graph that a test rewrites is checked; tests/parallel checks after each pass
 
@@ -39,6 +41,11 @@ _KEPT = (
     "multiprocessing.forkserver",
     "-m tests.parity.worker",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option by which tests write the pictures of the pages."""
+    parser.addoption("--update-pictures", action="store_true", help="tests write the pictures that docs/ shows")
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from epl.launcher import guard as guards
 from epl.launcher import processes
 from epl.launcher.causes import Causes
 from epl.launcher.console import Console, LogTail
+from epl.launcher.notices import NoticeFilter
 
 # What a launcher writes to the lifeline of a part of its job.
 END, KILL = b"e", b"k"
@@ -105,6 +106,7 @@ class LaunchedJob:
         causes: Causes,
         console: Console,
         interrupts: Interrupts,
+        notices: Optional[NoticeFilter] = None,
     ) -> None:
         """Prepares the run.
 
@@ -115,6 +117,7 @@ class LaunchedJob:
           causes: what the workers say about their failures.
           console: shows the output.
           interrupts: the signals that end the run.
+          notices: what it takes out of the output is not shown; None: all is shown.
         """
         self._starts = starts
         self._logs = logs
@@ -123,6 +126,7 @@ class LaunchedJob:
         self._causes = causes
         self._console = console
         self._interrupts = interrupts
+        self._notices = notices
         self._pids: Dict[int, int] = {}
         self._workers = {start.worker_index for start in starts}
         self._running = set(self._workers)
@@ -266,7 +270,9 @@ class LaunchedJob:
         for index in self._shown:
             data = self._tails[index].read()
             while data:
-                self._console.feed(f"[worker {index}] ", data)
+                shown = data if self._notices is None else self._notices.shown(data)
+                if shown:
+                    self._console.feed(f"[worker {index}] ", shown)
                 data = self._tails[index].read()
         self._console.show_partial_lines()
 

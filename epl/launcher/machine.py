@@ -13,6 +13,7 @@ from epl.launcher import secret as launcher_secret
 from epl.launcher.console import Console
 from epl.launcher.devices import Devices
 from epl.launcher.job import Interrupts, LaunchedJob, Outcome
+from epl.launcher.notices import NoticeFilter
 from epl.launcher.options import Options
 from epl.launcher.plan import Port, Worker
 from epl.utils.last_words import PIPE_VARIABLE
@@ -93,6 +94,7 @@ def run(options: Options, prepared: Prepared, console: Console, interrupts: Inte
     paths = {worker.worker_index: worker.log for worker in prepared.workers if worker.log is not None}
     shown = options.local_indices if options.show_all else [0]
     causes = launcher_causes.Causes({index: pipe.read_end for index, pipe in pipes.items()})
-    outcome = LaunchedJob(starts, paths, shown, causes, console, interrupts).run(options.kill_after)
+    notices = None if options.verbose else NoticeFilter(dict(os.environ, **options.env))
+    outcome = LaunchedJob(starts, paths, shown, causes, console, interrupts, notices).run(options.kill_after)
     os.close(null)
     return outcome

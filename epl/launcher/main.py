@@ -11,6 +11,7 @@ Also `python -m epl.utils.launcher`. This module runs the steps in order; each s
     check      --check: what works here            machine      one run of the workers of this machine
     ssh        -H: one run on several machines     agent        the part of it on each machine
     run        epl.run: a function, by epl-launch  run_worker   what its workers execute
+    notices    what is not shown of the output
 
 TensorFlow is not imported here: the launcher starts in a fraction of a second and takes no GPU memory.
 """

@@ -20,12 +20,13 @@ _FALSE = ("false", "0", "no", "off")
 _NOT_OF_CHECK = ("secret_file", "task_label", "log_dir", "max_restarts", "kill_after") + (
     "debug",
     "show_all",
+    "verbose",
     "dry_run",
     "no_malloc_tuning",
     "bind_cores",
 )
 _ENDING = ("-h", "--help", "--version")  # they print and end
-_SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--no_malloc_tuning", "--bind_cores")
+_SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--verbose", "--no_malloc_tuning", "--bind_cores")
 
 _EPILOG = """\
 Everything after the script is passed to it; {task_dir} in it stands for the worker's directory. A shell script without
@@ -53,6 +54,7 @@ class Options(NamedTuple):
     log_dir: Optional[str]
     debug: bool
     show_all: bool
+    verbose: bool  # whether what TensorFlow says about itself is shown
     dry_run: bool
     max_restarts: int
     kill_after: float
@@ -105,6 +107,7 @@ def parse(argv: Sequence[str]) -> Options:
         log_dir=found.log_dir,
         debug=found.debug,
         show_all=found.show_all,
+        verbose=found.verbose,
         dry_run=found.dry_run,
         max_restarts=found.max_restarts,
         kill_after=found.kill_after,
@@ -165,6 +168,7 @@ def _build_parser() -> _Parser:
     for name, text in (
         ("--debug", "worker 0 keeps the terminal (a debugger works) and writes no log"),
         ("--show_all", "show the output of all workers, not only of worker 0"),
+        ("--verbose", "show also what TensorFlow says about itself; the logs have it in any case"),
         ("--check", "check this machine and this installation, with a 1 MB all-reduce between each pair of workers"),
         ("--dry_run", "print command and environment of each worker and start nothing"),
         ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),

@@ -4,9 +4,14 @@ python examples/bert/prepare.py --data train-v1.1.json --vocabulary vocab.txt --
 """
 
 import argparse
+import os
 import sys
 from typing import Any
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import records
 import squad
 from tokenization import WordPieces, read_vocabulary

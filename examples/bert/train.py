@@ -1,4 +1,4 @@
-"""Fine-tunes BERT on SQuAD with EPL: data parallel, as a pipeline, or as a pipeline that EPL cuts by itself.
+"""Fine-tunes BERT on SQuAD with EPL: data parallel, with little memory, or as a pipeline, cut by hand or by EPL.
 
     epl-launch --num_workers 1 --gpu_per_worker 4 examples/bert/train.py --variant dp \
         --records train.tfrecord --config bert_config.json --init_checkpoint bert_model.ckpt --output my_model
@@ -7,17 +7,30 @@ An ordinary training script of TensorFlow 1.x for one device. What is EPL's stan
 """
 
 import argparse
-import time
+import os
+import sys
 from contextlib import ExitStack
-from typing import Any, List
+from typing import Any, Dict, List
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
+import best_checkpoint
 import checkpoint
 import model
 import optimizer
+import predict
+import prepare
+import progress
 import records
+import squad
 import tensorflow.compat.v1 as tf
 
 import epl
+
+VARIANTS = ("dp", "zero", "pipeline", "auto")
+ONE_DEVICE = ("dp", "zero")  # a model lies on one device; with the others on one for each stage
 
 
 def annotate(options: argparse.Namespace) -> List[Any]:
@@ -25,10 +38,12 @@ def annotate(options: argparse.Namespace) -> List[Any]:
     config = {"pipeline.num_micro_batch": options.num_micro_batch}
     if options.variant == "auto":
         config.update({"auto.auto_parallel": True, "pipeline.num_stages": options.num_stages})
+    if options.variant == "zero":
+        config.update({"zero.level": "v1", "amp.level": "O1", "gradient_checkpoint.type": "auto"})
     epl.init(epl.Config(config))
     if options.variant == "pipeline":
         return [epl.replicate(1) for _ in range(options.num_stages)]
-    if options.variant == "dp":
+    if options.variant in ONE_DEVICE:
         epl.set_default_strategy(epl.replicate(1))
     return [ExitStack()]
 
@@ -55,50 +70,41 @@ def share(options: argparse.Namespace) -> records.Share:
 
 def stage_count(options: argparse.Namespace) -> int:
     """Returns the number of devices of one model."""
-    return 1 if options.variant == "dp" else options.num_stages
+    return 1 if options.variant in ONE_DEVICE else options.num_stages
+
+
+def step_size(options: argparse.Namespace) -> int:
+    """Returns the windows of a step: a batch for every micro batch of every replica."""
+    replicas = max(1, epl.Env.get().cluster.total_gpu_num // stage_count(options))
+    return options.batch_size * options.num_micro_batch * replicas
 
 
 def step_count(options: argparse.Namespace) -> int:
-    """Returns how many steps the epochs have: each takes a batch for every micro batch of every replica."""
-    replicas = max(1, epl.Env.get().cluster.total_gpu_num // stage_count(options))
-    windows = records.summary(options.records).windows
-    return max(1, int(options.epochs * windows / (options.batch_size * options.num_micro_batch * replicas)))
+    """Returns how many steps the epochs have."""
+    return max(1, int(options.epochs * records.summary(options.records).windows / step_size(options)))
 
 
-class Progress(tf.train.SessionRunHook):
-    """Prints the loss and the speed every few steps."""
+class Evaluation:
+    """Measures checkpoints by the questions of `--eval_data`, which are read when the first one is there."""
 
-    def __init__(self, step: tf.Variable, loss: tf.Tensor, steps: int, every: int) -> None:
-        self._step = step
-        self._loss = loss
-        self._steps = steps
-        self._every = every
-        self._losses: List[float] = []
-        self._first = 0
-        self._start = 0.0
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._questions: List[squad.Question] = []
+        self._windows: List[squad.Window] = []
 
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._first = int(session.run(self._step))  # not 0 where an earlier run is continued
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        return tf.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        self._losses.append(float(run_values.results))
-        done = self._first + len(self._losses)
-        if len(self._losses) == 1:
-            self._start = time.time()  # the first step also starts things up
-        elif done % self._every == 0 or done == self._steps:
-            speed = (len(self._losses) - 1) / (time.time() - self._start)
-            recent = self._losses[-self._every :]
-            message = "step {} of {}: loss {:.4f}, {:.2f} steps/s"
-            print(message.format(done, self._steps, sum(recent) / len(recent), speed), flush=True)
+    def __call__(self, path: str) -> Dict[str, float]:
+        """Returns `exact_match` and `f1` of a checkpoint, in percent."""
+        if not self._windows:
+            self._questions, pieces = prepare.questions_and_pieces(self._options)
+            sizes = records.summary(self._options.records).sizes
+            self._windows = list(squad.windows(self._questions, pieces, sizes))
+        return predict.measure(model.read_config(self._options.config), path, self._questions, self._windows)
 
 
 def parse(arguments: Any) -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--variant", choices=["dp", "pipeline", "auto"], default="dp")
+    parser.add_argument("--variant", choices=VARIANTS, default="dp")
     parser.add_argument("--num_stages", type=int, default=2, help="of a pipeline (default: %(default)s)")
     parser.add_argument("--num_micro_batch", type=int, default=1, help="batches of one step (default: %(default)s)")
     parser.add_argument("--records", required=True, help="windows, made by prepare.py")
@@ -109,9 +115,17 @@ def parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=2.0, help="(default: %(default)s)")
     parser.add_argument("--learning_rate", type=float, default=5e-5, help="its peak (default: %(default)s)")
     parser.add_argument("--warm_up_share", type=float, default=0.1, help="of all steps (default: %(default)s)")
-    parser.add_argument("--log_steps", type=int, default=50, help="per line of progress (default: %(default)s)")
+    parser.add_argument("--summary_steps", type=int, default=50, help="per TensorBoard value (default: %(default)s)")
+    parser.add_argument("--save_steps", type=int, default=500, help="per checkpoint (default: %(default)s)")
+    parser.add_argument("--eval_data", dest="data", help="a SQuAD file: each checkpoint is measured, the best one kept")
+    parser.add_argument("--vocabulary", help="vocab.txt of the model, for --eval_data")
+    parser.add_argument("--cased", action="store_true", help="the vocabulary has upper case and accents")
+    parser.add_argument("--max_questions", type=int, help="take only the first ones of --eval_data")
     parser.add_argument("--seed", type=int, help="makes runs repeat: order of the windows, initial weights, dropout")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.data and not options.vocabulary:
+        parser.error("--eval_data needs --vocabulary, the vocab.txt that the windows of --records were made with.")
+    return options
 
 
 def main(arguments: Any = None) -> None:
@@ -120,15 +134,27 @@ def main(arguments: Any = None) -> None:
     tf.set_random_seed(options.seed)
     stages = annotate(options)
     steps = step_count(options)
-    step, loss, train_op = build(options, stages, steps)
+    _, loss, train_op = build(options, stages, steps)
     init_fn = None
     if options.init_checkpoint:
         init_fn = checkpoint.initial_weights(options.init_checkpoint, tf.trainable_variables())
-    hooks = [tf.train.StopAtStepHook(last_step=steps), Progress(step, loss, steps, options.log_steps)]
+    scaffold = tf.train.Scaffold(init_fn=init_fn)
+    listeners = []
+    if options.data:
+        listeners.append(best_checkpoint.KeepBest(options.output, Evaluation(options), "f1"))
+    hooks = [
+        tf.train.StopAtStepHook(last_step=steps),
+        progress.Progress(loss, steps, step_size(options)),
+        epl.StepStatsHook(options.output, loss, step_size(options), options.summary_steps, 20 * options.summary_steps),
+        tf.train.CheckpointSaverHook(
+            options.output, save_steps=options.save_steps, scaffold=scaffold, listeners=listeners
+        ),
+    ]
     with tf.train.MonitoredTrainingSession(
         checkpoint_dir=options.output,
-        scaffold=tf.train.Scaffold(init_fn=init_fn),
+        scaffold=scaffold,
         hooks=hooks,
+        save_checkpoint_secs=None,
         save_summaries_steps=None,
         save_summaries_secs=None,
         log_step_count_steps=None,

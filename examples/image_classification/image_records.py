@@ -7,8 +7,13 @@ classes are, so that training knows its number of steps without reading everythi
 
 import json
 import os
+import sys
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import tensorflow.compat.v1 as tf
 
 ENCODED = "image/encoded"
@@ -144,9 +149,14 @@ def evaluation_batches(dataset: Dataset, split: str, batch_size: int, size: int)
 
     def example(record: tf.Tensor) -> Any:
         encoded, label = _parsed(record, dataset)
-        return _resized(_middle(encoded), size), label
+        return middle(encoded, size), label
 
     return records.map(example, num_parallel_calls=2).batch(batch_size).make_one_shot_iterator().get_next()
+
+
+def middle(encoded: tf.Tensor, size: int) -> tf.Tensor:
+    """The middle of a JPEG or PNG, as evaluation and prediction look at it: float32 [size, size, 3]."""
+    return _resized(_middle(encoded), size)
 
 
 def _files(dataset: Dataset, split: str) -> List[str]:

@@ -9,11 +9,14 @@ returns, and the share of the images that a process reads.
 
 import argparse
 from contextlib import ExitStack
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
-import image_records
+import image_records  # it finds what all examples share
+import progress
 import resnet
 import tensorflow.compat.v1 as tf
+from best_checkpoint import KeepBest, Measures
+from evaluate_images import add_model_options, evaluate
 
 import epl
 
@@ -25,7 +28,8 @@ def annotate(options: argparse.Namespace) -> Tuple[Any, Any]:
     if options.variant == "split":
         epl.init(epl.Config({"cluster.colocate_split_and_replicate": True}))
         return epl.replicate(1), epl.split(epl.Env.get().cluster.total_gpu_num)
-    epl.init()
+    config = {"zero.level": "v1", "amp.level": "O1", "amp.loss_scale": "dynamic", "gradient_checkpoint.type": "auto"}
+    epl.init(epl.Config(config if options.variant == "zero" else {}))
     epl.set_default_strategy(epl.replicate(1))
     return ExitStack(), ExitStack()
 
@@ -69,12 +73,10 @@ def step_size(options: argparse.Namespace) -> int:
 def parse(arguments: Any) -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--variant", choices=["dp", "split"], default="dp", help="(default: %(default)s)")
+    parser.add_argument("--variant", choices=["dp", "split", "zero"], default="dp", help="(default: %(default)s)")
     parser.add_argument("--records", required=True, help="folder of prepare_images.py")
     parser.add_argument("--output", required=True, help="folder of the checkpoints")
-    parser.add_argument("--depth", type=int, default=50, help="of the ResNet (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=64, help="channels of its first group (default: %(default)s)")
-    parser.add_argument("--image_size", type=int, default=224, help="height and width (default: %(default)s)")
+    add_model_options(parser)
     parser.add_argument("--batch_size", type=int, default=64, help="images of one device (default: %(default)s)")
     parser.add_argument("--epochs", type=float, default=90.0, help="(default: %(default)s)")
     parser.add_argument(
@@ -84,27 +86,53 @@ def parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=1e-4, help="of kernels (default: %(default)s)")
     parser.add_argument("--least_area", type=float, default=0.08, help="of an image, looked at (default: %(default)s)")
     parser.add_argument("--no_flip", action="store_true", help="left and right are not exchanged")
-    parser.add_argument("--log_steps", type=int, default=100, help="per line of progress (default: %(default)s)")
+    parser.add_argument("--test_split", default="test", help="images to evaluate with (default: %(default)s)")
+    parser.add_argument(
+        "--save_epochs", type=float, default=1.0, help="from save to save, and test (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, help="makes runs repeat: order of the images, initial weights")
     return parser.parse_args(arguments)
+
+
+def hooks(
+    options: argparse.Namespace, dataset: image_records.Dataset, loss: tf.Tensor, steps: int
+) -> List[tf.train.SessionRunHook]:
+    """What is done while it trains: progress, curves for TensorBoard, checkpoints and their evaluation."""
+
+    def measure(checkpoint: str) -> Measures:
+        found = evaluate(dataset, checkpoint, options.test_split, options)
+        return {name: found[name] for name in ("top_1", "top_5")}
+
+    save_steps = max(1, int(options.save_epochs * dataset.images["train"] / step_size(options)))
+    keep_best = KeepBest(options.output, measure, "top_1")
+    return [
+        tf.train.StopAtStepHook(last_step=steps),
+        progress.Progress(loss, steps, step_size(options)),
+        epl.StepStatsHook(options.output, loss, samples_per_run=step_size(options)),
+        tf.train.CheckpointSaverHook(options.output, save_steps=save_steps, listeners=[keep_best]),
+    ]
 
 
 def main(arguments: Any = None) -> None:
     """Trains."""
     options = parse(arguments)
-    tf.logging.set_verbosity(tf.logging.INFO)
     tf.set_random_seed(options.seed)
     scopes = annotate(options)
     dataset = image_records.read_dataset(options.records)
+    if options.test_split not in dataset.images:
+        raise ValueError(
+            f"{options.records} has no images of the split {options.test_split!r}, only of {sorted(dataset.images)}: "
+            "name one of them by --test_split."
+        )
     steps = max(1, int(options.epochs * dataset.images["train"] / step_size(options)))
     loss, train_op = build(options, scopes, dataset, steps)
-    hooks = [
-        tf.train.StopAtStepHook(last_step=steps),
-        tf.train.LoggingTensorHook({"loss": loss, "step": tf.train.get_global_step()}, options.log_steps, at_end=True),
-        tf.train.StepCounterHook(options.log_steps, output_dir=options.output),
-    ]
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=options.output, hooks=hooks, save_summaries_steps=None, log_step_count_steps=None
+        checkpoint_dir=options.output,
+        hooks=hooks(options, dataset, loss, steps),
+        save_checkpoint_secs=None,
+        save_checkpoint_steps=None,
+        save_summaries_steps=None,
+        log_step_count_steps=None,
     ) as session:
         while not session.should_stop():
             session.run(train_op)

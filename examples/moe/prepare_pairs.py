@@ -5,8 +5,13 @@ python examples/moe/prepare_pairs.py --pairs deu.txt --vocabulary_size 8000 --ou
 
 import argparse
 import os
+import sys
 from typing import Any, Iterator, List
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import sentence_pairs
 import subwords
 

@@ -9,12 +9,20 @@ and the share of the pairs that a process reads.
 
 import argparse
 import os
+import sys
 from contextlib import ExitStack
-from typing import Any, Tuple
+from typing import Any, Callable, Dict, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
+import best_checkpoint
 import model_options
+import progress
 import sentence_pairs
 import tensorflow.compat.v1 as tf
+import translate
 import translation_model
 from prepare_pairs import RECORDS
 
@@ -53,10 +61,22 @@ def learning_rate(step: tf.Variable, peak: float, warm_up: int) -> tf.Tensor:
     return peak * tf.minimum(number / warm_up, tf.sqrt(warm_up / number))
 
 
+def step_size(options: argparse.Namespace) -> int:
+    """Returns the pairs of a step: a batch for each device."""
+    return options.batch_size * max(1, epl.Env.get().cluster.total_gpu_num)
+
+
 def step_count(options: argparse.Namespace) -> int:
     """Returns how many steps the epochs have."""
     pairs = sentence_pairs.summary(os.path.join(options.pairs, RECORDS)).pairs
-    return max(1, int(options.epochs * pairs / (options.batch_size * max(1, epl.Env.get().cluster.total_gpu_num))))
+    return max(1, int(options.epochs * pairs / step_size(options)))
+
+
+def evaluation(options: argparse.Namespace) -> Callable[[str], Dict[str, float]]:
+    """Returns what measures a checkpoint by `--eval_pairs`."""
+    pairs = translate.read_pairs(options.pairs, options.eval_pairs, options.columns)
+    sizes = model_options.sizes_of(options, len(pairs.known))._replace(dropout=0.0)
+    return lambda path: {"pieces_right": translate.measure(sizes, path, pairs, options.batch_size)}
 
 
 def parse(arguments: Any) -> argparse.Namespace:
@@ -73,7 +93,12 @@ def parse(arguments: Any) -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=10.0, help="(default: %(default)s)")
     parser.add_argument("--learning_rate", type=float, default=1e-3, help="its peak (default: %(default)s)")
     parser.add_argument("--warm_up", type=int, default=4000, help="steps up to there (default: %(default)s)")
-    parser.add_argument("--log_steps", type=int, default=100, help="per line of progress (default: %(default)s)")
+    parser.add_argument("--summary_steps", type=int, default=100, help="per TensorBoard value (default: %(default)s)")
+    parser.add_argument("--save_steps", type=int, default=1000, help="per checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--eval_pairs", help="pairs, as --pairs of prepare_pairs.py, by which each checkpoint is measured"
+    )
+    parser.add_argument("--columns", type=int, nargs=2, default=[1, 2], help="of --eval_pairs, from 1 (default: 1 2)")
     parser.add_argument("--seed", type=int, help="makes runs repeat: order of the pairs, initial weights")
     return parser.parse_args(arguments)
 
@@ -81,18 +106,28 @@ def parse(arguments: Any) -> argparse.Namespace:
 def main(arguments: Any = None) -> None:
     """Trains."""
     options = parse(arguments)
-    tf.logging.set_verbosity(tf.logging.INFO)
     tf.set_random_seed(options.seed)
     scope = annotate(options)
     entropy, train_op = build(options, scope)
-    step = tf.train.get_global_step()
+    steps = step_count(options)
+    listeners = []
+    if options.eval_pairs:
+        listeners.append(best_checkpoint.KeepBest(options.output, evaluation(options), "pieces_right"))
     hooks = [
-        tf.train.StopAtStepHook(last_step=step_count(options)),
-        tf.train.LoggingTensorHook({"loss": entropy, "step": step}, options.log_steps, at_end=True),
-        tf.train.StepCounterHook(options.log_steps, output_dir=options.output),
+        tf.train.StopAtStepHook(last_step=steps),
+        progress.Progress(entropy, steps, step_size(options)),
+        epl.StepStatsHook(
+            options.output, entropy, step_size(options), options.summary_steps, 20 * options.summary_steps
+        ),
+        tf.train.CheckpointSaverHook(options.output, save_steps=options.save_steps, listeners=listeners),
     ]
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=options.output, hooks=hooks, save_summaries_steps=None, log_step_count_steps=None
+        checkpoint_dir=options.output,
+        hooks=hooks,
+        save_checkpoint_secs=None,
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        log_step_count_steps=None,
     ) as session:
         while not session.should_stop():
             session.run(train_op)

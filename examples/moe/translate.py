@@ -6,8 +6,13 @@ python examples/moe/translate.py --pairs pairs --checkpoint my_model --text news
 import argparse
 import json
 import os
-from typing import Any, List, NamedTuple, Sequence, Tuple
+import sys
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import model_options
 import numpy as np
 import sentence_pairs
@@ -17,7 +22,7 @@ import translation_model
 from prepare_pairs import RECORDS, VOCABULARY
 
 
-class _Graph(NamedTuple):
+class Graph(NamedTuple):
     """A model to be asked for the best piece at every place."""
 
     source: tf.Tensor
@@ -26,16 +31,44 @@ class _Graph(NamedTuple):
     best: tf.Tensor
 
 
-def build(sizes: translation_model.Sizes, lengths: Tuple[int, int]) -> _Graph:
+class Pairs(NamedTuple):
+    """Sentences and their translations as a trained model takes them: ids, [pairs, longest that was trained with]."""
+
+    known: subwords.Subwords
+    source: np.ndarray
+    target: np.ndarray
+
+    @property
+    def lengths(self) -> Tuple[int, int]:
+        """Places of a sentence and of a translation."""
+        return self.source.shape[1], self.target.shape[1]
+
+    def batches(self, size: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        """Yields them in their order, at most so many at a time."""
+        for first in range(0, len(self.source), size):
+            yield self.source[first : first + size], self.target[first : first + size]
+
+
+def read_pairs(folder: str, text: str, columns: Sequence[int]) -> Pairs:
+    """Returns the pairs in a text file for a model that was trained with a folder of prepare_pairs.py."""
+    trained = sentence_pairs.summary(os.path.join(folder, RECORDS))
+    known = subwords.read_subwords(os.path.join(folder, VOCABULARY))
+    first, second = columns
+    sides = zip(*sentence_pairs.read(text, (first - 1, second - 1)))
+    lengths = (trained.source_length, trained.target_length)
+    return Pairs(known, *[filled([known.encode(text) for text in side], n) for side, n in zip(sides, lengths)])
+
+
+def build(sizes: translation_model.Sizes, lengths: Tuple[int, int]) -> Graph:
     """Returns the model, for sentences and translations of at most these lengths."""
     source = tf.placeholder(tf.int32, [None, lengths[0]], "source")
     previous = tf.placeholder(tf.int32, [None, lengths[1]], "previous")
     present = tf.placeholder(tf.float32, [None, lengths[1]], "present")
     scores, _ = translation_model.logits(sizes, source, previous, present)
-    return _Graph(source, previous, present, tf.argmax(scores, -1, output_type=tf.int32))
+    return Graph(source, previous, present, tf.argmax(scores, -1, output_type=tf.int32))
 
 
-def translate(session: tf.Session, graph: _Graph, source: np.ndarray, end: int) -> np.ndarray:
+def translate(session: tf.Session, graph: Graph, source: np.ndarray, end: int) -> np.ndarray:
     """Returns translations, found piece by piece, each the best one after those before: [batch, length]."""
     rows, length = len(source), graph.previous.shape[1].value
     found = np.full([rows, length + 1], translation_model.START, np.int32)
@@ -49,7 +82,7 @@ def translate(session: tf.Session, graph: _Graph, source: np.ndarray, end: int) 
     return found[:, 1:]
 
 
-def right_pieces(session: tf.Session, graph: _Graph, source: np.ndarray, target: np.ndarray) -> Tuple[int, int]:
+def right_pieces(session: tf.Session, graph: Graph, source: np.ndarray, target: np.ndarray) -> Tuple[int, int]:
     """Returns how many pieces of given translations are the best ones after those before, and how many there are."""
     present = target != translation_model.PAD
     previous = np.pad(target[:, :-1], [(0, 0), (1, 0)], mode="constant", constant_values=translation_model.START)
@@ -65,33 +98,45 @@ def filled(sentences: Sequence[List[int]], length: int) -> np.ndarray:
     return rows
 
 
-def run(options: argparse.Namespace) -> Any:
-    """Writes the translations; returns what is right of those that are given.
+def measure(sizes: translation_model.Sizes, checkpoint: str, pairs: Pairs, batch_size: int) -> float:
+    """Returns the share of the pieces of given translations that a checkpoint finds, in a graph of its own."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        graph = build(sizes, pairs.lengths)
+        tf.train.Saver().restore(session, checkpoint)
+        right, pieces = np.sum([right_pieces(session, graph, *batch) for batch in pairs.batches(batch_size)], axis=0)
+    return right / pieces
+
+
+def find_checkpoint(path: str) -> str:
+    """Returns the checkpoint that a path names, or the last one in a folder.
 
     Raises:
-      ValueError: there is no checkpoint.
+      ValueError: there is none.
     """
-    path = tf.train.latest_checkpoint(options.checkpoint) or options.checkpoint
-    if not tf.train.checkpoint_exists(path):
-        raise ValueError(f"{options.checkpoint} is no checkpoint, and no folder with one.")
-    trained = sentence_pairs.summary(os.path.join(options.pairs, RECORDS))
-    known = subwords.read_subwords(os.path.join(options.pairs, VOCABULARY))
-    lengths = trained.source_length, trained.target_length
-    graph = build(model_options.sizes_of(options, len(known)), lengths)
-    texts = list(sentence_pairs.read(options.text, tuple(column - 1 for column in options.columns)))
-    sides = [filled([known.encode(text) for text in side], length) for side, length in zip(zip(*texts), lengths)]
+    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
+    if not found or not tf.train.checkpoint_exists(found):
+        raise ValueError(f"{path} is no checkpoint, and no folder with one.")
+    return found
+
+
+def run(options: argparse.Namespace) -> Any:
+    """Writes the translations; returns what is right of those that are given."""
+    path = find_checkpoint(options.checkpoint)
+    pairs = read_pairs(options.pairs, options.text, options.columns)
+    known = pairs.known
+    graph = build(model_options.sizes_of(options, len(known)), pairs.lengths)
     right = pieces = whole = 0
     with tf.Session() as session, open(options.output, "w", encoding="utf-8") as output:
         tf.train.Saver().restore(session, path)
-        for first in range(0, len(texts), options.batch_size):
-            source, target = [side[first : first + options.batch_size] for side in sides]
+        for source, target in pairs.batches(options.batch_size):
             counts = right_pieces(session, graph, source, target)
             right, pieces = right + counts[0], pieces + counts[1]
             for row, given in zip(translate(session, graph, source, known.end), target):
                 sentence = known.decode(row)
                 output.write(sentence + "\n")
                 whole += sentence == known.decode(given)
-    return {"sentences": len(texts), "pieces_right": right / pieces, "sentences_right": whole / len(texts)}
+    count = len(pairs.source)
+    return {"sentences": count, "pieces_right": right / pieces, "sentences_right": whole / count}
 
 
 def main(arguments: Any = None) -> None:

@@ -1,22 +1,24 @@
-"""What both training scripts share: the digits, the network, a progress bar, and the test.
+"""What both training scripts share: the digits, the network, their progress, and the test.
 
 The 1,797 images of handwritten digits (8 x 8 pixels) ship inside scikit-learn; nothing is downloaded.
 """
 
 import json
 import os
-import time
-from typing import Any, Tuple
+import sys
+from typing import Tuple
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # what all examples share
+import quiet  # noqa: F401  before TensorFlow
+
+# isort: split
 import numpy as np
+import progress
 import tensorflow.compat.v1 as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from tqdm import tqdm
 
 RESULT = "result.json"
-
-tf.logging.set_verbosity(tf.logging.ERROR)  # no words about what later versions of TensorFlow will lack
 
 
 def images_and_labels(part: str) -> Tuple[np.ndarray, np.ndarray]:
@@ -40,40 +42,18 @@ def network(images: tf.Tensor) -> tf.Tensor:
     return tf.layers.dense(hidden, 10, name="logits")
 
 
-class ProgressBar(tf.train.SessionRunHook):
-    """Shows steps and loss while training runs; leaves the figures in `<directory>/result.json`."""
+class Progress(progress.Progress):
+    """Shows the progress; leaves the figures in `<directory>/result.json`."""
 
-    def __init__(self, loss: tf.Tensor, steps: int, directory: str) -> None:
-        self._loss = loss
-        self._steps = steps
+    def __init__(self, loss: tf.Tensor, steps: int, batch_size: int, directory: str) -> None:
+        super().__init__(loss, steps, batch_size * progress.devices())
         self._directory = directory
-        self._losses: list = []
-        self._bar: Any = None
-        self._start = 0.0
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._bar = tqdm(total=self._steps, unit="step", mininterval=0.5, ncols=80)
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        return tf.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if not self._losses:
-            self._start = time.time()  # the first step also starts things up
-        self._losses.append(float(run_values.results))
-        self._bar.set_postfix(loss="%.3f" % self._losses[-1], refresh=False)
-        self._bar.update()
 
     def end(self, session: tf.Session) -> None:
-        self._bar.close()
-        seconds = time.time() - self._start
-        result = {
-            "loss": float(np.mean(self._losses[-20:])),
-            "steps": len(self._losses),
-            "steps_per_second": (len(self._losses) - 1) / seconds,
-        }
-        with open(os.path.join(self._directory, RESULT), "w") as stream:
-            json.dump(result, stream)
+        super().end(session)
+        if self.display.steps_per_second:  # not where all steps were there already
+            with open(os.path.join(self._directory, RESULT), "w") as stream:
+                json.dump({"loss": self.display.loss, "steps_per_second": self.display.steps_per_second}, stream)
 
 
 def test_accuracy(checkpoint: str) -> float:

@@ -19,21 +19,13 @@ WORKERS, DEVICES = 2, 2
 ENOUGH = 0.95
 
 
-def train(title: str, command: List[str], log: str = None) -> float:
+def train(title: str, command: List[str]) -> float:
     """Runs a training command and returns how many seconds it took; ends this program if it fails."""
     print("\n== %s\n$ %s" % (title, " ".join(command)), flush=True)
-    environment = dict(os.environ, PYTHON=sys.executable)
     start = time.time()
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE if log else None, bufsize=0)
-    if log:
-        with open(log, "wb") as stream:
-            # What the launcher does for its workers: everything in a log, and on the terminal as it comes.
-            for piece in iter(lambda: process.stderr.read(256), b""):
-                stream.write(piece)
-                sys.stderr.buffer.write(piece)
-                sys.stderr.flush()
-    if process.wait():
-        sys.exit("%s failed with exit code %d." % (title, process.returncode))
+    code = subprocess.call(command, env=dict(os.environ, PYTHON=sys.executable))
+    if code:
+        sys.exit("%s failed with exit code %d." % (title, code))
     return time.time() - start
 
 
@@ -60,13 +52,11 @@ def main() -> None:
     parser.add_argument("--directory", default=default, help="logs and checkpoints go here (default: %(default)s)")
     options = parser.parse_args()
     sys.path.insert(0, HERE)
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
     one, many = os.path.join(options.directory, "one_device"), os.path.join(options.directory, "parallel")
     os.makedirs(one)
-    log = os.path.join(one, "stderr.log")
 
     title = "%d workers x %d devices" % (WORKERS, DEVICES)
-    one_seconds = train("One device", [sys.executable, os.path.join(HERE, "train.py"), one, str(options.steps)], log)
+    one_seconds = train("One device", [sys.executable, os.path.join(HERE, "train.py"), one, str(options.steps)])
     many_seconds = train(
         title,
         [
@@ -90,9 +80,9 @@ def main() -> None:
         report(title, os.path.join(many, "0"), WORKERS * DEVICES, many_seconds),
     ]
     print("\nCheckpoints  %s\n             %s" % (os.path.abspath(one), os.path.abspath(os.path.join(many, "0"))))
-    print("Logs         %s" % os.path.abspath(log))
     for worker in range(WORKERS):
-        print("             %s" % os.path.abspath(os.path.join(many, str(worker), "stderr_%d.log" % worker)))
+        name = "" if worker else "Logs"
+        print("%-12s %s" % (name, os.path.abspath(os.path.join(many, str(worker), "stderr_%d.log" % worker))))
     if min(result["accuracy"] for result in results) < ENOUGH:
         sys.exit("The test accuracy is below %d%%." % (100 * ENOUGH))
 

@@ -1,7 +1,14 @@
-"""What the tests of all examples share."""
+"""What the tests of all examples share; makes the modules importable that all examples share."""
+
+import os
+import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+sys.path.append(os.path.join(ROOT, "examples"))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ def folder(request):
     return os.path.join(ROOT, "examples", request.param)
 
 
-@pytest.fixture(params=["bert", "image_classification", "moe"])
+@pytest.fixture(params=["bert", "estimator_keras", "image_classification", "moe", "quickstart"])
 def any_folder(request):
     """The folder of an example."""
     return os.path.join(ROOT, "examples", request.param)
@@ -31,12 +31,15 @@ def test_every_command_is_there(folder):
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", page_of(folder), re.MULTILINE | re.DOTALL))
     commands = [os.path.join(ROOT, name) for name in re.findall(r"examples/\S+", blocks)]
     assert commands and all(os.path.exists(name) for name in commands)
-    assert all(os.access(name, os.X_OK) for name in commands if name.endswith(".sh"))
+    assert all(os.access(name, os.X_OK) for name in commands if name.endswith((".sh", ".sbatch")))
 
 
 def test_the_table_of_settings_is_that_of_the_script(folder):
-    with open(os.path.join(folder, "scripts", "common.sh"), encoding="utf-8") as source:
-        read = set(re.findall(r"\$\{([A-Z_]+):-", source.read())) - {"PYTHON", "PYTHONPATH", "VIRTUAL_ENV"}
+    read = set()
+    for path in (os.path.join(folder, "scripts", "common.sh"), os.path.join(ROOT, "examples", "environment.sh")):
+        with open(path, encoding="utf-8") as source:
+            read |= set(re.findall(r"\$\{((?!EPL_)[A-Z_]+):-", source.read()))
+    read -= {"PYTHON", "PYTHONPATH", "VIRTUAL_ENV"}
     page = page_of(folder)
     table = page.split("| Setting |")[1].split("\n\n")[0]
     assert {name for row in table.split("\n")[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])} == read
@@ -51,4 +54,4 @@ def test_the_table_of_files_is_complete(any_folder):
 
 def test_links_lead_somewhere(any_folder):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page_of(any_folder)) if "://" not in link]
-    assert links and all(os.path.exists(os.path.join(any_folder, link)) for link in links)
+    assert links and all(os.path.exists(os.path.join(any_folder, link.partition("#")[0])) for link in links)

@@ -17,7 +17,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 LAUNCHER = os.path.join(ROOT, "tools", "epl-launch")
 MARK = "EPL_TEST_MARK"
 # What a caller's environment could change.
-_CLEARED = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "EPL_LISTEN_FD", "GLIBC_TUNABLES")
+_CLEARED = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "EPL_LISTEN_FD", "GLIBC_TUNABLES") + (
+    "TF_CPP_MIN_LOG_LEVEL",
+    "PYTHONWARNINGS",
+)
 
 
 class Launch:

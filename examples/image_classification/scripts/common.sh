@@ -1,33 +1,47 @@
-# What the launch scripts share; sourced, not run. Options behind a script go to train_images.py.
+# What the scripts share; sourced, not run. Options after a script go to train_images.py.
 # Every setting can be given in the environment; without IMAGES or RECORDS the small set is trained on.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$HERE/../environment.sh"
 
-# run VARIANT OPTION...: prepares the images, trains, evaluates; everything goes to experiments/images_VARIANT.
-run() {
+DEVICES=${DEVICES:-2}
+SPLIT=${TEST_SPLIT:-test}
+if [ -n "${RECORDS:-}" ] || [ -n "${IMAGES:-}" ]; then
+  MODEL=(--depth "${DEPTH:-50}" --width "${WIDTH:-64}" --image_size "${IMAGE_SIZE:-224}")
+  TRAINING=(--batch_size "${BATCH:-64}" --epochs "${EPOCHS:-90}" --save_epochs "${SAVE_EPOCHS:-1}")
+else
+  MODEL=(--depth "${DEPTH:-50}" --width "${WIDTH:-16}" --image_size "${IMAGE_SIZE:-32}")
+  TRAINING=(--batch_size "${BATCH:-16}" --epochs "${EPOCHS:-12}" --save_epochs "${SAVE_EPOCHS:-4}")
+  TRAINING+=(--least_area 0.6 --no_flip)
+fi
+
+# train VARIANT OPTION...: what one worker of a job does; everything goes to experiments/images_VARIANT. Makes the records
+# first, unless RECORDS has them.
+train() {
   local variant=$1
-  shift
   OUTPUT=${OUTPUT:-experiments/images_$variant}
-  if [ -n "${RECORDS:-}" ] || [ -n "${IMAGES:-}" ]; then
-    MODEL=(--depth "${DEPTH:-50}" --width "${WIDTH:-64}" --image_size "${IMAGE_SIZE:-224}")
-    TRAINING=(--batch_size "${BATCH:-64}" --epochs "${EPOCHS:-90}")
-  else
-    MODEL=(--depth "${DEPTH:-50}" --width "${WIDTH:-16}" --image_size "${IMAGE_SIZE:-32}")
-    TRAINING=(--batch_size "${BATCH:-16}" --epochs "${EPOCHS:-12}" --least_area 0.6 --no_flip --log_steps 50)
+  shift
+  if [ "${1:-}" = "${EPL_TASK_DIR:-none}" ]; then
+    shift # epl-launch gives it to a script without arguments
   fi
-  if [ -z "${RECORDS:-}" ]; then
-    RECORDS=$OUTPUT/records
-    SOURCE=(--small)
-    if [ -n "${IMAGES:-}" ]; then
-      SOURCE=(--images "$IMAGES")
-    fi
-    "$PYTHON" "$HERE/prepare_images.py" "${SOURCE[@]}" --output "$RECORDS"
+  local data=${RECORDS:-$OUTPUT/records}
+  if [ -n "${IMAGES:-}" ] && [ -z "${RECORDS:-}" ]; then
+    once "$data/dataset.json" "$IMAGES" "$PYTHON" "$HERE/prepare_images.py" --images "$IMAGES" --output "$data"
+  elif [ -z "${RECORDS:-}" ]; then
+    once "$data/dataset.json" "$HERE" "$PYTHON" "$HERE/prepare_images.py" --small --output "$data"
   fi
-  "$ROOT/tools/epl-launch" --num_workers "${WORKERS:-1}" --gpu_per_worker "${DEVICES:-2}" --log_dir "$OUTPUT/logs" \
-    "$HERE/train_images.py" --records "$RECORDS" --output "$OUTPUT/model" --variant "$variant" \
-    "${MODEL[@]}" "${TRAINING[@]}" "$@"
-  "$PYTHON" "$HERE/evaluate_images.py" --records "$RECORDS" --checkpoint "$OUTPUT/model" \
-    --split "${TEST_SPLIT:-test}" "${MODEL[@]}"
+  exec "$PYTHON" "$HERE/train_images.py" --records "$data" --output "$OUTPUT/model" --variant "$variant" \
+    --test_split "$SPLIT" "${MODEL[@]}" "${TRAINING[@]}" "$@"
+}
+
+# run VARIANT OPTION...: trains by train_VARIANT.sh on this machine, then exports the best checkpoint and measures it.
+run() {
+  export OUTPUT=${OUTPUT:-experiments/images_$1}
+  local data=${RECORDS:-$OUTPUT/records}
+  launch "$HERE/scripts/train_$1.sh" "${@:2}"
+  rm -rf "$OUTPUT/saved_model"
+  "$PYTHON" "$HERE/export_images.py" --records "$data" --checkpoint "$OUTPUT/model/best" --output "$OUTPUT/saved_model" \
+    "${MODEL[@]}"
+  "$PYTHON" "$HERE/evaluate_images.py" --records "$data" --checkpoint "$OUTPUT/model/best" --split "$SPLIT" "${MODEL[@]}"
 }

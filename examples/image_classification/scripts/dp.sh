@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data parallel: WORKERS x DEVICES copies of the model, each with batches of its own.
+# On this machine: WORKERS processes with DEVICES each run train_dp.sh; then the test images are classified.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 run dp "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WORKERS x DEVICES copies of the convolutions, each with batches of its own; the head is split over all of them.
+# On this machine: WORKERS processes with DEVICES each run train_split.sh; then the test images are classified.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 run split "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data parallel: WORKERS x DEVICES copies of the model, experts included, each with batches of its own.
+# On this machine: WORKERS processes with DEVICES each run train_dp_t5.sh; then the text is translated.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run dp "$@"
+run dp train_dp_t5.sh "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WORKERS x DEVICES copies of attention, norms and tables, each with batches of its own; the experts are dealt out.
+# On this machine: WORKERS processes with DEVICES each run train_moe_t5.sh; then the text is translated.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run moe "$@"
+run moe train_moe_t5.sh "$@"

@@ -3,18 +3,23 @@
 import json
 import os
 
+import ask
+import export
 import model
 import numpy as np
+import postprocess
 import predict
 import prepare
 import pytest
 import records
 import squad
 import tensorflow.compat.v1 as tf
+import train
 from model import BertConfig, Inputs
 from squad import Answer, Question, WindowSizes
 from tokenization import SPECIAL, WordPieces
 
+LIMITS = postprocess.DEFAULT_LIMITS
 PIECES = list(SPECIAL) + list("abcd?")
 RIGHT = {"id": "1", "question": "a?", "answers": [{"text": "c", "answer_start": 2}]}
 MISPLACED = {"id": "2", "question": "b?", "answers": [{"text": "c", "answer_start": 0}]}
@@ -75,3 +80,38 @@ def test_the_last_checkpoint_of_a_folder_is_found(trained):
 def test_a_folder_without_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no checkpoint in or at .*; expected what train.py wrote"):
         predict.find_checkpoint(str(tmp_path))
+
+
+def test_answers_of_a_saved_model_are_those_of_its_checkpoint(trained, tmp_path, capsys):
+    config, folder = trained
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(config._asdict()))
+    saved = str(tmp_path / "saved")
+    options = ["--config", str(tmp_path / "config.json"), "--checkpoint", folder, "--output", saved]
+    export.main(options + ["--vocabulary", str(tmp_path / "vocab.txt"), "--max_seq_length", "12"])
+    asked = [Question("asked", "a?", "b c d", ())]
+    shown = list(squad.windows(asked, WordPieces(PIECES), WindowSizes(12, 4, 3)))
+    expected = predict.answer(shown, predict.score(config, predict.find_checkpoint(folder), shown, 1), LIMITS)["asked"]
+    found = ask.ask(saved, "a?", "b c d")
+    assert [one.text for one in found] == [one.text for one in expected]
+    np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-5)
+    capsys.readouterr()
+    ask.main(["--saved_model", saved, "--question", "a?", "--passage", "b c d", "--answers", "2"])
+    printed = [json.loads(line) for line in capsys.readouterr().out.strip().split("\n")]
+    assert [one["answer"] for one in printed] == [one.text for one in expected[:2]]
+
+
+def test_an_export_knows_whether_the_vocabulary_is_cased(trained, tmp_path):
+    config, folder = trained
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES + ["A"]) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(dict(config._asdict())))
+    saved = str(tmp_path / "saved")
+    options = ["--config", str(tmp_path / "config.json"), "--checkpoint", folder, "--output", saved, "--cased"]
+    export.main(options + ["--vocabulary", str(tmp_path / "vocab.txt"), "--max_seq_length", "12"])
+    assert [token.text for token in export.read_tokenizer(saved).tokenize("A a")] == ["A", "a"]
+
+
+def test_questions_to_evaluate_need_their_vocabulary(capsys):
+    with pytest.raises(SystemExit):
+        train.parse(["--records", "r", "--config", "c", "--output", "o", "--eval_data", "dev.json"])
+    assert "--eval_data needs --vocabulary" in capsys.readouterr().err

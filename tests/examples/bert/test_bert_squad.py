@@ -6,7 +6,7 @@ import os
 import pytest
 import squad
 from squad import Answer, Question, WindowSizes
-from tokenization import SPECIAL, WordPieces
+from tokenization import SPECIAL, WordPieces, read_vocabulary
 
 LETTERS = "abcdefghijklmnop"
 PIECES = WordPieces(list(SPECIAL) + list(LETTERS))
@@ -113,3 +113,19 @@ def test_every_answer_of_the_set_that_ships_stands_where_it_says(bert_folder):
     assert squad.misplaced(questions) == []
     assert 100 <= len(questions) == len({asked.id for asked in questions}) == len({asked.text for asked in questions})
     assert all(asked.answers for asked in questions)
+
+
+def test_marked_tokens_of_the_set_that_ships_are_the_answer(bert_folder):
+    data = os.path.join(bert_folder, "data")
+    pieces = WordPieces(read_vocabulary(os.path.join(data, "vocab.txt")))
+    questions = squad.read(os.path.join(data, "small-v1.1.json"))
+    marked = set()
+    for window in squad.windows(questions, pieces, WindowSizes(128, 64, 24)):
+        if window.start_position:
+            first, last = (
+                window.tokens[window.first + place - window.offset]
+                for place in (window.start_position, window.end_position)
+            )
+            assert window.question.passage[first.start : last.end] == window.question.answers[0].text
+            marked.add(window.question.id)
+    assert len(marked) == len(questions)

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import ask
 import pytest
+
+from tests.profiler import event_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 BERT = os.path.join(ROOT, "examples", "bert")
 SMALL_SET = os.path.join(BERT, "data", "small-v1.1.json")
-OTHERS = ["dp.sh", "auto_pipeline.sh"]
+OTHERS = ["dp.sh", "zero.sh", "auto_pipeline.sh"]
 QUESTIONS = 16
 
 
@@ -50,17 +54,33 @@ def small(tmp_path):
     config.write_text(json.dumps(sizes))
     return {
         "TRAIN": str(data), "CONFIG": str(config), "MAX_QUESTIONS": str(QUESTIONS), "MAX_SEQ_LENGTH": "112",
-        "LEARNING_RATE": "2e-3", "EPOCHS": "60", "BATCH": "4", "MICRO_BATCHES": "2",
+        "LEARNING_RATE": "2e-3", "BATCH": "4", "MICRO_BATCHES": "2",
     }  # fmt: skip
 
 
+def first_question(small):
+    """The first question that is learnt, and its passage."""
+    passage = read_json(small["TRAIN"])["data"][0]["paragraphs"][0]
+    return passage["qas"][0]["question"], passage["context"]
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("script", ["pipeline.sh"] + [pytest.param(name, marks=pytest.mark.long) for name in OTHERS])
-def test_a_few_questions_are_learnt(script, small, tmp_path):
-    code, output = launch(tmp_path, script, ["--seed", "1"], small)
-    assert code == 0 and "step 120 of 120: loss 0." in output, output
+@pytest.mark.parametrize(
+    "script, steps", [("pipeline.sh", 40)] + [pytest.param(name, 120, marks=pytest.mark.long) for name in OTHERS]
+)
+def test_a_few_questions_are_learnt(script, steps, small, tmp_path):
+    settings = dict(small, EPOCHS=str(steps // 2), SAVE_STEPS=str(steps // 2))
+    code, output = launch(tmp_path, script, ["--seed", "1"], settings)
+    assert code == 0 and f"step {steps} of {steps}: loss 0." in output, output
     assert exact_match(output) > 90.0, output
+    assert "is deprecated" not in output and ": I tensorflow" not in output
     assert len(read_json(str(tmp_path), "run", "n_best.json")) == QUESTIONS
+    measured = {int(step): float(f1) for step, f1 in re.findall(r"evaluated after step (\d+): .*f1 ([\d.]+)", output)}
+    best = read_json(str(tmp_path), "run", "model", "best", "best.json")
+    assert sorted(measured) == [steps // 2, steps]
+    assert best["measures"]["f1"] == pytest.approx(max(measured.values()), rel=1e-3)
+    assert set(event_files.values(tmp_path / "run" / "model")) >= {"epl/loss", "epl/samples_per_second", "eval/f1"}
+    assert ask.ask(str(tmp_path / "run" / "saved_model"), *first_question(small))[0].text
 
 
 @pytest.mark.long
@@ -73,16 +93,39 @@ def test_the_whole_small_set_is_learnt(script, tmp_path):
 
 @pytest.mark.long
 def test_training_goes_on_from_its_last_checkpoint(small, tmp_path):
-    windows = str(tmp_path / "train.tfrecord")
-    vocabulary = os.path.join(BERT, "data", "vocab.txt")
-    prepare = [sys.executable, os.path.join(BERT, "prepare.py"), "--data", small["TRAIN"], "--vocabulary", vocabulary]
-    assert run(tmp_path, prepare + ["--max_questions", "16", "--max_seq_length", "112", "--output", windows])[0] == 0
-    train = [sys.executable, os.path.join(BERT, "train.py"), "--records", windows, "--config", small["CONFIG"]]
-    train += ["--output", str(tmp_path / "model"), "--log_steps", "1"]
-    _, first = run(tmp_path, train + ["--epochs", "1"])
-    _, second = run(tmp_path, train + ["--epochs", "2"])
-    assert "step 2 of 2: loss" in first, first
-    assert "step 4 of 4: loss" in second and "step 2 of 4" not in second, second
+    worker = [os.path.join(BERT, "scripts", "train_bert_base_dp.sh"), "--seed", "1"]
+    few = dict(small, SAVE_STEPS="2")
+    _, first = run(tmp_path, worker, dict(few, EPOCHS="1"))
+    _, second = run(tmp_path, worker, dict(few, EPOCHS="2"))
+    assert "step 4 of 4: loss" in first and "goes on" not in first and first.count("16 windows") == 1, first
+    assert "goes on from step 4 of 8" in second and "step 8 of 8: loss" in second, second
+    assert "windows" not in second  # they are not made again
+    steps = re.findall(r"evaluated after step (\d+)", first + second)
+    assert steps == ["2", "4", "6", "8"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("starter", ["ssh", "srun"])
+def test_workers_of_two_machines_train_by_the_same_script(starter, small, tmp_path):
+    stand_ins = os.path.join(ROOT, "tests", {"ssh": "launcher", "srun": "cluster"}[starter], "stand_ins")
+    settings = dict(
+        small, EPOCHS="4", PATH=stand_ins + os.pathsep + os.environ["PATH"], SSH_CALLS=str(tmp_path / "calls")
+    )
+    if starter == "ssh":
+        names = [word for name in [*small, "OUTPUT"] for word in ("-x", name)]
+        command = [os.path.join(ROOT, "tools", "epl-launch"), "-H", "127.0.0.2:1,127.0.0.3:1", "--gpu_per_worker", "1"]
+        command += names + ["--show_all", os.path.join(BERT, "scripts", "train_bert_base_dp.sh")]
+    else:
+        (tmp_path / "examples").symlink_to(os.path.join(ROOT, "examples"))
+        with open(os.path.join(BERT, "scripts", "train.sbatch"), encoding="utf-8") as source:
+            script = source.read().replace("srun --kill-on-bad-exit=1", "srun -n 2 -w 127.0.0.[1-2]")
+        (tmp_path / "job").write_text(script)
+        command = ["bash", str(tmp_path / "job"), "train_bert_base_dp.sh"]
+    code, output = run(tmp_path, command, settings)
+    assert code == 0 and "step 8 of 8: loss" in output, output
+    assert output.count("16 questions in 16 windows") == 1  # one of the two prepares
+    assert output.count("evaluated after step 8") == 1
 
 
 def test_more_stages_than_layers_end_the_job_with_the_numbers(small, tmp_path):

@@ -22,6 +22,15 @@ def test_every_word_of_its_characters_has_pieces():
     assert "[UNK]" not in [token.text for token in pieces.tokenize("cab bca")]
 
 
+def test_of_equally_frequent_pairs_the_first_by_the_alphabet_is_merged():
+    assert vocabulary.learn(["cd ab"], size=5 + 8 + 2)[-2:] == ["ab", "cd"]
+
+
+def test_a_piece_that_occurs_twice_in_a_word_is_merged_twice():
+    learnt = vocabulary.learn(["xababab xabab"], size=1000)
+    assert learnt[-4:] == ["##ab", "##abab", "xabab", "xababab"]
+
+
 def test_a_size_below_the_characters_is_refused():
     with pytest.raises(ValueError, match="no room for the 3 different characters .* expected 11 or more"):
         vocabulary.learn(["abc"], size=10)

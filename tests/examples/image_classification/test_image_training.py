@@ -9,31 +9,78 @@ import pytest
 import resnet
 import tensorflow.compat.v1 as tf
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from tests.examples import slurm
+
+SMALL = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16"}
+
+
+def run(folder, command, settings):
+    """Runs a command; returns what it printed."""
+    env = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="", OUTPUT=str(folder / "run"), **settings)
+    done = subprocess.run(
+        command, cwd=str(folder), env=env, timeout=1000,
+        check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def figures(printed):
+    """What was printed about the test images."""
+    return json.loads(printed.strip().split("\n")[-1])
 
 
 def launch(folder, images_folder, script, options=(), settings=None):
     """Runs a launch script; returns what it printed about the test images."""
-    env = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="", OUTPUT=str(folder / "run"), **settings or {})
-    done = subprocess.run(
-        [os.path.join(images_folder, "scripts", script)] + list(options), cwd=str(folder), env=env, timeout=1000,
-        check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return figures(run(folder, [os.path.join(images_folder, "scripts", script)] + list(options), settings or {}))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_small_network_learns_digits(tmp_path, images_folder):
-    settings = {"DEPTH": "18", "WIDTH": "8", "IMAGE_SIZE": "16", "EPOCHS": "8"}
-    result = launch(tmp_path, images_folder, "split.sh", ["--seed", "1"], settings)
+def test_a_small_network_learns_digits_and_predicts(tmp_path, images_folder):
+    result = launch(tmp_path, images_folder, "split.sh", ["--seed", "1"], dict(SMALL, EPOCHS="8"))
     assert result["images"] == 359 and result["top_1"] > 0.8
+    files = [str(path) for path in sorted((tmp_path / "run" / "records" / "images" / "7").glob("*.png"))]
+    program = os.path.join(images_folder, "predict_images.py")
+    lines = run(tmp_path, [sys.executable, program, "--saved_model", "run/saved_model"] + files, {}).splitlines()
+    assert len(lines) == len(files) and sum(": 7 0." in line or ": 7 1." in line for line in lines) > 0.8 * len(files)
+    assert list((tmp_path / "run" / "model").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_workers_run_the_training_script_and_go_on(tmp_path, images_folder):
+    script = os.path.join(images_folder, "scripts", "train_dp.sh")
+    launcher = [sys.executable, os.path.join(slurm.ROOT, "tools", "epl-launch"), "--num_workers", "2"]
+    command = launcher + ["--gpu_per_worker", "1", script]
+    first = run(tmp_path, command, dict(SMALL, EPOCHS="1"))
+    assert "step 44 of 44: loss" in first and "evaluated after step 44: top_1" in first and "goes on" not in first
+    second = run(tmp_path, command, dict(SMALL, EPOCHS="2"))
+    assert "goes on from step 44 of 89" in second and "evaluated after step 89: top_1" in second
+    assert "records: 10 classes" in first and "records: 10 classes" not in second  # prepared once
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_zero_amp_and_gradient_checkpoint_go_together(tmp_path, images_folder):
+    script = os.path.join(images_folder, "scripts", "zero.sh")
+    printed = run(tmp_path, [script], dict(SMALL, EPOCHS="0.2", EPL_AMP_DTYPE="float16", EPL_EXPLAIN="1"))
+    assert "ZeRO v1: " in printed and "recomputed for" in printed and "_EPL_AMP_float16" in printed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_slurm_script_trains_one_job(tmp_path):
+    folder = slurm.checkout(tmp_path)
+    batch = "examples/image_classification/scripts/train.sbatch"
+    printed = slurm.sbatch(folder, batch, "train_split.sh", "--seed", "1", **dict(SMALL, EPOCHS="1", OUTPUT="run"))
+    assert "0: EPL: 1 replica split over 2 devices = 2 workers" in printed
+    assert "0: evaluated after step 44: top_1" in printed and (folder / "run" / "model" / "best").is_dir()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("script", ["dp.sh", "split.sh"])
+@pytest.mark.parametrize("script", ["dp.sh", "split.sh", "zero.sh"])
 def test_the_scripts_as_they_stand(script, tmp_path, images_folder):
     assert launch(tmp_path, images_folder, script, ["--seed", "1"])["top_1"] > 0.9
 

@@ -1,5 +1,7 @@
 """Lines of text become records and batches; what is no pair is refused."""
 
+import hashlib
+import json
 import os
 
 import numpy as np
@@ -86,3 +88,16 @@ def test_the_small_set_is_made_of_pairs_that_say_where_they_are_from(moe_folder)
     back = [(text, known.decode(known.encode(text))) for pair in pairs for text in pair]
     same = [np.array_equal(text.split(" "), other.split(" ")) for text, other in back]
     assert np.mean(same) > 0.9  # but for hyphens and apostrophes
+
+
+def test_vocabulary_and_pieces_of_the_small_set(moe_folder):
+    """The numbers of a tokenizer in Python that was written for these examples; the library gives the same."""
+    pairs = list(sentence_pairs.read(os.path.join(moe_folder, "data", "verses.tsv")))
+    sentences = [text for pair in pairs for text in pair]
+    vocabulary = subwords.learn_subwords(sentences, 1200)
+    known = subwords.Subwords(vocabulary)
+    found = [
+        hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
+        for of in (vocabulary, list(map(known.encode, sentences)))
+    ]
+    assert found == ["dd4dcf91d07e2662", "7816aba8b0b6272c"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import translate_sentence
 
 
 def launch(folder, moe_folder, script, options=(), settings=None):
@@ -17,7 +18,7 @@ def launch(folder, moe_folder, script, options=(), settings=None):
         check=False, universal_newlines=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    losses = [float(loss) for loss in re.findall(r"loss = ([0-9.e+-]+), step", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"step \d+ of \d+: loss ([0-9.]+)", done.stdout)]
     return losses, json.loads(done.stdout.strip().split("\n")[-1])
 
 
@@ -41,6 +42,14 @@ def test_a_few_sentences_are_learnt(small, tmp_path, moe_folder):
     assert right["sentences"] == 24 and right["pieces_right"] > 0.8
     with open(str(tmp_path / "run" / "translations.txt"), encoding="utf-8") as source:
         assert len(source.read().strip().split("\n")) == 24
+    with open(str(tmp_path / "run" / "model" / "best" / "best.json"), encoding="utf-8") as source:
+        best = json.load(source)
+    assert best["evaluated"] == 120 and best["measures"]["pieces_right"] == pytest.approx(right["pieces_right"])
+    with open(small["PAIRS"], encoding="utf-8") as source:
+        sentences = [line.split("\t")[0] for line in source]
+    with open(str(tmp_path / "run" / "translations.txt"), encoding="utf-8") as source:
+        expected = source.read().strip("\n").split("\n")
+    assert translate_sentence.translations(str(tmp_path / "run" / "saved_model"), sentences) == expected
 
 
 @pytest.mark.long

@@ -1,0 +1,58 @@
+"""Notices: what TensorFlow 1.15 says about itself, which stays in a worker's log and off the terminal.
+
+| Notice | Shown where the worker has |
+| --- | --- |
+| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | `TF_CPP_MIN_LOG_LEVEL` |
+| `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
+| that a name or an argument of TensorFlow is deprecated | |
+
+All else is shown: warnings and errors of TensorFlow's C++ code (W, E, F), its other warnings in Python, EPL's, the
+script's. A notice is left out only if all of it is there at once, as a process writes it in a single call. A part of
+one is shown.
+"""
+
+import re
+from typing import List, Mapping
+
+_SELF = rb"(?:tensorflow|tensorflow_core|tensorflow_estimator|tensorboard)"
+# Before the text of a warning in Python: as logging has it, or absl after tf.app.run.
+_WARNING = rb"(?:WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] )"
+_CPP_INFO = rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I tensorflow/[^\n]*\n"
+_FUTURE_WARNING = rb"^/[^\n:]{0,500}/" + _SELF + rb"/[^\n:]{1,500}\.py:\d+: FutureWarning: [^\n]*\n  [^\n]*\n"
+# Instructions of several lines that are met often. TensorFlow 1.15 has three more, which are shown: those of tf.Print,
+# of sparse_feature_cross, and of tf.py_func (its second line begins with four spaces).
+_LONG_INSTRUCTIONS = (
+    b"Use eager execution and: \n`tf.data.TFRecordDataset(path)`\n",
+    b"\nFuture major versions of TensorFlow will allow gradients to flow\n"
+    b"into the labels input on backprop by default.\n\nSee `tf.nn.softmax_cross_entropy_with_logits_v2`.\n\n",
+)
+_ONE_LINE = rb"(?!Use eager execution|Use tf\.print instead|The default behavior of sparse_)[^\n]+\n(?! {4})"
+_INSTRUCTIONS = rb"(?:" + b"|".join([_ONE_LINE] + [re.escape(text) for text in _LONG_INSTRUCTIONS]) + rb")"
+_DEPRECATION = (
+    rb"^"
+    + _WARNING
+    + rb"From [^\n]{1,1000} is deprecated"
+    + rb"(?:\. Please use [^\n]* instead\.\n\n| and will be removed [^\n]*\nInstructions for updating:\n"
+    + _INSTRUCTIONS
+    + rb")"
+)
+
+
+class NoticeFilter:
+    """Takes the notices out of the output of a worker."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """
+        Args:
+          environ: the worker's; what it sets about TensorFlow's messages is the user's wish, and counts.
+        """
+        patterns: List[bytes] = [_DEPRECATION]
+        if "TF_CPP_MIN_LOG_LEVEL" not in environ:
+            patterns.append(_CPP_INFO)
+        if "PYTHONWARNINGS" not in environ:
+            patterns.append(_FUTURE_WARNING)
+        self._notice = re.compile(b"|".join(patterns), re.MULTILINE)
+
+    def shown(self, data: bytes) -> bytes:
+        """Output without the notices in it."""
+        return self._notice.sub(b"", data)

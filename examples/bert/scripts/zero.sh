@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# On this machine: WORKERS processes with DEVICES each run train_bert_base_zero.sh; then the questions are answered.
+DEVICES=${DEVICES:-2}
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+run zero "$@"

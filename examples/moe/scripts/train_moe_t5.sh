@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Experts dealt out, as one worker of a job: each device has its share of the experts, the rest of the model, and
+# batches of its own.
+#   epl-launch --num_workers 2 --gpu_per_worker 1 examples/moe/scripts/train_moe_t5.sh
+# Options after the script go to train_translation.py.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+train moe "$@"

@@ -1,0 +1,17 @@
+"""Quiet: `import quiet` before TensorFlow keeps what TensorFlow 1.15 says about itself off the terminal.
+
+These are numpy's warnings about TensorFlow's modules, level I of its C++ code, and its deprecations. Other warnings
+and errors are shown. `TF_CPP_MIN_LOG_LEVEL` and `PYTHONWARNINGS` count where they are set. Under `epl-launch` nothing
+is done: it has the messages in its logs, and shows them with `--verbose`.
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+if "EPL_TASK_DIR" not in os.environ:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
+    logging.getLogger("tensorflow").addFilter(lambda record: " is deprecated" not in record.getMessage())

@@ -1,0 +1,79 @@
+"""What TensorFlow says about itself stays in the log; whatever else comes, also what looks alike, is shown."""
+
+import pytest
+
+from epl.launcher.notices import NoticeFilter
+
+CPP = b"2026-11-25 17:50:31.123456: I tensorflow/core/platform/cpu_feature_guard.cc:142] Your CPU supports AVX2 FMA\n"
+FUTURE = (
+    b"/venv/lib/python3.7/site-packages/tensorflow/python/framework/dtypes.py:516: FutureWarning: Passing (type, 1) or "
+    b"'1type' as a synonym of type is deprecated\n  _np_qint8 = np.dtype([(\"qint8\", np.int8, 1)])\n"
+)
+NAME = (
+    b"WARNING:tensorflow:From a.py:7: The name tf.Session is deprecated. Please use tf.compat.v1.Session instead.\n\n"
+)
+CALL = (
+    b"WARNING:tensorflow:From a.py:9: dense (from tensorflow.python.layers.core) is deprecated and will be removed "
+    b"in a future version.\nInstructions for updating:\nUse keras.layers.Dense instead.\n"
+)
+ABSL = CALL.replace(b"WARNING:tensorflow:", b"W1125 17:50:31.123456 140123456789 deprecation.py:323] ")
+TWO_LINES = CALL.replace(
+    b"Use keras.layers.Dense instead.", b"Use eager execution and: \n`tf.data.TFRecordDataset(path)`"
+)
+CROSS_ENTROPY = CALL.replace(
+    b"Use keras.layers.Dense instead.",
+    b"\nFuture major versions of TensorFlow will allow gradients to flow\n"
+    b"into the labels input on backprop by default.\n\nSee `tf.nn.softmax_cross_entropy_with_logits_v2`.\n",
+)
+NOTICES = [CPP, FUTURE, NAME, CALL, ABSL, TWO_LINES, CROSS_ENTROPY]
+SHOWN = [
+    CPP.replace(b": I ", b": W "),
+    CPP.replace(b": I ", b": E "),
+    CPP.replace(b": I ", b": F "),
+    CPP.replace(b"tensorflow/", b"mine/"),
+    b"loss " + CPP,
+    FUTURE.replace(b"/tensorflow/", b"/mine/"),
+    FUTURE.replace(b"FutureWarning", b"RuntimeWarning"),
+    FUTURE.partition(b"\n")[0] + b"\nloss 1.0\n",
+    NAME.replace(b"is deprecated", b"has a new default"),
+    CALL.replace(b"WARNING:tensorflow", b"WARNING:epl"),
+    CALL.replace(b"Instructions for updating:\n", b""),
+    CALL + b"    and a second line of instructions\n",
+    CALL.replace(b"Use keras.layers.Dense", b"Use tf.print instead of tf.Print. Note") + b"a second line\n",
+    TWO_LINES[:-10],
+    b"WARNING:tensorflow:It seems that global step (tf.train.get_global_step) has not been increased.\n",
+    b"ERROR:tensorflow:Error recorded from training loop\n",
+    CPP.rstrip(b"\n"),
+]
+
+
+@pytest.mark.parametrize("notice", NOTICES)
+def test_a_notice_is_left_out_between_other_lines(notice):
+    assert NoticeFilter({}).shown(b"step 1\n" + notice + notice + b"step 2\n") == b"step 1\nstep 2\n"
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_what_is_no_notice_is_shown(text):
+    assert NoticeFilter({}).shown(text) == text
+
+
+@pytest.mark.parametrize("name,notice", [("TF_CPP_MIN_LOG_LEVEL", CPP), ("PYTHONWARNINGS", FUTURE)])
+def test_what_the_user_has_set_counts(name, notice):
+    assert NoticeFilter({name: "0"}).shown(notice + CALL) == notice
+
+
+def test_notices_are_in_the_log_and_verbose_shows_them(run, log, tmp_path):
+    text = b"".join(NOTICES + SHOWN)
+    (tmp_path / "text").write_bytes(text)
+    shown = run("cat text", workers=1).output
+    assert log(0).encode() == text
+    assert [line for line in b"".join(SHOWN).decode().splitlines() if f"[worker 0] {line}\n" not in shown] == []
+    assert "[worker 0] " + NAME.decode().splitlines()[0] not in shown
+    verbose = run("cat text", "--verbose", workers=1, log_dir="again").output
+    assert [line for line in text.decode().splitlines() if f"[worker 0] {line}\n" not in verbose] == []
+
+
+def test_a_variable_for_the_workers_counts(run, tmp_path):
+    (tmp_path / "text").write_bytes(CPP)
+    assert CPP.decode() not in run("cat text", workers=1).output
+    assert CPP.decode() in run("cat text", "--env", "TF_CPP_MIN_LOG_LEVEL=0", workers=1, log_dir="again").output
