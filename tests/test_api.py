@@ -41,10 +41,10 @@ SIGNATURES = {
     "epl.executing_eagerly": [],
     "epl.run": [
         ("fn", NEEDED),
-        ("args", ()),
-        ("kwargs", None),
         ("num_workers", 2),
         ("gpu_per_worker", 1),
+        ("args", ()),
+        ("kwargs", None),
         ("timeout", None),
         ("log_dir", None),
     ],

@@ -30,10 +30,10 @@ _FAILED = re.compile(r"^epl-launch: (?:first cause: worker (\d+):|worker (\d+) (
 
 def run(
     fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Optional[Mapping[str, Any]] = None,
     num_workers: int = 2,
     gpu_per_worker: int = 1,
+    args: Sequence[Any] = (),
+    kwargs: Optional[Mapping[str, Any]] = None,
     timeout: Optional[float] = None,
     log_dir: Optional[str] = None,
 ) -> List[Any]:
@@ -46,10 +46,10 @@ def run(
 
     Args:
       fn: the function; it is called once in each worker.
-      args: its positional arguments.
-      kwargs: its named arguments.
       num_workers: how many processes.
       gpu_per_worker: GPUs of each process; without GPUs, virtual CPU devices.
+      args: the positional arguments of the function.
+      kwargs: its named arguments.
       timeout: seconds after which all workers are ended; None: never.
       log_dir: folder for the output of each worker, as that of `epl-launch`; None: it is not kept.
 

@@ -56,7 +56,7 @@ def test_output_is_shown_with_the_rank(capsys):
 
 def test_an_error_is_raised_with_traceback_and_rank_and_ends_the_others(tmp_path):
     with pytest.raises(WorkerError, match="^Worker 1 of epl.run failed: ValueError: bad row 17\n") as caught:
-        run(run_functions.fail_at, (1, str(tmp_path)))
+        run(run_functions.fail_at, args=(1, str(tmp_path)))
     assert caught.value.worker == 1 and isinstance(caught.value.__cause__, ValueError)
     assert 'run_functions.py", line' in str(caught.value) and "run_worker.py" not in str(caught.value)
     assert none_alive(tmp_path)
@@ -84,7 +84,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error():
 
 def test_an_argument_that_cannot_be_pickled_is_refused():
     with pytest.raises(TypeError, match="cannot pickle greet with its arguments .*TypeError: .*lock"):
-        run(run_functions.greet, (threading.Lock(),))
+        run(run_functions.greet, args=(threading.Lock(),))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_no_function_is_refused():
 
 def test_a_worker_cannot_start_workers():
     with pytest.raises(WorkerError, match="(?s)ClusterError: epl.run was called inside a worker") as caught:
-        run(run, (run_functions.greet,), num_workers=1)
+        run(run, args=(run_functions.greet,), num_workers=1)
     assert isinstance(caught.value.__cause__, ClusterError)
 
 
@@ -120,7 +120,7 @@ def test_too_few_gpus_are_an_error_of_the_machine(monkeypatch):
 
 def test_workers_that_take_too_long_are_ended(tmp_path):
     with pytest.raises(TimeoutError, match="timeout=2 s"):
-        run(run_functions.sleep, (str(tmp_path),), timeout=2)
+        run(run_functions.sleep, args=(str(tmp_path),), timeout=2)
     assert none_alive(tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_all(tmp_path):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            run(run_functions.sleep, (str(tmp_path),))
+            run(run_functions.sleep, args=(str(tmp_path),))
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)
@@ -163,7 +163,7 @@ def start_script(tmp_path, text):
 
 
 def test_the_workers_end_with_a_caller_that_is_killed(tmp_path):
-    text = f"from tests.launcher import run_functions\nrun(run_functions.sleep, ({str(tmp_path)!r},))"
+    text = f"from tests.launcher import run_functions\nrun(run_functions.sleep, args=({str(tmp_path)!r},))"
     with start_script(tmp_path, text) as script:
         assert wait_until(lambda: len(pids(tmp_path)) == 2)
         script.kill()
@@ -198,11 +198,11 @@ def test_without_cloudpickle_it_is_named(monkeypatch):
 
 
 def test_workers_train_together():
-    (first, weight), (second, other_weight) = run(run_functions.train, (10,))
+    (first, weight), (second, other_weight) = run(run_functions.train, args=(10,))
     assert first[0] == 4.0 and second[0] == 16.0 and weight == other_weight == pytest.approx(3.0, abs=0.05)
 
 
 def test_the_worker_that_failed_first_is_named_and_not_one_that_waited_for_it():
     with pytest.raises(WorkerError, match="InvalidArgumentError") as caught:
-        run(run_functions.train, (3, 1))
+        run(run_functions.train, args=(3, 1))
     assert caught.value.worker == 1
