@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# As train_moe_t5.sh, with little memory: ZeRO for what is replicated, mixed precision and gradient checkpoint, by
-# configuration alone.
+# As train_moe_t5.sh, with little memory: ZeRO for what is replicated, mixed precision and gradient checkpoint.
 #   epl-launch --num_workers 2 --gpu_per_worker 1 examples/moe/scripts/train_moe_t5_zero.sh
 # Options after the script go to train_translation.py.
-OUTPUT=${OUTPUT:-experiments/translation_moe_zero}
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-export EPL_ZERO_LEVEL=v1 EPL_AMP_LEVEL=O1 EPL_GRADIENT_CHECKPOINT_TYPE=auto
 if ! nvidia-smi -L > /dev/null 2>&1; then
   export EPL_AMP_DTYPE=${EPL_AMP_DTYPE:-bfloat16}  # a CPU computes in float16 hundreds of times slower
 fi
-train moe "$@"
+train moe_zero "$@"
