@@ -33,8 +33,11 @@ _CLIP_NORM = 1.0
 
 def annotate(options: argparse.Namespace) -> Any:
     """Sets EPL up; returns the scope of the experts."""
-    split = options.variant == "moe"
-    epl.init(epl.Config({"cluster.colocate_split_and_replicate": split, "communication.fp16": options.fp16}))
+    split = options.variant in ("moe", "moe_zero")
+    config = {"cluster.colocate_split_and_replicate": split, "communication.fp16": options.fp16}
+    if options.variant == "moe_zero":
+        config.update({"zero.level": "v1", "amp.level": "O1", "gradient_checkpoint.type": "auto"})
+    epl.init(epl.Config(config))
     epl.set_default_strategy(epl.replicate(1))
     return epl.split(epl.Env.get().cluster.total_gpu_num) if split else ExitStack()
 
@@ -82,7 +85,7 @@ def evaluation(options: argparse.Namespace) -> Callable[[str], Dict[str, float]]
 def parse(arguments: Any) -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--variant", choices=["dp", "moe"], default="moe", help="(default: %(default)s)")
+    parser.add_argument("--variant", choices=["dp", "moe", "moe_zero"], default="moe", help="(default: %(default)s)")
     parser.add_argument("--pairs", required=True, help="folder of prepare_pairs.py")
     parser.add_argument("--output", required=True, help="folder of the checkpoints")
     model_options.add(parser)

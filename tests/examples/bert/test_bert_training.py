@@ -113,7 +113,7 @@ def test_workers_of_two_machines_train_by_the_same_script(starter, small, tmp_pa
         small, EPOCHS="4", PATH=stand_ins + os.pathsep + os.environ["PATH"], SSH_CALLS=str(tmp_path / "calls")
     )
     if starter == "ssh":
-        names = [word for name in [*small, "OUTPUT"] for word in ("-x", name)]
+        names = [word for name in [*small, "EPOCHS", "OUTPUT"] for word in ("-x", name)]
         command = [os.path.join(ROOT, "tools", "epl-launch"), "-H", "127.0.0.2:1,127.0.0.3:1", "--gpu_per_worker", "1"]
         command += names + ["--show_all", os.path.join(BERT, "scripts", "train_bert_base_dp.sh")]
     else:

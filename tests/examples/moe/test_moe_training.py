@@ -35,9 +35,10 @@ def small(tmp_path, moe_folder):
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_few_sentences_are_learnt(small, tmp_path, moe_folder):
+@pytest.mark.parametrize("script", ["moe.sh", "moe_zero.sh"])
+def test_a_few_sentences_are_learnt(script, small, tmp_path, moe_folder):
     options = ["--seed", "1", "--learning_rate", "5e-3", "--warm_up", "30", "--dropout", "0"]
-    losses, right = launch(tmp_path, moe_folder, "moe.sh", options, small)
+    losses, right = launch(tmp_path, moe_folder, script, options, small)
     assert losses[0] > 4.0 and losses[-1] < 1.0
     assert right["sentences"] == 24 and right["pieces_right"] > 0.8
     with open(str(tmp_path / "run" / "translations.txt"), encoding="utf-8") as source:
