@@ -176,7 +176,8 @@ class GraphRunner:
             return result
         if self._fetches is not None and not self._fetches.gathered.isdisjoint(plan.fetches):
             run_step = functools.partial(self._gathering, run_step)
-        if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
+        needs_no_copy = state.replicas_current or not plan.reads_variables
+        if plan.uses_replicas and not (plan.only_stages and needs_no_copy):  # staging may wait for another thread
             with self._replica_lock:
                 return run_step()
         return run_step()

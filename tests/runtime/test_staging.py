@@ -1,6 +1,7 @@
 """Staging areas: each replica takes out what it has put in, and nothing waits for what nobody puts in."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,7 @@ def test_a_thread_that_puts_does_not_keep_out_the_one_that_trains(init):
 
         thread = threading.Thread(target=fill)
         thread.start()
+        time.sleep(0.5)  # it waits at the full area
         for _ in range(20):
             sess.run(model.train_op)
         thread.join()
