@@ -162,7 +162,7 @@ class _Tracer:
         self._branches = branches
         self._variables = variables
         self._ranks = ranks
-        self._waits: Dict[tf.Tensor, int] = {}  # the round in which a tensor can be computed
+        self._waits: Dict[tf.Tensor, int] = {}  # the round in which a tensor can be computed, if not in the first
         self._rounds: List[ReductionRound] = []
         self._whole: Set[tf.Tensor] = set()  # tensors with the size of a full tensor, not of a shard
         self._cuts: Dict[Tuple[tf.Operation, int], Placement] = {}
@@ -174,8 +174,11 @@ class _Tracer:
         return Updates(self._placements, self.written, self._rounds, self._cuts)
 
     def visit(self, op: tf.Operation) -> None:
-        placements = [self._placement(tensor) for tensor in op.inputs]
-        waits = max([self._waits.get(tensor, 0) for tensor in op.inputs] or [0])
+        inputs = op.inputs
+        if not inputs:
+            return
+        placements = [self._placement(tensor) for tensor in inputs]
+        waits = max(self._waits.get(tensor, 0) for tensor in inputs) if self._waits else 0
         if all(placement == REPLICATED for placement in placements):
             outputs = [REPLICATED] * len(op.outputs)
         elif op.type in op_types.WRITES:
@@ -190,7 +193,8 @@ class _Tracer:
         if op.type in _SHAPES and any(placement.is_shard for placement in placements) or self._has_whole_size(op):
             self._whole.update(tensor for tensor, placement in zip(op.outputs, outputs) if placement == REPLICATED)
         for tensor, placement in zip(op.outputs, outputs):
-            self._waits[tensor] = waits
+            if waits:
+                self._waits[tensor] = waits
             if placement == PARTIAL:
                 _refuse_branch(op, self._branches)
                 self._waits[tensor] = waits + 1
@@ -238,6 +242,8 @@ class _Tracer:
 
         An input that is no scalar has one; or an input has one and all inputs are scalars.
         """
+        if not self._whole:
+            return False
         found = [tensor for tensor in op.inputs if tensor in self._whole]
         return bool(found) and (
             any(tensor.shape.ndims != 0 for tensor in found) or all(tensor.shape.ndims == 0 for tensor in op.inputs)
