@@ -50,6 +50,30 @@ def test_another_command_or_source_makes_it_anew(once, tmp_path):
     assert lines(tmp_path / "out" / "made") == ["ran", "other", "other"]
 
 
+def test_a_file_in_a_folder_makes_it_anew(once, tmp_path):
+    (tmp_path / "source").unlink()
+    (tmp_path / "source" / "rose").mkdir(parents=True)
+    once("echo ran >> out/made")
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+    os.utime(str(tmp_path / "out" / "made.by"), (5, 5))
+    for folder in ("source", "source/rose"):
+        os.utime(str(tmp_path / folder), (1, 1))
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+    (tmp_path / "source" / "rose" / "1.jpg").write_text("")
+    os.utime(str(tmp_path / "source" / "rose"), (1, 1))
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran", "ran"]
+
+
+def test_what_was_removed_is_made_anew(once, tmp_path):
+    once("echo ran >> out/made")
+    (tmp_path / "out" / "made").unlink()
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+
+
 def test_a_failure_ends_the_script_and_is_not_taken_for_made(once, tmp_path):
     assert once("echo ran >> out/made; exit 3") == [3]
     assert lines(tmp_path / "ends") == []
