@@ -18,6 +18,7 @@ import quiet  # noqa: F401  before TensorFlow
 # isort: split
 import best_checkpoint
 import checkpoint
+import metric
 import model
 import optimizer
 import predict
@@ -85,19 +86,24 @@ def step_count(options: argparse.Namespace) -> int:
 
 
 class Evaluation:
-    """Measures checkpoints by the questions of `--eval_data`, which are read when the first one is there."""
+    """Measures checkpoints by the questions of `--eval_data`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        """Reads the questions; cuts them into windows when the first checkpoint is there, in worker 0.
+
+        Raises:
+          ValueError: a question has no answer, or the file or the vocabulary is of another kind.
+        """
         self._options = options
-        self._questions: List[squad.Question] = []
+        self._questions, self._pieces = prepare.questions_and_pieces(options)
+        metric.evaluate(self._questions, {})  # refuses those without an answer
         self._windows: List[squad.Window] = []
 
     def __call__(self, path: str) -> Dict[str, float]:
         """Returns `exact_match` and `f1` of a checkpoint, in percent."""
         if not self._windows:
-            self._questions, pieces = prepare.questions_and_pieces(self._options)
             sizes = records.summary(self._options.records).sizes
-            self._windows = list(squad.windows(self._questions, pieces, sizes))
+            self._windows = list(squad.windows(self._questions, self._pieces, sizes))
         return predict.measure(model.read_config(self._options.config), path, self._questions, self._windows)
 
 

@@ -115,3 +115,14 @@ def test_questions_to_evaluate_need_their_vocabulary(capsys):
     with pytest.raises(SystemExit):
         train.parse(["--records", "r", "--config", "c", "--output", "o", "--eval_data", "dev.json"])
     assert "--eval_data needs --vocabulary" in capsys.readouterr().err
+
+
+def test_questions_that_cannot_be_evaluated_are_refused_before_the_training(tmp_path):
+    options = ["--records", "r", "--config", "c", "--output", "o", "--vocabulary", str(tmp_path / "vocab.txt")]
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    with pytest.raises(FileNotFoundError, match="dev.json"):
+        train.Evaluation(train.parse([*options, "--eval_data", str(tmp_path / "dev.json")]))
+    unanswered = {"context": "b c d", "qas": [{"id": "3", "question": "b?"}]}
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": [unanswered]}]}))
+    with pytest.raises(ValueError, match=r"1 of them without a right answer \(3\)"):
+        train.Evaluation(train.parse([*options, "--eval_data", str(tmp_path / "dev.json")]))
