@@ -80,6 +80,11 @@ def step_size(options: argparse.Namespace) -> int:
     return options.batch_size * options.num_micro_batch * replicas
 
 
+def run_size(options: argparse.Namespace) -> int:
+    """Returns the windows of a call of `session.run`: of one micro batch where gradients are accumulated over calls."""
+    return step_size(options) // (options.num_micro_batch if stage_count(options) == 1 else 1)
+
+
 def step_count(options: argparse.Namespace) -> int:
     """Returns how many steps the epochs have."""
     return max(1, int(options.epochs * records.summary(options.records).windows / step_size(options)))
@@ -150,8 +155,8 @@ def main(arguments: Any = None) -> None:
         listeners.append(best_checkpoint.KeepBest(options.output, Evaluation(options), "f1"))
     hooks = [
         tf.train.StopAtStepHook(last_step=steps),
-        progress.Progress(loss, steps, step_size(options)),
-        epl.StepStatsHook(options.output, loss, step_size(options), options.summary_steps, 20 * options.summary_steps),
+        progress.Progress(loss, steps, run_size(options)),
+        epl.StepStatsHook(options.output, loss, run_size(options), options.summary_steps, 20 * options.summary_steps),
         tf.train.CheckpointSaverHook(
             options.output, save_steps=options.save_steps, scaffold=scaffold, listeners=listeners
         ),

@@ -1,5 +1,6 @@
 """What prepare.py leaves out or refuses, and what predict.py makes of a checkpoint."""
 
+import argparse
 import json
 import os
 
@@ -126,3 +127,12 @@ def test_questions_that_cannot_be_evaluated_are_refused_before_the_training(tmp_
     (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": [unanswered]}]}))
     with pytest.raises(ValueError, match=r"1 of them without a right answer \(3\)"):
         train.Evaluation(train.parse([*options, "--eval_data", str(tmp_path / "dev.json")]))
+
+
+@pytest.mark.parametrize("variant, windows_of_run", [("dp", 16), ("zero", 16), ("pipeline", 32), ("auto", 32)])
+def test_a_run_takes_all_micro_batches_of_a_pipeline_and_one_without_stages(variant, windows_of_run, monkeypatch):
+    env = argparse.Namespace(cluster=argparse.Namespace(total_gpu_num=2))
+    monkeypatch.setattr(train.epl.Env, "get", lambda: env)
+    options = train.parse(["--records", "r", "--config", "c", "--output", "o", "--variant", variant])
+    options.num_micro_batch = 4
+    assert train.run_size(options) == windows_of_run
