@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import os
 
 import ask
+import best_checkpoint
 import export
 import model
 import numpy as np
@@ -68,19 +68,10 @@ def windows():
 
 def test_scores_are_without_dropout_and_do_not_depend_on_the_batch(trained):
     config, folder = trained
-    path = predict.find_checkpoint(folder)
+    path = best_checkpoint.find_checkpoint(folder)
     one, other = (predict.score(config, path, windows(), batch_size) for batch_size in (3, 2))
     assert len(one) == len(other) == 3
     np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-5, atol=1e-6)
-
-
-def test_the_last_checkpoint_of_a_folder_is_found(trained):
-    assert predict.find_checkpoint(trained[1]) == os.path.join(trained[1], "model.ckpt-7")
-
-
-def test_a_folder_without_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint in or at .*; expected what train.py wrote"):
-        predict.find_checkpoint(str(tmp_path))
 
 
 def test_answers_of_a_saved_model_are_those_of_its_checkpoint(trained, tmp_path, capsys):
@@ -92,7 +83,9 @@ def test_answers_of_a_saved_model_are_those_of_its_checkpoint(trained, tmp_path,
     export.main(options + ["--vocabulary", str(tmp_path / "vocab.txt"), "--max_seq_length", "12"])
     asked = [Question("asked", "a?", "b c d", ())]
     shown = list(squad.windows(asked, WordPieces(PIECES), WindowSizes(12, 4, 3)))
-    expected = predict.answer(shown, predict.score(config, predict.find_checkpoint(folder), shown, 1), LIMITS)["asked"]
+    expected = predict.answer(shown, predict.score(config, best_checkpoint.find_checkpoint(folder), shown, 1), LIMITS)[
+        "asked"
+    ]
     found = ask.ask(saved, "a?", "b c d")
     assert [one.text for one in found] == [one.text for one in expected]
     np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-5)
