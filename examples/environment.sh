@@ -2,6 +2,9 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=${VIRTUAL_ENV:-$ROOT/.venv}/bin/python
+  if [ ! -x "$PYTHON" ]; then
+    PYTHON=python3 # as of conda, or of a container
+  fi
 fi
 export PYTHON
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$ROOT

@@ -1,6 +1,7 @@
-"""What the launch scripts of all examples share: something is prepared once, whoever needs it."""
+"""What the launch scripts of all examples share: the interpreter; something is prepared once, whoever needs it."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -86,3 +87,24 @@ def test_what_a_failure_left_is_made_anew(once, tmp_path):
     once("echo half > out/made; exit 3")
     once("echo whole > out/made")
     assert lines(tmp_path / "out" / "made") == ["whole"]
+
+
+def interpreter(root, **variables):
+    """The PYTHON of a checkout in a folder, with these variables."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "VIRTUAL_ENV")}
+    script = f'source {root}/examples/environment.sh; echo "$PYTHON"'
+    return subprocess.check_output(
+        ["bash", "-euc", script], env=dict(env, **variables), universal_newlines=True
+    ).strip()
+
+
+def test_the_interpreter_is_that_of_the_environment_or_of_the_path(tmp_path):
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ENVIRONMENT, str(tmp_path / "examples"))
+    assert interpreter(tmp_path) == "python3"
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch(0o755)
+    assert interpreter(tmp_path) == str(own)
+    assert interpreter(tmp_path, VIRTUAL_ENV=str(tmp_path / "gone")) == "python3"
+    assert interpreter(tmp_path, PYTHON="python3.7") == "python3.7"
