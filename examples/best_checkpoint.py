@@ -68,6 +68,18 @@ def read_best(folder: str) -> Dict[str, Any]:
         return json.load(source)
 
 
+def find_checkpoint(path: str) -> str:
+    """Returns the checkpoint that a path names, or the last one in a folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
+    if not found or not tf.train.checkpoint_exists(found):
+        raise ValueError(f"{path} is no checkpoint, and no folder with one.")
+    return found
+
+
 def _record(folder: str) -> str:
     return os.path.join(folder, FOLDER, RECORD)
 

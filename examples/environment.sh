@@ -2,19 +2,23 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=${VIRTUAL_ENV:-$ROOT/.venv}/bin/python
+  if [ ! -x "$PYTHON" ]; then
+    PYTHON=python3 # as of conda, or of a container
+  fi
 fi
 export PYTHON
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$ROOT
 
-# once FILE SOURCE COMMAND...: runs the command, which makes the file from the source, unless this has been done since the
-# source changed. Of several workers with one file system one does it, and the others wait.
+# once FILE SOURCE COMMAND...: runs the command, which makes the file from the source (a file or a folder), unless this has
+# been done since the source changed. Of several workers with one file system one does it, and the others wait.
 once() {
   local made=$1 source=$2
   shift 2
   mkdir -p "$(dirname "$made")"
   (
     flock 9
-    if [ "$source" -nt "$made.by" ] || [ "$(cat "$made.by")" != "$*" ]; then
+    if [ ! -e "$made" ] || [ ! -e "$made.by" ] || [ "$(cat "$made.by")" != "$*" ] ||
+      [ -n "$(find -L "$source" -newer "$made.by" -print -quit)" ]; then
       rm -f "$made.by"
       "$@" && echo "$*" > "$made.by"
     fi

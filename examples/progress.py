@@ -115,7 +115,7 @@ class Display:
 
 
 class Progress(tf.train.SessionRunHook):
-    """Shows the progress of a session.
+    """Shows the progress of a session, and ends one whose steps an earlier run has all done.
 
         hooks = [progress.Progress(loss, steps, samples_per_run=32 * progress.devices())]
 
@@ -130,10 +130,14 @@ class Progress(tf.train.SessionRunHook):
           steps, samples_per_run, stream: as for `Display`; a run is a call of `session.run`.
         """
         self._loss = loss
+        self._steps = steps
         self.display = Display(steps, samples_per_run, stream)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self.display.begin(_global_step(session))
+        step = _global_step(session)
+        self.display.begin(step)
+        if step >= self._steps:
+            coord.request_stop()  # StopAtStepHook would end it after one step more
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         return tf.train.SessionRunArgs(self._loss)

@@ -16,6 +16,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # 
 import quiet  # noqa: F401  before TensorFlow
 
 # isort: split
+import best_checkpoint
 import model
 import predict
 import saved_models
@@ -53,7 +54,7 @@ def main(arguments: Any = None) -> None:
     parser.add_argument("--max_seq_length", type=int, default=384, help="tokens of a window (default: %(default)s)")
     parser.add_argument("--output", required=True, help="folder of the SavedModel; it must not exist")
     options = parser.parse_args(arguments)
-    checkpoint = predict.find_checkpoint(options.checkpoint)
+    checkpoint = best_checkpoint.find_checkpoint(options.checkpoint)
     export(model.read_config(options.config), checkpoint, options.max_seq_length, options.output)
     tf.io.gfile.copy(options.vocabulary, saved_models.extra(options.output, VOCABULARY))
     with tf.io.gfile.GFile(saved_models.extra(options.output, TOKENIZER), "w") as target:

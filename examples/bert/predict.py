@@ -17,6 +17,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # 
 import quiet  # noqa: F401  before TensorFlow
 
 # isort: split
+import best_checkpoint
 import metric
 import model
 import numpy as np
@@ -28,18 +29,6 @@ import tensorflow.compat.v1 as tf
 OUTPUTS = ("start_logits", "end_logits")  # what is scored, by the names in a SavedModel
 
 _Scores = Tuple[np.ndarray, np.ndarray]
-
-
-def find_checkpoint(path: str) -> str:
-    """Returns the checkpoint that a path names, or the last one in a folder.
-
-    Raises:
-      ValueError: there is none.
-    """
-    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if not found or not tf.train.checkpoint_exists(found):
-        raise ValueError(f"there is no checkpoint in or at {path}; expected what train.py wrote.")
-    return found
 
 
 def scorer(config: model.BertConfig, length: int) -> Tuple[model.Inputs, _Scores]:
@@ -108,7 +97,7 @@ def main(arguments: Any = None) -> None:
 
     questions, pieces = prepare.questions_and_pieces(options)
     windows = list(squad.windows(questions, pieces, prepare.window_sizes(options)))
-    checkpoint = find_checkpoint(options.checkpoint)
+    checkpoint = best_checkpoint.find_checkpoint(options.checkpoint)
     scores = score(model.read_config(options.config), checkpoint, windows, options.batch_size)
     answers = answer(windows, scores, postprocess.Limits(options.n_best, options.max_answer_length))
     best = texts(answers)

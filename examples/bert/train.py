@@ -18,6 +18,7 @@ import quiet  # noqa: F401  before TensorFlow
 # isort: split
 import best_checkpoint
 import checkpoint
+import metric
 import model
 import optimizer
 import predict
@@ -79,25 +80,35 @@ def step_size(options: argparse.Namespace) -> int:
     return options.batch_size * options.num_micro_batch * replicas
 
 
+def run_size(options: argparse.Namespace) -> int:
+    """Returns the windows of a call of `session.run`: of one micro batch where gradients are accumulated over calls."""
+    return step_size(options) // (options.num_micro_batch if stage_count(options) == 1 else 1)
+
+
 def step_count(options: argparse.Namespace) -> int:
     """Returns how many steps the epochs have."""
     return max(1, int(options.epochs * records.summary(options.records).windows / step_size(options)))
 
 
 class Evaluation:
-    """Measures checkpoints by the questions of `--eval_data`, which are read when the first one is there."""
+    """Measures checkpoints by the questions of `--eval_data`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        """Reads the questions; cuts them into windows when the first checkpoint is there, in worker 0.
+
+        Raises:
+          ValueError: a question has no answer, or the file or the vocabulary is of another kind.
+        """
         self._options = options
-        self._questions: List[squad.Question] = []
+        self._questions, self._pieces = prepare.questions_and_pieces(options)
+        metric.evaluate(self._questions, {})  # refuses those without an answer
         self._windows: List[squad.Window] = []
 
     def __call__(self, path: str) -> Dict[str, float]:
         """Returns `exact_match` and `f1` of a checkpoint, in percent."""
         if not self._windows:
-            self._questions, pieces = prepare.questions_and_pieces(self._options)
             sizes = records.summary(self._options.records).sizes
-            self._windows = list(squad.windows(self._questions, pieces, sizes))
+            self._windows = list(squad.windows(self._questions, self._pieces, sizes))
         return predict.measure(model.read_config(self._options.config), path, self._questions, self._windows)
 
 
@@ -144,8 +155,8 @@ def main(arguments: Any = None) -> None:
         listeners.append(best_checkpoint.KeepBest(options.output, Evaluation(options), "f1"))
     hooks = [
         tf.train.StopAtStepHook(last_step=steps),
-        progress.Progress(loss, steps, step_size(options)),
-        epl.StepStatsHook(options.output, loss, step_size(options), options.summary_steps, 20 * options.summary_steps),
+        progress.Progress(loss, steps, run_size(options)),
+        epl.StepStatsHook(options.output, loss, run_size(options), options.summary_steps, 20 * options.summary_steps),
         tf.train.CheckpointSaverHook(
             options.output, save_steps=options.save_steps, scaffold=scaffold, listeners=listeners
         ),

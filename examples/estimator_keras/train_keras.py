@@ -28,7 +28,7 @@ class Before(NamedTuple):
 
     Attributes:
       epochs: how many it has ended.
-      best: the smallest loss of the test images.
+      best: the smallest loss of the test images; infinite if it has ended none.
     """
 
     epochs: int
@@ -52,7 +52,7 @@ def read_history(path: str) -> Before:
         return Before(0, float("inf"))
     with open(path) as source:
         losses = [float(row["val_loss"]) for row in csv.DictReader(source)]
-    return Before(len(losses), min(losses))
+    return Before(len(losses), min(losses, default=float("inf")))
 
 
 class GoOn(tf.keras.callbacks.Callback):

@@ -7,9 +7,10 @@ import argparse
 import json
 from typing import Any, Dict
 
-import image_records
+import image_records  # it finds what all examples share
 import resnet
 import tensorflow.compat.v1 as tf
+from best_checkpoint import find_checkpoint
 
 _BATCH = 100
 
@@ -28,7 +29,7 @@ def evaluate(
     Raises:
       ValueError: there is no checkpoint, or no such split.
     """
-    path = latest(checkpoint)
+    path = find_checkpoint(checkpoint)
     with tf.Graph().as_default():
         images, labels = image_records.evaluation_batches(dataset, split, _BATCH, model.image_size)
         features = resnet.features(images, model.depth, model.width, training=False)
@@ -44,18 +45,6 @@ def evaluate(
                 except tf.errors.OutOfRangeError:
                     break
     return {"images": totals[0], "top_1": totals[1] / totals[0], "top_5": totals[2] / totals[0]}
-
-
-def latest(checkpoint: str) -> str:
-    """The last checkpoint of a folder, or the one that is named.
-
-    Raises:
-      ValueError: there is none.
-    """
-    path = tf.train.latest_checkpoint(checkpoint) or checkpoint
-    if not tf.io.gfile.exists(path + ".index"):
-        raise ValueError(f"{checkpoint} is no checkpoint, and no folder with one.")
-    return path
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

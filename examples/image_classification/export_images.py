@@ -6,11 +6,12 @@ python examples/image_classification/export_images.py --records records --checkp
 import argparse
 from typing import Any
 
-import image_records
+import image_records  # it finds what all examples share
 import resnet
 import saved_models
 import tensorflow.compat.v1 as tf
-from evaluate_images import add_model_options, latest
+from best_checkpoint import find_checkpoint
+from evaluate_images import add_model_options
 
 
 def export(dataset: image_records.Dataset, checkpoint: str, output: str, model: argparse.Namespace) -> None:
@@ -22,7 +23,7 @@ def export(dataset: image_records.Dataset, checkpoint: str, output: str, model: 
     Raises:
       ValueError: there is no checkpoint, or the folder exists.
     """
-    path = latest(checkpoint)
+    path = find_checkpoint(checkpoint)
     with tf.Graph().as_default(), tf.Session() as session:
         encoded = tf.placeholder(tf.string, [None], "encoded")
         images = tf.map_fn(lambda one: image_records.middle(one, model.image_size), encoded, tf.float32)

@@ -15,6 +15,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # 
 import quiet  # noqa: F401  before TensorFlow
 
 # isort: split
+import best_checkpoint
 import model_options
 import saved_models
 import sentence_pairs
@@ -30,7 +31,7 @@ def export(options: argparse.Namespace) -> None:
     Raises:
       ValueError: the folder exists, or there is no checkpoint.
     """
-    checkpoint = translate.find_checkpoint(options.checkpoint)
+    checkpoint = best_checkpoint.find_checkpoint(options.checkpoint)
     vocabulary = os.path.join(options.pairs, VOCABULARY)
     trained = sentence_pairs.summary(os.path.join(options.pairs, RECORDS))
     sizes = model_options.sizes_of(options, len(subwords.read_subwords(vocabulary)))

@@ -13,6 +13,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # 
 import quiet  # noqa: F401  before TensorFlow
 
 # isort: split
+import best_checkpoint
 import model_options
 import numpy as np
 import sentence_pairs
@@ -107,21 +108,9 @@ def measure(sizes: translation_model.Sizes, checkpoint: str, pairs: Pairs, batch
     return right / pieces
 
 
-def find_checkpoint(path: str) -> str:
-    """Returns the checkpoint that a path names, or the last one in a folder.
-
-    Raises:
-      ValueError: there is none.
-    """
-    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if not found or not tf.train.checkpoint_exists(found):
-        raise ValueError(f"{path} is no checkpoint, and no folder with one.")
-    return found
-
-
 def run(options: argparse.Namespace) -> Any:
     """Writes the translations; returns what is right of those that are given."""
-    path = find_checkpoint(options.checkpoint)
+    path = best_checkpoint.find_checkpoint(options.checkpoint)
     pairs = read_pairs(options.pairs, options.text, options.columns)
     known = pairs.known
     graph = build(model_options.sizes_of(options, len(known)), pairs.lengths)

@@ -86,3 +86,15 @@ def test_tensorboard_gets_the_measures(folder):
 
 def test_without_a_training_there_is_no_best(folder):
     assert best_checkpoint.read_best(folder) == {}
+
+
+def test_the_last_checkpoint_of_a_folder_is_found(folder):
+    train(folder, Measured(10.0, 30.0), 4)
+    last = os.path.join(folder, "model.ckpt-4")
+    assert best_checkpoint.find_checkpoint(folder) == best_checkpoint.find_checkpoint(last) == last
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    for path in (str(tmp_path), str(tmp_path / "model.ckpt-4")):
+        with pytest.raises(ValueError, match="is no checkpoint, and no folder with one"):
+            best_checkpoint.find_checkpoint(path)

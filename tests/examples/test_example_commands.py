@@ -53,3 +53,4 @@ def test_a_slurm_script_is_shown_and_is_a_script_of_bash(script):
         text = source.read()
     assert re.search(r"^#SBATCH .*--nodes=\d+ --ntasks-per-node=\d+ --gpus-per-task=1$", text, re.MULTILINE)
     assert re.search(r"^srun --kill-on-bad-exit=1 ", text, re.MULTILINE) and "EPL_JOB_SECRET" in text
+    assert "\nset -euo pipefail\n" in text  # without openssl the job would start with an empty secret

@@ -1,6 +1,7 @@
-"""What the launch scripts of all examples share: something is prepared once, whoever needs it."""
+"""What the launch scripts of all examples share: the interpreter; something is prepared once, whoever needs it."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -50,6 +51,30 @@ def test_another_command_or_source_makes_it_anew(once, tmp_path):
     assert lines(tmp_path / "out" / "made") == ["ran", "other", "other"]
 
 
+def test_a_file_in_a_folder_makes_it_anew(once, tmp_path):
+    (tmp_path / "source").unlink()
+    (tmp_path / "source" / "rose").mkdir(parents=True)
+    once("echo ran >> out/made")
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+    os.utime(str(tmp_path / "out" / "made.by"), (5, 5))
+    for folder in ("source", "source/rose"):
+        os.utime(str(tmp_path / folder), (1, 1))
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+    (tmp_path / "source" / "rose" / "1.jpg").write_text("")
+    os.utime(str(tmp_path / "source" / "rose"), (1, 1))
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran", "ran"]
+
+
+def test_what_was_removed_is_made_anew(once, tmp_path):
+    once("echo ran >> out/made")
+    (tmp_path / "out" / "made").unlink()
+    once("echo ran >> out/made")
+    assert lines(tmp_path / "out" / "made") == ["ran"]
+
+
 def test_a_failure_ends_the_script_and_is_not_taken_for_made(once, tmp_path):
     assert once("echo ran >> out/made; exit 3") == [3]
     assert lines(tmp_path / "ends") == []
@@ -62,3 +87,24 @@ def test_what_a_failure_left_is_made_anew(once, tmp_path):
     once("echo half > out/made; exit 3")
     once("echo whole > out/made")
     assert lines(tmp_path / "out" / "made") == ["whole"]
+
+
+def interpreter(root, **variables):
+    """The PYTHON of a checkout in a folder, with these variables."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "VIRTUAL_ENV")}
+    script = f'source {root}/examples/environment.sh; echo "$PYTHON"'
+    return subprocess.check_output(
+        ["bash", "-euc", script], env=dict(env, **variables), universal_newlines=True
+    ).strip()
+
+
+def test_the_interpreter_is_that_of_the_environment_or_of_the_path(tmp_path):
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ENVIRONMENT, str(tmp_path / "examples"))
+    assert interpreter(tmp_path) == "python3"
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch(0o755)
+    assert interpreter(tmp_path) == str(own)
+    assert interpreter(tmp_path, VIRTUAL_ENV=str(tmp_path / "gone")) == "python3"
+    assert interpreter(tmp_path, PYTHON="python3.7") == "python3.7"

@@ -72,11 +72,11 @@ def test_a_run_that_is_continued_is_named(shown, tmp_path):
     assert lines[:2] == ["goes on from step 2 of 5", "step 3 of 5: loss 3.0000"]
 
 
-def test_a_run_that_is_over_shows_no_step(shown):
-    display = progress.Display(2, 4, shown)
-    display.begin(2)
-    display.end(lambda: 2)
+def test_a_run_that_is_over_does_no_step(shown, tmp_path):
+    train(io.StringIO(), 2, str(tmp_path))
+    train(shown, 2, str(tmp_path))
     assert shown.getvalue().splitlines() == ["goes on from step 2 of 2"]
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith("model.ckpt-2")
 
 
 def test_a_terminal_gets_a_bar(clock):

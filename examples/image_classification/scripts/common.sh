@@ -29,7 +29,7 @@ train() {
   if [ -n "${IMAGES:-}" ] && [ -z "${RECORDS:-}" ]; then
     once "$data/dataset.json" "$IMAGES" "$PYTHON" "$HERE/prepare_images.py" --images "$IMAGES" --output "$data"
   elif [ -z "${RECORDS:-}" ]; then
-    once "$data/dataset.json" "$HERE" "$PYTHON" "$HERE/prepare_images.py" --small --output "$data"
+    once "$data/dataset.json" "$HERE/prepare_images.py" "$PYTHON" "$HERE/prepare_images.py" --small --output "$data"
   fi
   exec "$PYTHON" "$HERE/train_images.py" --records "$data" --output "$OUTPUT/model" --variant "$variant" \
     --test_split "$SPLIT" "${MODEL[@]}" "${TRAINING[@]}" "$@"

@@ -1,9 +1,10 @@
 """What prepare.py leaves out or refuses, and what predict.py makes of a checkpoint."""
 
+import argparse
 import json
-import os
 
 import ask
+import best_checkpoint
 import export
 import model
 import numpy as np
@@ -67,19 +68,10 @@ def windows():
 
 def test_scores_are_without_dropout_and_do_not_depend_on_the_batch(trained):
     config, folder = trained
-    path = predict.find_checkpoint(folder)
+    path = best_checkpoint.find_checkpoint(folder)
     one, other = (predict.score(config, path, windows(), batch_size) for batch_size in (3, 2))
     assert len(one) == len(other) == 3
     np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-5, atol=1e-6)
-
-
-def test_the_last_checkpoint_of_a_folder_is_found(trained):
-    assert predict.find_checkpoint(trained[1]) == os.path.join(trained[1], "model.ckpt-7")
-
-
-def test_a_folder_without_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint in or at .*; expected what train.py wrote"):
-        predict.find_checkpoint(str(tmp_path))
 
 
 def test_answers_of_a_saved_model_are_those_of_its_checkpoint(trained, tmp_path, capsys):
@@ -91,7 +83,9 @@ def test_answers_of_a_saved_model_are_those_of_its_checkpoint(trained, tmp_path,
     export.main(options + ["--vocabulary", str(tmp_path / "vocab.txt"), "--max_seq_length", "12"])
     asked = [Question("asked", "a?", "b c d", ())]
     shown = list(squad.windows(asked, WordPieces(PIECES), WindowSizes(12, 4, 3)))
-    expected = predict.answer(shown, predict.score(config, predict.find_checkpoint(folder), shown, 1), LIMITS)["asked"]
+    expected = predict.answer(shown, predict.score(config, best_checkpoint.find_checkpoint(folder), shown, 1), LIMITS)[
+        "asked"
+    ]
     found = ask.ask(saved, "a?", "b c d")
     assert [one.text for one in found] == [one.text for one in expected]
     np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-5)
@@ -115,3 +109,23 @@ def test_questions_to_evaluate_need_their_vocabulary(capsys):
     with pytest.raises(SystemExit):
         train.parse(["--records", "r", "--config", "c", "--output", "o", "--eval_data", "dev.json"])
     assert "--eval_data needs --vocabulary" in capsys.readouterr().err
+
+
+def test_questions_that_cannot_be_evaluated_are_refused_before_the_training(tmp_path):
+    options = ["--records", "r", "--config", "c", "--output", "o", "--vocabulary", str(tmp_path / "vocab.txt")]
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    with pytest.raises(FileNotFoundError, match="dev.json"):
+        train.Evaluation(train.parse([*options, "--eval_data", str(tmp_path / "dev.json")]))
+    unanswered = {"context": "b c d", "qas": [{"id": "3", "question": "b?"}]}
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": [unanswered]}]}))
+    with pytest.raises(ValueError, match=r"1 of them without a right answer \(3\)"):
+        train.Evaluation(train.parse([*options, "--eval_data", str(tmp_path / "dev.json")]))
+
+
+@pytest.mark.parametrize("variant, windows_of_run", [("dp", 16), ("zero", 16), ("pipeline", 32), ("auto", 32)])
+def test_a_run_takes_all_micro_batches_of_a_pipeline_and_one_without_stages(variant, windows_of_run, monkeypatch):
+    env = argparse.Namespace(cluster=argparse.Namespace(total_gpu_num=2))
+    monkeypatch.setattr(train.epl.Env, "get", lambda: env)
+    options = train.parse(["--records", "r", "--config", "c", "--output", "o", "--variant", variant])
+    options.num_micro_batch = 4
+    assert train.run_size(options) == windows_of_run

@@ -1,5 +1,6 @@
 """The Estimator and the model of tf.keras: as their page shows them, continued, and as a job of Slurm."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -41,6 +42,13 @@ def test_a_few_steps_on_two_devices_leave_a_model(tmp_path, script, short):
     shown = shell(folder, train.replace("--num_workers 2", "--num_workers 1") + " " + short)
     assert "evaluated after" in shown and "deprecated" not in shown
     assert re.search(r"accuracy 0\.\d+$", shell(folder, predict).strip())
+
+
+def test_a_run_that_ended_no_epoch_is_begun_anew(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(os.path.join(ROOT, "examples", "estimator_keras"))
+    train_keras = importlib.import_module("train_keras")
+    (tmp_path / "history.csv").write_text("")  # CSVLogger makes it before the first epoch
+    assert train_keras.read_history(str(tmp_path / "history.csv")) == (0, float("inf"))
 
 
 @pytest.mark.long

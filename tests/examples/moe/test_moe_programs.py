@@ -66,11 +66,6 @@ def translate_options(pairs, checkpoint, text, output):
     return options
 
 
-def test_a_folder_without_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no checkpoint, and no folder with one"):
-        translate.find_checkpoint(str(tmp_path))
-
-
 def test_the_commands_for_wmt_leave_out_what_is_no_pair(moe_folder, tmp_path):
     corpora = ["training-parallel-nc-v13/news-commentary-v13", "commoncrawl", "training/europarl-v7"]
     for number, corpus in enumerate([f"{name}.de-en" for name in corpora] + ["dev/newstest2013"]):
