@@ -45,8 +45,10 @@ class KeepBest(tf.train.CheckpointSaverListener):
             best = {"step": step, "measures": found}
             _copy(checkpoint, os.path.join(self._folder, FOLDER))
         best["evaluated"] = step
-        with tf.io.gfile.GFile(_record(self._folder), "w") as target:
+        record = _record(self._folder)
+        with tf.io.gfile.GFile(record + ".new", "w") as target:
             json.dump(best, target)
+        tf.io.gfile.rename(record + ".new", record, overwrite=True)  # whole or not at all
         self._write(found, step)
         text = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
         place = "the best so far" if is_best else "the best is step {step}".format(**best)

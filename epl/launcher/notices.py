@@ -5,6 +5,7 @@
 | the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | `TF_CPP_MIN_LOG_LEVEL` |
 | `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
 | that a name or an argument of TensorFlow is deprecated | |
+| that Keras does not read `OMP_NUM_THREADS`, which epl-launch sets for others | |
 
 All else is shown: warnings and errors of TensorFlow's C++ code (W, E, F), its other warnings in Python, EPL's, the
 script's. A notice is left out only if all of it is there at once, as a process writes it in a single call. A part of
@@ -36,6 +37,7 @@ _DEPRECATION = (
     + _INSTRUCTIONS
     + rb")"
 )
+_KERAS_THREADS = rb"^" + _WARNING + rb"OMP_NUM_THREADS is no longer used by the default Keras config\.[^\n]*\n"
 
 
 class NoticeFilter:
@@ -46,7 +48,7 @@ class NoticeFilter:
         Args:
           environ: the worker's; what it sets about TensorFlow's messages is the user's wish, and counts.
         """
-        patterns: List[bytes] = [_DEPRECATION]
+        patterns: List[bytes] = [_DEPRECATION, _KERAS_THREADS]
         if "TF_CPP_MIN_LOG_LEVEL" not in environ:
             patterns.append(_CPP_INFO)
         if "PYTHONWARNINGS" not in environ:

@@ -25,7 +25,11 @@ CROSS_ENTROPY = CALL.replace(
     b"\nFuture major versions of TensorFlow will allow gradients to flow\n"
     b"into the labels input on backprop by default.\n\nSee `tf.nn.softmax_cross_entropy_with_logits_v2`.\n",
 )
-NOTICES = [CPP, FUTURE, NAME, CALL, ABSL, TWO_LINES, CROSS_ENTROPY]
+KERAS = (
+    b"WARNING:tensorflow:OMP_NUM_THREADS is no longer used by the default Keras config. To configure the number of "
+    b"threads, use tf.config.threading APIs.\n"
+)
+NOTICES = [CPP, FUTURE, NAME, CALL, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
 SHOWN = [
     CPP.replace(b": I ", b": W "),
     CPP.replace(b": I ", b": E "),
