@@ -158,7 +158,7 @@ class GraphRunner:
         def run_step() -> List[Any]:
             if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
-            if plan.uses_replicas and plan.reads_variables:
+            if plan.uses_replicas and plan.copies_first:
                 self._copy_to_replicas(session, state)
             with self._told_when_slow(state, plan, fetches):
                 result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
