@@ -2,24 +2,29 @@
 
 | Notice | Shown where the worker has |
 | --- | --- |
-| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | `TF_CPP_MIN_LOG_LEVEL` |
+| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | one of `_CPP_VARIABLES` |
 | `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
 | that a name or an argument of TensorFlow is deprecated | |
 | that Keras does not read `OMP_NUM_THREADS`, which epl-launch sets for others | |
 
-All else is shown: warnings and errors of TensorFlow's C++ code (W, E, F), its other warnings in Python, EPL's, the
-script's. A notice is left out only if all of it is there at once, as a process writes it in a single call. A part of
-one is shown.
+All else is shown: warnings and errors of TensorFlow's C++ code (W, E, F), what tf.print writes with level I, its other
+warnings in Python, EPL's, the script's. A notice is left out only if all of it is there at once, as a process writes it
+in a single call. A part of one is shown.
 """
 
 import re
 from typing import List, Mapping
 
 _SELF = rb"(?:tensorflow|tensorflow_core|tensorflow_estimator|tensorboard)"
+# Where pip, conda and Debian install packages: a script may lie in a folder with the name of one.
+_INSTALLED = rb"/[^\n:]{0,500}/(?:site|dist)-packages/" + _SELF
+# They ask for lines of level I, or for more of them.
+_CPP_VARIABLES = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MIN_VLOG_LEVEL", "TF_CPP_VMODULE")
 # Before the text of a warning in Python: as logging has it, or absl after tf.app.run.
 _WARNING = rb"(?:WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] )"
-_CPP_INFO = rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I tensorflow/[^\n]*\n"
-_FUTURE_WARNING = rb"^/[^\n:]{0,500}/" + _SELF + rb"/[^\n:]{1,500}\.py:\d+: FutureWarning: [^\n]*\n  [^\n]*\n"
+# logging_ops.cc: tf.print(..., output_stream=tf.logging.info).
+_CPP_INFO = rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I tensorflow/(?!core/kernels/logging_ops\.cc:)[^\n]*\n"
+_FUTURE_WARNING = rb"^" + _INSTALLED + rb"/[^\n:]{1,500}\.py:\d+: FutureWarning: [^\n]*\n  [^\n]*\n"
 # Instructions of several lines that are met often. TensorFlow 1.15 has three more, which are shown: those of tf.Print,
 # of sparse_feature_cross, and of tf.py_func (its second line begins with four spaces).
 _LONG_INSTRUCTIONS = (
@@ -32,8 +37,11 @@ _INSTRUCTIONS = rb"(?:" + b"|".join([_ONE_LINE] + [re.escape(text) for text in _
 _DEPRECATION = (
     rb"^"
     + _WARNING
-    + rb"From [^\n]{1,1000} is deprecated"
-    + rb"(?:\. Please use [^\n]* instead\.\n\n| and will be removed [^\n]*\nInstructions for updating:\n"
+    + rb"From [^\n]{1,1000}"
+    + rb"(?: is deprecated\. Please use [^\n]* instead\.\n\n"
+    + rb"| \(from "
+    + _SELF
+    + rb"\.[\w.]+\)[^\n]{0,1000} is deprecated and will be removed [^\n]*\nInstructions for updating:\n"
     + _INSTRUCTIONS
     + rb")"
 )
@@ -49,7 +57,7 @@ class NoticeFilter:
           environ: the worker's; what it sets about TensorFlow's messages is the user's wish, and counts.
         """
         patterns: List[bytes] = [_DEPRECATION, _KERAS_THREADS]
-        if "TF_CPP_MIN_LOG_LEVEL" not in environ:
+        if not any(name in environ for name in _CPP_VARIABLES):
             patterns.append(_CPP_INFO)
         if "PYTHONWARNINGS" not in environ:
             patterns.append(_FUTURE_WARNING)

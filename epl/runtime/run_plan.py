@@ -67,7 +67,8 @@ class RunPlan(NamedTuple):
         restore).
       written: what it writes without gradients.
       initializes: names of the variables that have a value after the run, as it assigns one.
-      reads_variables: whether anything in the run takes the value of a variable.
+      copies_first: whether the other local replicas need the values of replica 0 before the run; not if all that they
+        do is to give their shards initial values.
       only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to
         wait.
       shares_feeds: whether feeds are shared out among the copies of
@@ -92,7 +93,7 @@ class RunPlan(NamedTuple):
     writes_replica_0_alone: bool
     written: Written
     initializes: FrozenSet[str]
-    reads_variables: bool
+    copies_first: bool
     only_stages: bool
     shares_feeds: bool
     repeats_feeds: bool
@@ -197,7 +198,8 @@ class RunPlanner:
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         sharded = rewrite.sharded
         self._choices = [] if sharded is None else initialized_values(sharded)
-        self._updates = rewrite.writes - {view.index[name] for name in self._initializers()}
+        self._shard_initializers = set() if sharded is None else {view.index[name] for name in sharded.initializers()}
+        self._updates = rewrite.writes - self._shard_initializers
         updated = view.descendants(self._gradients, self._all_barriers.__contains__) & self._updates
         self._trained_with = view.ancestors(self._gradients | updated)
         self._later_writes = {view.index[_op_name(name)] for name in rewrite.later_writes}
@@ -333,7 +335,7 @@ class RunPlanner:
             writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
             initializes=self._initializes(needed, asked.fed),
-            reads_variables=any(self._reads_variable(node) for node in needed),
+            copies_first=not reach.touched <= self._shard_initializers or any(map(self._reads_variable, needed)),
             only_stages=bool(needed & self._staging) and not reach.touched & (self._collectives | rewrite.writes),
             shares_feeds=shares_feeds and not repeats_feeds,
             repeats_feeds=repeats_feeds,
@@ -402,10 +404,6 @@ class RunPlanner:
         index = self._view.index
         asks = any(index[flag.op.name] in needed and flag.name not in fed for flag in choice.flags)
         return asks and index[choice.initializer] not in needed
-
-    def _initializers(self) -> Sequence[str]:
-        sharded = self._rewrite.sharded
-        return () if sharded is None else sharded.initializers()
 
     def _first(self, fetches: Sequence[tf.Tensor], needed: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite

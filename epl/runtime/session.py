@@ -158,7 +158,7 @@ class GraphRunner:
         def run_step() -> List[Any]:
             if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
-            if plan.uses_replicas and plan.reads_variables:
+            if plan.uses_replicas and plan.copies_first:
                 self._copy_to_replicas(session, state)
             with self._told_when_slow(state, plan, fetches):
                 result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
@@ -176,8 +176,7 @@ class GraphRunner:
             return result
         if self._fetches is not None and not self._fetches.gathered.isdisjoint(plan.fetches):
             run_step = functools.partial(self._gathering, run_step)
-        needs_no_copy = state.replicas_current or not plan.reads_variables
-        if plan.uses_replicas and not (plan.only_stages and needs_no_copy):  # staging may wait for another thread
+        if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
                 return run_step()
         return run_step()

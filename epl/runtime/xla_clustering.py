@@ -4,7 +4,7 @@ Before each run of new ops TensorFlow asks for every op whether XLA has a kernel
 kernels, also where XLA is off. That is a large part of what it does before a first step (docs/profiling.md, "Time to
 the first step"). With the fuel 0 the search ends at once. TensorFlow reads the fuel once in a process, when it makes
 the devices of the first session: so the variable is set for that moment alone, and only if nothing asks for XLA by
-then.
+then. Where a program has made devices before (`tf.test.is_gpu_available`), the search stays, and XLA works.
 """
 
 import contextlib
@@ -60,9 +60,9 @@ def warn_if_too_late(session: Any) -> None:
     if _asks_for_xla(session.graph, tf_compat.session_config(session)):
         _process.warned = True
         logger.warning(
-            "A session asks for XLA, and XLA compiles nothing in this process: nothing had asked for it when the first "
-            "session was made, and EPL then let TensorFlow leave it out. Set the environment variable "
-            "TF_XLA_FLAGS=--tf_xla_clustering_fuel=1000000000 before the program starts."
+            "A session asks for XLA, and XLA compiles nothing in this process, unless the program has looked for "
+            "devices before its first session: nothing had asked for XLA by then, and EPL let TensorFlow leave it "
+            "out. Set the environment variable TF_XLA_FLAGS=--tf_xla_clustering_fuel=1000000000 before the start."
         )
 
 

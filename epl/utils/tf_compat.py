@@ -5,6 +5,7 @@ to another TensorFlow changes only this file. A comment at each name says what i
 """
 
 import contextlib
+import copy
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf_api
@@ -384,8 +385,23 @@ def session_config(session: Any) -> tf.ConfigProto:
 
 
 def default_session_config() -> tf.ConfigProto:
-    """The configuration of a session that is made without one: what `tf.config` was told."""
-    return eager_context.context().config
+    """The configuration of a session that is made without one: what `tf.config` was told.
+
+    It names no GPUs, unless the script has chosen among them, and TensorFlow lists none for it: that would create a
+    CUDA context on each.
+    """
+    told = copy.copy(eager_context.context())
+    if told._physical_devices is None:
+        told._physical_devices, told._visible_device_list, told._memory_growth_map = [], [], {}
+        config = told.config
+        config.device_count.clear()
+        return config
+    config = told.config
+    gpus = told.list_physical_devices("GPU")
+    if told.get_visible_devices("GPU") == gpus and not any(gpu in told._virtual_device_map for gpu in gpus):
+        config.device_count.pop("GPU")
+        config.gpu_options.visible_device_list = ""
+    return config
 
 
 def full_graph_def(graph: tf.Graph, add_shapes: bool = False) -> tf.GraphDef:

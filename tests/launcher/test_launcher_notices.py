@@ -29,19 +29,23 @@ KERAS = (
     b"WARNING:tensorflow:OMP_NUM_THREADS is no longer used by the default Keras config. To configure the number of "
     b"threads, use tf.config.threading APIs.\n"
 )
-NOTICES = [CPP, FUTURE, NAME, CALL, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
+ARGUMENT = CALL.replace(b"dense (from tensorflow.python.layers.core)", b"calling f (from tensorflow.ops) with axis=1")
+NOTICES = [CPP, FUTURE, NAME, CALL, ARGUMENT, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
 SHOWN = [
     CPP.replace(b": I ", b": W "),
     CPP.replace(b": I ", b": E "),
     CPP.replace(b": I ", b": F "),
     CPP.replace(b"tensorflow/", b"mine/"),
     b"loss " + CPP,
+    CPP.partition(b" I ")[0] + b" I tensorflow/core/kernels/logging_ops.cc:166] loss 1.5\n",  # of tf.print
     FUTURE.replace(b"/tensorflow/", b"/mine/"),
     FUTURE.replace(b"FutureWarning", b"RuntimeWarning"),
+    b"/home/me/tensorflow/models/train.py:3: FutureWarning: the default will change\n  f(shuffle=True)\n",
     FUTURE.partition(b"\n")[0] + b"\nloss 1.0\n",
     NAME.replace(b"is deprecated", b"has a new default"),
     CALL.replace(b"WARNING:tensorflow", b"WARNING:epl"),
     CALL.replace(b"Instructions for updating:\n", b""),
+    CALL.replace(b"from tensorflow.python.layers.core", b"from __main__"),  # tf.contrib.framework.deprecated
     CALL + b"    and a second line of instructions\n",
     CALL.replace(b"Use keras.layers.Dense", b"Use tf.print instead of tf.Print. Note") + b"a second line\n",
     TWO_LINES[:-10],
@@ -61,7 +65,15 @@ def test_what_is_no_notice_is_shown(text):
     assert NoticeFilter({}).shown(text) == text
 
 
-@pytest.mark.parametrize("name,notice", [("TF_CPP_MIN_LOG_LEVEL", CPP), ("PYTHONWARNINGS", FUTURE)])
+@pytest.mark.parametrize(
+    "name,notice",
+    [
+        ("TF_CPP_MIN_LOG_LEVEL", CPP),
+        ("TF_CPP_MIN_VLOG_LEVEL", CPP),
+        ("TF_CPP_VMODULE", CPP),
+        ("PYTHONWARNINGS", FUTURE),
+    ],
+)
 def test_what_the_user_has_set_counts(name, notice):
     assert NoticeFilter({name: "0"}).shown(notice + CALL) == notice
 

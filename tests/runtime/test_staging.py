@@ -101,6 +101,22 @@ def test_a_thread_that_puts_does_not_keep_out_the_one_that_trains(init):
         np.testing.assert_allclose(-sess.run(model.w), sum(range(40)) / 2.0)
 
 
+def test_a_thread_that_puts_first_does_not_keep_out_the_one_that_trains(init):
+    init()
+    model = Staged(numbers(), capacity=1)
+    threads = tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
+    with tf.Session(config=threads) as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.put)
+        thread = threading.Thread(target=sess.run, args=(model.put,))
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive()  # the area is full
+        sess.run(model.train_op)
+        thread.join()
+        np.testing.assert_allclose(-sess.run(model.w), 0.5)
+
+
 def test_a_map_staging_area(init):
     init()
     area = data_flow_ops.MapStagingArea([tf.float32], shapes=[[None]], ordered=True)

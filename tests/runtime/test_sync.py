@@ -240,6 +240,27 @@ def test_a_local_variable_that_is_never_initialized_costs_no_check_per_step(init
     assert len(checks) <= 2
 
 
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("key", ["LOCAL_VARIABLES", "GLOBAL_VARIABLES"])
+def test_each_replica_keeps_the_batch_that_it_has_read_into_a_variable(init, key, resource):
+    init()
+    data = tf.data.Dataset.range(1, 9).map(lambda number: tf.cast(number, tf.float32)).batch(1)
+    x = tf.reshape(data.make_one_shot_iterator().get_next(), [1])
+    keys = [getattr(tf.GraphKeys, key)]
+    batch = tf.get_variable(
+        "batch", [1], initializer=tf.zeros_initializer(), trainable=False, collections=keys, use_resource=resource
+    )
+    read = batch.assign(x).op
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    train_op = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_mean(w * batch))
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        sess.run(read)  # takes no value of a variable, and comes before the first step
+        assert sorted([float(value(sess, "batch")), float(value(sess, "EPL_REPLICA_1/batch"))]) == [1, 2]
+        sess.run(train_op)
+        assert sess.run(w) == -1.5
+
+
 def raw_runs(monkeypatch):
     """What GraphRunner gives to TensorFlow from now on: the number of fetches and of targets of each run."""
     runs = []
@@ -261,6 +282,14 @@ def test_tensorflow_is_not_asked_whether_variables_have_a_value_that_were_just_i
     runs = raw_runs(monkeypatch)
     trained(1)  # a variable and its momentum
     assert len(runs) == 3 and runs[1] == (0, 2)  # initializer, copies, step
+
+
+def test_replicas_that_give_their_shards_initial_values_need_none_of_replica_0(init, monkeypatch):
+    init(zero__level="v1")
+    tf.get_variable("other", [3], trainable=False)
+    runs = raw_runs(monkeypatch)
+    trained(1)
+    assert [fetches for fetches, _ in runs] == [0] * len(runs) and len(runs) <= 3
 
 
 def test_it_is_asked_about_those_that_were_not(init, monkeypatch):
