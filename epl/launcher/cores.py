@@ -17,6 +17,10 @@ from epl.launcher.devices import Devices
 _SYSTEM = "/sys/devices/system"
 # Read by OpenMP and by libraries of linear algebra. Some of them count the CPUs of the machine if it is not set.
 _THREADS = "OMP_NUM_THREADS"
+# TensorFlow's threads that run ops. An op that waits for another run, as `StagingArea.put` does at a full area, keeps
+# one of them, so a worker needs a second one also where it has a single CPU.
+_OP_THREADS = "TF_NUM_INTEROP_THREADS"
+_FEWEST_OP_THREADS = 2
 
 
 def bind(devices: Devices, wanted: Optional[bool], environ: Mapping[str, str], system: str = _SYSTEM) -> Devices:
@@ -38,10 +42,12 @@ def bind(devices: Devices, wanted: Optional[bool], environ: Mapping[str, str], s
         return devices
     cpus = os.sched_getaffinity(0)
     shares = divide(read_cores(cpus, system), workers)
-    environments: List[Mapping[str, str]] = [
-        {**one, **({} if _THREADS in environ else {_THREADS: str(len(share))})}
-        for one, share in zip(devices.environments, shares)
-    ]
+    environments: List[Mapping[str, str]] = []
+    for one, share in zip(devices.environments, shares):
+        threads = {_THREADS: str(len(share))}
+        if len(share) < _FEWEST_OP_THREADS:
+            threads[_OP_THREADS] = str(_FEWEST_OP_THREADS)
+        environments.append({**one, **{name: number for name, number in threads.items() if name not in environ}})
     return Devices(environments, f"{devices.text}; {_describe(shares, len(cpus))}", shares)
 
 

@@ -89,6 +89,16 @@ def test_several_workers_without_gpus_are_bound_by_default(workers, visible, wan
     assert ("OMP_NUM_THREADS" in bound.environments[0]) == is_bound
 
 
+def test_a_worker_of_one_cpu_has_a_second_thread_for_an_op_that_waits(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    shares = cores.bind(devices(2), None, {}, "/none")
+    assert [one.get("TF_NUM_INTEROP_THREADS") for one in shares.environments] == [None, None]
+    single = cores.bind(devices(3), None, {}, "/none")
+    assert [one["TF_NUM_INTEROP_THREADS"] for one in single.environments] == ["2"] * 3
+    chosen = cores.bind(devices(3), None, {"TF_NUM_INTEROP_THREADS": "1"}, "/none")
+    assert "TF_NUM_INTEROP_THREADS" not in chosen.environments[0]
+
+
 @pytest.mark.parametrize("cpus, text", [("0-3,8", [0, 1, 2, 3, 8]), ("5", [5]), ("", [])])
 def test_cpus_are_described_as_taskset_reads_them(cpus, text):
     assert cores.describe_cpus(text) == cpus
