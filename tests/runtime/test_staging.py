@@ -1,7 +1,6 @@
 """Staging areas: each replica takes out what it has put in, and nothing waits for what nobody puts in."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,9 @@ from tensorflow.python.ops import data_flow_ops
 from tests.parallel.in_process import replicas_equal
 
 pytestmark = pytest.mark.timeout(60)
+
+# An op that waits at a full area occupies a thread of the session, one for each replica.
+THREADS = tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
 
 
 class Staged:
@@ -82,9 +84,7 @@ def test_taking_out_alone_takes_from_every_replica(init):
 def test_a_thread_that_puts_does_not_keep_out_the_one_that_trains(init):
     init()
     model = Staged(numbers(), capacity=1)
-    # An op that waits at a full area occupies a thread of the session, one for each replica.
-    threads = tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
-    with tf.Session(config=threads) as sess:
+    with tf.Session(config=THREADS) as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(model.put)
 
@@ -94,7 +94,6 @@ def test_a_thread_that_puts_does_not_keep_out_the_one_that_trains(init):
 
         thread = threading.Thread(target=fill)
         thread.start()
-        time.sleep(0.5)  # it waits at the full area
         for _ in range(20):
             sess.run(model.train_op)
         thread.join()
@@ -104,8 +103,7 @@ def test_a_thread_that_puts_does_not_keep_out_the_one_that_trains(init):
 def test_a_thread_that_puts_first_does_not_keep_out_the_one_that_trains(init):
     init()
     model = Staged(numbers(), capacity=1)
-    threads = tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
-    with tf.Session(config=threads) as sess:
+    with tf.Session(config=THREADS) as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(model.put)
         thread = threading.Thread(target=sess.run, args=(model.put,))
