@@ -67,8 +67,7 @@ class RunPlan(NamedTuple):
         restore).
       written: what it writes without gradients.
       initializes: names of the variables that have a value after the run, as it assigns one.
-      copies_first: whether the other local replicas need the values of replica 0 before the run; not if all that they
-        do is to give their shards initial values.
+      copies_first: whether other local replicas take part and need the values of replica 0 before the run.
       only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to
         wait.
       shares_feeds: whether feeds are shared out among the copies of
@@ -335,7 +334,7 @@ class RunPlanner:
             writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
             initializes=self._initializes(needed, asked.fed),
-            copies_first=not reach.touched <= self._shard_initializers or any(map(self._reads_variable, needed)),
+            copies_first=uses_replicas and self._copies_first(needed, reach.touched),
             only_stages=bool(needed & self._staging) and not reach.touched & (self._collectives | rewrite.writes),
             shares_feeds=shares_feeds and not repeats_feeds,
             repeats_feeds=repeats_feeds,
@@ -387,6 +386,10 @@ class RunPlanner:
         assigns = (n for n in needed if view.types[n] in op_types.PLAIN_ASSIGNS and view.nodes[n].name not in fed_ops)
         targets = [view.producers[node][0] for node in assigns]
         return frozenset(view.nodes[node].name for node in targets if view.types[node] in op_types.VARIABLES)
+
+    def _copies_first(self, needed: AbstractSet[int], touched: AbstractSet[int]) -> bool:
+        """Whether the replicas that run `touched` do more than give their shards initial values."""
+        return not touched <= self._shard_initializers or any(map(self._reads_variable, needed))
 
     def _reads_variable(self, node: int) -> bool:
         """Whether an op takes a variable for anything but to assign a value to it."""

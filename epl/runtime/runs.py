@@ -55,7 +55,7 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
                 _refuse_shipped(session, graph)
                 cluster = Env.get().cluster
                 worker = 0 if cluster is None else cluster.worker_index
-                with told_when_slow("the graph is rewritten for all devices, with all workers", worker):
+                with told_when_slow("rewriting the graph, together with all workers", worker):
                     transformation.transform(session.graph)
     rewrite = graph.rewritten
     if rewrite is not None and graph.says_first(plan_line.TABLES) and plan_line.wants_tables(rewrite.cluster):

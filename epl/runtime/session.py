@@ -158,7 +158,7 @@ class GraphRunner:
         def run_step() -> List[Any]:
             if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
-            if plan.uses_replicas and plan.copies_first:
+            if plan.copies_first:
                 self._copy_to_replicas(session, state)
             with self._told_when_slow(state, plan, fetches):
                 result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
@@ -189,7 +189,7 @@ class GraphRunner:
             return contextlib.ExitStack()
         state.ran.add(id(plan))
         names = [tensor.op.name for tensor in fetches] + [op.name for op in plan.targets]
-        what = "TensorFlow prepares {:,} ops for the first run of {}, or that waits for data".format(
+        what = "TensorFlow prepares {:,} ops for the first run of {}, unless the run waits for data".format(
             tf_compat.num_nodes(self.rewrite.tf_graph), ", ".join(names[:_FEW_NAMES])
         )
         return told_when_slow(what, self.rewrite.cluster.worker_index)
