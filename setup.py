@@ -202,6 +202,7 @@ setup(
         "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
         "profile": ["matplotlib"],  # pictures of memory timelines
+        "planner": ["PyYAML==6.0.1"],  # machine files in YAML; the last release with wheels for Python 3.6
         # `epl.run` with the functions of a notebook, pictures, and what runs a notebook; Python 3.7 or newer.
         "notebook": ["cloudpickle==2.2.1", "ipykernel==6.16.2", "matplotlib", "nbclient==0.7.4"],
         # Data of the small ones, word pieces (the last release with wheels for Python 3.6 to 3.8), a bar of progress.

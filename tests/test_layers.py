@@ -13,9 +13,11 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Low to high. A module may import its own layer and those before it. Of epl/parallel each room has its layer.
+# Low to high. A module may import its own layer and those before it. Each room of epl/parallel and epl/planner has its
+# layer.
 LAYERS = (
     ("epl.utils",),
+    ("epl.planner", "epl.planner.machine"),
     ("epl.config", "epl.launcher"),
     ("epl.ops",),
     ("epl.ir",),
@@ -83,7 +85,7 @@ EXCEPTIONS = {
 
 TF_COMPAT = "epl.utils.tf_compat"  # alone imports private TensorFlow
 HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
-LAUNCHER = "epl.launcher"  # its modules stand alone: no TensorFlow, nothing of epl but utils
+STAND_ALONE = ("epl.launcher", "epl.planner.machine")  # their modules need no TensorFlow, and of epl only utils
 
 
 class Import(NamedTuple):
@@ -181,9 +183,9 @@ def feature_of(name: str) -> str:
 
 
 def room_of(name: str) -> str:
-    """The folder of a module, in epl or epl/parallel; a loose module is a room of its own."""
+    """The folder of a module, in epl, epl/parallel or epl/planner; a loose module is a room of its own."""
     parts = name.split(".")
-    return ".".join(parts[: 3 if parts[:2] == ["epl", "parallel"] else 2])
+    return ".".join(parts[: 3 if parts[:2] in (["epl", "parallel"], ["epl", "planner"]) else 2])
 
 
 def circles_of_rooms(modules: Dict[str, Module]) -> List[Tuple[str, str]]:
@@ -430,14 +432,15 @@ def test_only_hooks_replaces_attributes_of_tensorflow(modules):
     assert replaced_attributes(modules) == []
 
 
-def test_launcher_stands_alone(modules):
+@pytest.mark.parametrize("package", STAND_ALONE)
+def test_what_needs_no_tensorflow_stands_alone(modules, package):
     found = [
         f"{module.path}:{found.line}: {found.target}"
         for module in modules.values()
-        if module.name.startswith(LAUNCHER)
+        if module.name.startswith(package)
         for found in module.imports
         if found.target.split(".")[0] == "tensorflow"
-        or (found.target.startswith("epl") and not found.target.startswith(("epl.utils", LAUNCHER)))
+        or (found.target.startswith("epl") and not found.target.startswith(("epl.utils", package)))
     ]
     assert found == []
 

@@ -9,8 +9,9 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.costs.ops import Kind, op_cost
+from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, num_elements
+from epl.planner.machine.op_kinds import Kind
 from epl.profiler import step_stats
 from epl.profiler.roles import Role, RoleKind, Roles
 

@@ -86,3 +86,7 @@ class WorkerError(EplError, RuntimeError):
 
 class FeedError(EplError, ValueError):
     """A fed value cannot be divided among the replicas."""
+
+
+class MachineError(EplError, ValueError):
+    """A machine file, or the short form of a machine, is wrong; or a device is asked for that the machine lacks."""

@@ -13,7 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PAGES = sorted(page for at in ("", "docs", "docs/decisions") for page in glob.glob(os.path.join(ROOT, at, "*.md")))
 # Folder of pages -> the page that lists them.
 INDEXES = {"": "README.md", "docs": "docs/index.md", "docs/decisions": "docs/decisions/README.md"}
-LANGUAGES = ("", "sh", "python", "text", "json", "cpp", "c", "diff", "bibtex", "{eval-rst}")
+LANGUAGES = ("", "sh", "python", "text", "json", "yaml", "cpp", "c", "diff", "bibtex", "{eval-rst}")
 
 # Command: the test that runs it (file::function), or "excused: " and why none does.
 COMMANDS = {

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-USER_ERRORS = ("AnnotationError", "FeedError", "NestingError", "PlanError", "PlanMismatchError")
+USER_ERRORS = ("AnnotationError", "FeedError", "MachineError", "NestingError", "PlanError", "PlanMismatchError")
 # Quoted texts that other programs give.
 FOREIGN = {
     "Descriptors cannot not be created directly",

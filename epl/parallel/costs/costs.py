@@ -15,11 +15,12 @@ from epl.ir.view import GraphView
 from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
 from epl.parallel.costs.folding import Folding
-from epl.parallel.costs.ops import Kind, OpCost, op_cost
+from epl.parallel.costs.ops import OpCost, op_cost
 from epl.parallel.costs.shapes import TensorType, Types
+from epl.planner.machine.op_kinds import Kind
 
 
-class Machine(NamedTuple):
+class OpSpeeds(NamedTuple):
     """How fast ops run.
 
     Attributes:
@@ -59,7 +60,7 @@ class Costs(NamedTuple):
 # AVX-512, float32, sizes of BERT-base and ResNet-50 layers (docs/auto_partition.md). GPU: nine tenths of what the data
 # sheet of an NVIDIA V100 gives for float32; not measured.
 MACHINES = {
-    "cpu": Machine(
+    "cpu": OpSpeeds(
         3e-6,
         10e9,
         {
@@ -68,7 +69,7 @@ MACHINES = {
             Kind.CROSS_ENTROPY: 0.85e9, Kind.NORM: 1.1e9, Kind.POOL: 1.5e9, Kind.RANDOM: 0.18e9,
         },
     ),
-    "gpu": Machine(
+    "gpu": OpSpeeds(
         5e-6, 800e9, {Kind.MATMUL: 14e12, Kind.BATCH_MATMUL: 14e12, Kind.CONVOLUTION: 14e12, Kind.DEPTHWISE: 14e12}
     ),
 }  # fmt: skip
@@ -147,7 +148,7 @@ def keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
     return len(permutation) > 0 and list(permutation) == list(range(len(permutation)))
 
 
-def op_seconds(cost: OpCost, machine: Machine) -> float:
+def op_seconds(cost: OpCost, machine: OpSpeeds) -> float:
     """How long one run of an op takes."""
     if cost.kind == Kind.FREE:
         return 0.0

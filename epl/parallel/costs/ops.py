@@ -10,31 +10,7 @@ from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION, TensorType, num_bytes, num_elements
-
-
-class Kind:
-    """Ops whose FLOPs take about equally long."""
-
-    FREE = "free"  # no work: an alias, a constant, bookkeeping
-    MOVE = "move"  # moves bytes only, in long runs
-    REARRANGE = "rearrange"  # moves bytes only, one element at a time
-    MATMUL = "matmul"
-    BATCH_MATMUL = "batch matmul"
-    CONVOLUTION = "convolution"
-    DEPTHWISE = "depthwise convolution"
-    ELEMENTWISE = "elementwise"
-    TRANSCENDENTAL = "transcendental"
-    SLOW = "slow transcendental"  # without vector instructions on a CPU
-    REDUCTION = "reduction"
-    SEARCH = "search"
-    SOFTMAX = "softmax"
-    CROSS_ENTROPY = "cross entropy"
-    NORM = "norm"
-    POOL = "pool"
-    RANDOM = "random"
-    CALL = "call"  # a function; EPL does not look into its body
-    UNKNOWN = "unknown"  # not in the table
-
+from epl.planner.machine.op_kinds import Kind
 
 _TO_KERNEL = ("Conv2DBackpropFilter", "Conv3DBackpropFilter")  # their output is the kernel
 

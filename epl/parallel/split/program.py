@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ops.compression import compressible
 from epl.parallel.costs.costs import MACHINES, op_seconds
-from epl.parallel.costs.ops import Kind, op_cost
+from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
@@ -29,6 +29,7 @@ from epl.parallel.split.region import (
     holds_variable,
 )
 from epl.parallel.split.shape_inference import closed_shape, open_shapes, shape_of
+from epl.planner.machine.op_kinds import Kind
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 

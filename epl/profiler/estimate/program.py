@@ -17,8 +17,9 @@ from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
 from epl.parallel.costs.costs import MACHINES, keeps_order, op_seconds
 from epl.parallel.costs.folding import Folding
-from epl.parallel.costs.ops import Kind, op_cost
+from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
+from epl.planner.machine.op_kinds import Kind
 from epl.profiler.estimate import grappler, kernels
 from epl.profiler.estimate.matched_collectives import collectives_of
 from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram
