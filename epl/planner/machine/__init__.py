@@ -1,1 +1,1 @@
-"""A machine as the planner knows it: devices, links, nodes. It needs no TensorFlow."""
+"""A machine as the planner knows it: devices, links, nodes, and the costs of collectives. It needs no TensorFlow."""

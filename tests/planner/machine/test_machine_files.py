@@ -258,7 +258,8 @@ def test_a_machine_is_read_without_tensorflow_and_without_yaml():
     code = (
         "import sys, epl_launch; epl_launch.leave_out_package_import()\n"
         "from epl.planner.machine.files import read_machine\n"
-        "read_machine('2x2*cpu,eth-10')\n"
+        "from epl.planner.machine.collective_costs import CollectiveCosts\n"
+        "CollectiveCosts(read_machine('2x2*cpu,eth-10')).cost('all-reduce', range(4), 1e6)\n"
         "print(sorted({'tensorflow', 'numpy', 'yaml'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], universal_newlines=True) == "[]\n"
