@@ -18,6 +18,7 @@ from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import OpCost, op_cost
 from epl.parallel.costs.shapes import TensorType, Types
 from epl.planner.machine.op_kinds import Kind
+from epl.planner.machine.presets import DEVICES
 
 
 class OpSpeeds(NamedTuple):
@@ -56,24 +57,21 @@ class Costs(NamedTuple):
     notes: Tuple[str, ...]
 
 
-# CPU: measured once with RunMetadata FULL_TRACE, TensorFlow 1.15.5, one thread of an Intel Xeon at 2.5 GHz with
-# AVX-512, float32, sizes of BERT-base and ResNet-50 layers (docs/auto_partition.md). GPU: nine tenths of what the data
-# sheet of an NVIDIA V100 gives for float32; not measured.
+def _cpu_speeds() -> OpSpeeds:
+    device = DEVICES["cpu"]
+    rates = {rate.kind: rate.flops.reached for rate in device.rates}
+    return OpSpeeds(device.launch_overhead, device.bandwidth.reached, rates)
+
+
+# CPU: as measured for the preset (docs/auto_partition.md). GPU: nine tenths of what the data sheet of an NVIDIA V100
+# gives for float32; not measured.
 MACHINES = {
-    "cpu": OpSpeeds(
-        3e-6,
-        10e9,
-        {
-            Kind.MATMUL: 100e9, Kind.BATCH_MATMUL: 40e9, Kind.CONVOLUTION: 100e9, Kind.DEPTHWISE: 1.8e9,
-            Kind.TRANSCENDENTAL: 0.65e9, Kind.SLOW: 0.057e9, Kind.SEARCH: 0.7e9, Kind.SOFTMAX: 1.4e9,
-            Kind.CROSS_ENTROPY: 0.85e9, Kind.NORM: 1.1e9, Kind.POOL: 1.5e9, Kind.RANDOM: 0.18e9,
-        },
-    ),
+    "cpu": _cpu_speeds(),
     "gpu": OpSpeeds(
         5e-6, 800e9, {Kind.MATMUL: 14e12, Kind.BATCH_MATMUL: 14e12, Kind.CONVOLUTION: 14e12, Kind.DEPTHWISE: 14e12}
     ),
-}  # fmt: skip
-# With this narrowest dimension a contraction runs at half its rate; measured in the same way.
+}
+# With this narrowest dimension a contraction runs at half its rate; measured as the rates of the CPU.
 _HALF_RATE_WIDTH = 40
 # Kinds that move bytes slower than the bandwidth allows, and how many times slower.
 _SLOWER = {Kind.REARRANGE: 3.0}

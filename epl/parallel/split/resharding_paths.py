@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement, shares
 from epl.parallel.split.program import Value, num_bytes
+from epl.planner.machine import presets
 
 
 class Form(NamedTuple):
@@ -52,7 +53,8 @@ class Link(NamedTuple):
 
 
 # By device type. CPU: ranks of one machine; GPU: PCIe 3.0 x16. Assumed, not measured.
-LINKS = {"cpu": Link(50e-6, 2e9), "gpu": Link(20e-6, 10e9)}
+_SHM = presets.LINKS["shm"]
+LINKS = {"cpu": Link(_SHM.latency, _SHM.bandwidth.reached), "gpu": Link(20e-6, 10e9)}
 
 # Kind -> collective forward, collective backward; "" for none.
 _COLLECTIVES: Dict[str, Tuple[str, str]] = {
