@@ -194,7 +194,7 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["epl", "epl.*"]),
     package_data={"epl": ["py.typed"]},  # mypy reads EPL's types in a user's code
-    py_modules=["epl_launch", "epl_trace"],
+    py_modules=["epl_launch", "epl_plan", "epl_trace"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,
     python_requires=">=3.6,<3.9",
@@ -209,7 +209,9 @@ setup(
         "examples": ["scikit-learn", "tokenizers==0.12.1", "tqdm"],
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
-    entry_points={"console_scripts": ["epl-launch=epl_launch:main", "epl-trace=epl_trace:main"]},
+    entry_points={
+        "console_scripts": ["epl-launch=epl_launch:main", "epl-plan=epl_plan:main", "epl-trace=epl_trace:main"]
+    },
     zip_safe=False,
     classifiers=[
         "Development Status :: 4 - Beta",

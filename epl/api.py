@@ -47,6 +47,7 @@ def init(config: Optional[Config] = None) -> None:
     config = Config() if config is None else config
     if not isinstance(config, Config):
         raise TypeError(f"epl.init expected an epl.Config, got {type(config).__name__}: epl.init(epl.Config({{...}})).")
+    config.forget_decisions()
     config.freeze()
     tolerate_full_disk()
     env = Env.get()

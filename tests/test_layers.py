@@ -36,12 +36,14 @@ LAYERS = (
         "epl.parallel.offload",
         "epl.parallel.recompute",
         "epl.parallel.sharded_variables",
+        "epl.parallel.strategy",
     ),
     ("epl.parallel.amp", "epl.parallel.replication", "epl.parallel.split", "epl.parallel.zero"),
     ("epl.parallel.pipeline",),
     ("epl.parallel",),
     ("epl.runtime",),
     ("epl.profiler",),
+    ("epl.planner",),
     ("epl.api", "epl"),
 )
 
@@ -52,11 +54,13 @@ INVENTED = frozenset("twin twins carrier carriers meeting meetings anew addend a
 
 # The features, and which of them may import which other.
 FEATURES = frozenset(
-    "accumulation amp auto_partition grouped_apply io_slicing offload pipeline recompute replication split zero".split()
+    "accumulation amp auto_partition grouped_apply io_slicing offload pipeline recompute".split()
+    + "replication split strategy zero".split()
 )
 BETWEEN_FEATURES = {
     ("amp", "accumulation"): "a step whose gradients overflow leaves the sums of accumulation alone",
     ("pipeline", "replication"): "micro batches sum gradients and merge outputs as replicas do",
+    ("strategy", "auto_partition"): "blocks of a strategy are marked as stages are",
     ("replication", "accumulation"): "replicas agree on the accumulation step before they reduce",
 }
 
@@ -64,6 +68,7 @@ BETWEEN_FEATURES = {
 # of the rest goes through `epl/parallel/feature.py`.
 IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
 KNOWN_TO_CORE = {
+    ("epl.planner.main", "strategy"): "the command records the strategy of a script",
     ("epl.profiler.estimate.what_if", "recompute"): "what recomputation would save",
     ("epl.profiler.estimate.what_if_state", "split"): "how fast links are",
     ("epl.profiler.memory_estimate", "amp"): "a step is estimated as it would run",

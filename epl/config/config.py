@@ -17,6 +17,7 @@ from epl.utils.errors import ConfigError, UnknownKeyError
 
 _FROM_DEFAULT = "default"
 _FROM_CODE = "code"
+_FROM_PLANNER = "planner"
 _SECTION_NAMES = tuple(name for name, _ in SECTIONS)
 
 
@@ -119,8 +120,23 @@ class Config:
         self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_CODE)
 
     def provenance(self, name: str) -> str:
-        """Returns where the value of a key came from: "default", "environment EPL_<SECTION>_<KEY>" or "code"."""
+        """Returns where a value came from: "default", "environment EPL_<SECTION>_<KEY>", "code" or "planner"."""
         return self._entry(name).source
+
+    def is_set(self, name: str) -> bool:
+        """Returns whether the user has set a key: in code or in the environment."""
+        return self._entry(name).source not in (_FROM_DEFAULT, _FROM_PLANNER)
+
+    def decide(self, name: str, value: Any) -> None:
+        """Sets a key that the user has left alone, also in a frozen configuration: EPL has decided it."""
+        if not self.is_set(name):
+            self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_PLANNER)
+
+    def forget_decisions(self) -> None:
+        """Gives all keys that EPL has decided their defaults again, for another model."""
+        for name, entry in self._entries.items():
+            if entry.source == _FROM_PLANNER:
+                self._entries[name] = _Entry(KEY_BY_NAME[name].default, _FROM_DEFAULT)
 
     def training_features(self) -> List[str]:
         """Returns the keys that set a feature of training and differ from their default."""

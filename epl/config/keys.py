@@ -5,7 +5,16 @@ This is data. `epl/config/config.py` turns it into objects, `tools/gen_config_do
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from epl.config.types import BoolType, ChoiceType, DeviceListType, IntType, LossScaleType, SecondsType, ValueType
+from epl.config.types import (
+    BoolType,
+    ChoiceType,
+    DeviceListType,
+    IntType,
+    LossScaleType,
+    PathType,
+    SecondsType,
+    ValueType,
+)
 from epl.utils.job_variables import JOB_HOSTS, JOB_NAME, JOB_PORT, SECRET, SECRET_FILE
 
 
@@ -49,6 +58,14 @@ KEYS: Tuple[Key, ...] = (
         False,
         "",
         "Cut the model into stages automatically. Excludes strategy scopes in the model.",
+    ),
+    Key(
+        "auto.plan_file",
+        PathType(),
+        "",
+        "",
+        "File of a strategy, written by epl-plan --save: the model is trained by it. Keys that are not set get the "
+        "values that it decided.",
     ),
     Key("io.drop_last_files", BoolType(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(

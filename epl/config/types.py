@@ -6,6 +6,7 @@ came from. `epl/config/keys.py` has the type of each key.
 
 import math
 import numbers
+import os
 import re
 from typing import Any, Optional, Sequence
 
@@ -161,6 +162,23 @@ class ChoiceType(ValueType):
 
     def expected(self) -> str:
         return "one of {} (in upper or lower case)".format(", ".join(f'"{word}"' for word in self.choices))
+
+    def show(self, value: Any) -> str:
+        return f'"{value}"'
+
+
+class PathType(ValueType):
+    """The path of a file; the empty string for none."""
+
+    name = "str"
+
+    def convert(self, value: Any) -> str:
+        if not isinstance(value, (str, os.PathLike)):
+            raise self._refuse()
+        return str(value)
+
+    def expected(self) -> str:
+        return 'the path of a file, or "" for none'
 
     def show(self, value: Any) -> str:
         return f'"{value}"'

@@ -14,9 +14,11 @@ from epl.parallel.offload.feature import OffloadFeature
 from epl.parallel.recompute.feature import RecomputeFeature
 from epl.parallel.sharded_variables.feature import ShardedSlotsFeature
 from epl.parallel.split.feature import SplitFeature
+from epl.parallel.strategy.feature import StrategyFeature
 from epl.parallel.zero.feature import ZeroFeature
 
 FEATURES: Tuple[Feature, ...] = (
+    StrategyFeature(),
     IoSlicingFeature(),
     AutoPartitionFeature(),
     SplitFeature(),

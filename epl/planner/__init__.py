@@ -1,1 +1,1 @@
-"""The planner: from a model and a machine to the fastest plan that fits. So far it has the machine."""
+"""The planner: machines, the cost of collectives on them, and the command `epl-plan`."""

@@ -37,15 +37,20 @@ def print_explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] =
 def print_at_first_run(tf_graph: tf.Graph) -> None:
     """Prints the explanation of a rewritten graph on standard error; its plan with a warning if that fails."""
     graph = Graph.of(tf_graph)
-    assert graph is not None and graph.rewritten is not None
+    assert graph is not None
+    sys.stderr.write(describe_rewritten(graph) + "\n")
+
+
+def describe_rewritten(graph: Graph) -> str:
+    """The explanation of a rewritten graph in tables; its plan, with a warning, if the step cannot be explained."""
+    rewrite = graph.rewritten
+    assert rewrite is not None
     try:
-        with tf_graph.as_default():
-            text = describe(explanation())
+        with graph.tf_graph.as_default():
+            return describe(explanation())
     except Exception as error:  # the training does not need it
-        logger.warning("EPL_EXPLAIN=1 cannot explain the model (%r): call epl.explain(train_op, feed_dict).", error)
-        plan = graph.rewritten.plan
-        text = f"EPL: {plan_line.summary(plan, graph.rewritten.cluster)}\n\n{plans.describe(plan)}"
-    sys.stderr.write(text + "\n")
+        logger.warning("EPL cannot explain the model (%r): call epl.explain(train_op, feed_dict) in the script.", error)
+        return f"EPL: {plan_line.summary(rewrite.plan, rewrite.cluster)}\n\n{plans.describe(rewrite.plan)}"
 
 
 def describe(found: Explanation) -> str:

@@ -44,6 +44,7 @@ EPL_DEFAULTS = {
     "optimizer.num_apply_group": 1,
 }
 NEW_DEFAULTS = {
+    "auto.plan_file": "",
     "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,

@@ -16,6 +16,7 @@ from epl.parallel.auto_partition import section
 from epl.parallel.auto_partition import units as partition_units
 from epl.parallel.auto_partition.partition import Partition, describe, partition
 from epl.parallel.plan.sections import PartitionSection
+from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -55,8 +56,8 @@ def partition_model(graph: Graph, ys: Any, num_stages: int, device_type: str = "
     roots = [y.op.name for y in (ys if isinstance(ys, (list, tuple)) else [ys])]
     found = partition(graph.tf_graph, view, roots, num_stages, device_type, section.planned(view, num_stages))
     graph.keep(PartitionSection, section.section_of(view, found))
-    _mark(graph.tf_graph, view, _stages_of_all(view, found))
-    _replace_taskgraphs(graph, num_stages)
+    last = graph.taskgraphs[0].strategy if graph.taskgraphs else Replicate(1)
+    mark_stages(graph, view, found, [Replicate(1) for _ in range(num_stages - 1)] + [last])
     logger.info("%s", describe(found))
     return found
 
@@ -72,10 +73,17 @@ def _refuse_annotations(graph: Graph) -> None:
         )
 
 
-def _replace_taskgraphs(graph: Graph, num_stages: int) -> None:
-    """Replaces the TaskGraphs; the user's own strategy, if any, continues as that of the last stage."""
-    last = graph.taskgraphs[0].strategy if graph.taskgraphs else Replicate(1)
-    graph.replace_taskgraphs([Replicate(1) for _ in range(num_stages - 1)] + [last])
+def mark_stages(graph: Graph, view: GraphView, found: Partition, strategies: Sequence[ParallelStrategy]) -> None:
+    """Replaces the TaskGraphs by one for each stage, and marks every op of the graph with its own.
+
+    Args:
+      graph: the model.
+      view: of its graph.
+      found: the stages of the ops that the objective needs.
+      strategies: by stage; the last one continues for ops that are created later.
+    """
+    _mark(graph.tf_graph, view, _stages_of_all(view, found))
+    graph.replace_taskgraphs(strategies)
 
 
 def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:

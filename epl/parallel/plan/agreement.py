@@ -172,6 +172,16 @@ def compare_facts(name: str, what: str, mine: Dict[str, str]) -> None:
                     )
 
 
+def from_worker_0(what: str, text: str) -> str:
+    """Broadcasts a text from worker 0 to every process of a job of several; all call it, after `meet`.
+
+    Args:
+      what: names the text, the same in all processes, used once.
+      text: the text; only that of worker 0 counts.
+    """
+    return _exchange(what, text)[0][1]
+
+
 def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
     """Broadcasts a text from worker 0 to every process.
 
@@ -180,7 +190,7 @@ def of_worker_0(plan: plans.Plan, what: str, text: str) -> str:
       what: the kind of text, for the key.
       text: the text; only that of worker 0 counts.
     """
-    return text if plan.workers == 1 else _exchange(f"{what} of {plan.name}", text)[0][1]
+    return text if plan.workers == 1 else from_worker_0(f"{what} of {plan.name}", text)
 
 
 def _compare_settings(job: Job, config: Config) -> None:

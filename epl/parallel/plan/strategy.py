@@ -1,0 +1,273 @@
+"""The strategy: how a model is trained on the devices of a job, as a value that is saved and used again.
+
+    Strategy    decisions: blocks of the forward pass, micro batches, recomputation, ZeRO, ... and where each came from
+    Plan        what the rewriting does with them: devices, schedule, transfers (epl/parallel/plan/plan.py)
+
+It lists the ops of the forward pass as they were before the rewriting, so that a strategy that was made for another
+model is told from the model by the first op in which they differ. Names do not count in that: a model may be renamed.
+"""
+
+import hashlib
+import json
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from epl.config.keys import KEY_BY_NAME
+from epl.parallel.plan import values
+from epl.utils.errors import PlanError
+
+FORMAT = "epl-strategy"
+VERSION = 1
+SCOPES = "scopes"  # where blocks come from that the script annotates
+
+# The configuration keys that a strategy decides.
+DECIDED_KEYS = (
+    "pipeline.num_micro_batch",
+    "pipeline.strategy",
+    "gradient_checkpoint.type",
+    "gradient_checkpoint.end_taskgraph",
+    "zero.level",
+    "offload.level",
+    "optimizer.num_apply_group",
+)
+
+
+class ForwardOp(NamedTuple):
+    """An op that the objective needs.
+
+    Attributes:
+      name: its name, for people.
+      type: op type.
+      inputs: its data inputs: the place of the producer in the list of ops, with ":1" after it for its output 1.
+      outputs: dtype and static shape of each, such as "float32[?,128]"; "float32" if the rank is not known.
+      block: number of its block.
+    """
+
+    name: str
+    type: str
+    inputs: Tuple[str, ...]
+    outputs: Tuple[str, ...]
+    block: int
+
+
+class Block(NamedTuple):
+    """Ops that are placed together: a TaskGraph.
+
+    Attributes:
+      kind: "replicate" or "split".
+      devices: of one model replica; 0: a split over all devices.
+      outer: for a split in a scope of epl.replicate: the devices of that; else 0.
+      ratios: of the parts of a split; () if they are as equal as they can be.
+      scopes: the outermost name scopes of its ops, for people.
+    """
+
+    kind: str
+    devices: int
+    outer: int
+    ratios: Tuple[int, ...]
+    scopes: Tuple[str, ...]
+
+
+class Setting(NamedTuple):
+    """The decided value of a configuration key.
+
+    Attributes:
+      key: a key of `epl.Config`.
+      value: as JSON.
+      origin: where it came from, such as "default", "code" or "planner".
+    """
+
+    key: str
+    value: str
+    origin: str
+
+
+class Strategy(NamedTuple):
+    """The decisions for one model.
+
+    Attributes:
+      model: fingerprint of the forward pass: op types, shapes, edges.
+      workers, devices, device_type: the job it was made for: processes, devices of each, "CPU" or "GPU".
+      blocks_origin: what made the blocks: "scopes" of the script, or the policy that found them.
+      blocks: the TaskGraphs.
+      settings: the decided configuration keys.
+      ops: the forward pass, in the order of the script.
+    """
+
+    model: str
+    workers: int
+    devices: int
+    device_type: str
+    blocks_origin: str
+    blocks: Tuple[Block, ...]
+    settings: Tuple[Setting, ...]
+    ops: Tuple[ForwardOp, ...]
+
+
+def fingerprint(ops: Sequence[ForwardOp]) -> str:
+    """A hash of a forward pass without its names and blocks, in hexadecimal digits."""
+    text = json.dumps([_computation(op) for op in ops])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def strategy_hash(strategy: Strategy) -> str:
+    """A hash of all decisions, equal for equal strategies only."""
+    return hashlib.sha256(to_json(strategy).encode()).hexdigest()
+
+
+def to_json(strategy: Strategy) -> str:
+    """The strategy as text; `from_json` reads it. Equal strategies give equal texts."""
+    entries = {"format": FORMAT, "version": VERSION, **json.loads(values.to_json(strategy))}
+    ops = [json.dumps(op, sort_keys=True) for op in entries.pop("ops")]  # a line each
+    head = json.dumps(entries, indent=1, sort_keys=True)
+    return "{},\n {}: [\n  {}\n ]\n}}\n".format(head[: -len("\n}")], '"ops"', ",\n  ".join(ops))
+
+
+def from_json(text: str) -> Strategy:
+    """The strategy that `to_json` wrote.
+
+    Raises:
+      ValueError: the text is none; the message says what was seen, and where in it.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f'it has no entry "format": "{FORMAT}"')
+    if found.get("version") != VERSION:
+        raise ValueError(
+            f"it is of version {found.get('version')!r} of the format, and this EPL reads version {VERSION}"
+        )
+    rest = {key: value for key, value in found.items() if key not in ("format", "version")}
+    strategy: Strategy = values.from_json(Strategy, json.dumps(rest))
+    _check(strategy)
+    return strategy
+
+
+def _check(strategy: Strategy) -> None:
+    if not strategy.blocks:
+        raise ValueError("it has no blocks")
+    for number, block in enumerate(strategy.blocks):
+        if block.kind not in ("replicate", "split"):
+            raise ValueError(f"Strategy.blocks[{number}].kind is {block.kind!r}, not 'replicate' or 'split'")
+        if any(ratio < 0 for ratio in block.ratios) or (block.ratios and not any(block.ratios)):
+            raise ValueError(f"Strategy.blocks[{number}].ratios is {list(block.ratios)}, not ratios of parts")
+        if block.devices < 0 or (block.kind == "replicate" and block.devices == 0):
+            raise ValueError(f"Strategy.blocks[{number}].devices is {block.devices}, not a number of devices")
+    for number, setting in enumerate(strategy.settings):
+        if setting.key not in DECIDED_KEYS:
+            raise ValueError(f"Strategy.settings[{number}].key is {setting.key!r}, which no strategy decides")
+        try:
+            value = json.loads(setting.value)
+        except ValueError:
+            raise ValueError(f"Strategy.settings[{number}].value is {setting.value!r}, not JSON") from None
+        try:
+            KEY_BY_NAME[setting.key].type.convert(value)
+        except ValueError as error:
+            raise ValueError(f"{setting.key} is {value!r}, not legal: {error}") from None
+    for number, op in enumerate(strategy.ops):
+        if not 0 <= op.block < len(strategy.blocks):
+            raise ValueError(f"Strategy.ops[{number}].block is {op.block}, and there are {len(strategy.blocks)} blocks")
+    if fingerprint(strategy.ops) != strategy.model:
+        raise ValueError("its ops are not those of its fingerprint, Strategy.model: it was changed by hand")
+
+
+def refuse_other_model(strategy: Strategy, ops: Sequence[ForwardOp], source: str) -> None:
+    """Raises PlanError unless the forward pass is the one that the strategy was made for.
+
+    Args:
+      strategy: the strategy.
+      ops: the forward pass of the model; its blocks do not count.
+      source: where the strategy is from, for the message.
+    """
+    for place, (here, there) in enumerate(zip(ops, strategy.ops)):
+        if _computation(here) != _computation(there):
+            block = strategy.blocks[there.block]
+            raise PlanError(
+                "The strategy of {} was made for another model. They differ first in op {} of the forward pass: it is "
+                "{} here and {} there, in block {} ({}). Make a strategy for this model.".format(
+                    source, place, _op_in_words(here), _op_in_words(there), there.block, block_in_words(block)
+                )
+            )
+    if len(ops) != len(strategy.ops):
+        longer = max(ops, strategy.ops, key=len)
+        raise PlanError(
+            "The strategy of {} was made for another model: the forward pass has {} ops here and {} there; the first "
+            "that one of them lacks is {}. Make a strategy for this model.".format(
+                source, len(ops), len(strategy.ops), _op_in_words(longer[min(len(ops), len(strategy.ops))])
+            )
+        )
+
+
+def differences(mine: Strategy, other: Strategy) -> List[str]:
+    """What differs between two strategies, in lines for a person: decisions first, then what they were made for."""
+    lines = []
+    settings = [{one.key: one for one in strategy.settings} for strategy in (mine, other)]
+    for key in DECIDED_KEYS:
+        here, there = [None if key not in found else json.loads(found[key].value) for found in settings]
+        if here != there:
+            lines.append(f"{key}: {here!r} -> {there!r}")
+    for number in range(max(len(mine.blocks), len(other.blocks))):
+        words = [block_in_words(one.blocks[number]) if number < len(one.blocks) else "none" for one in (mine, other)]
+        if words[0] != words[1]:
+            lines.append("block {}: {} -> {}".format(number, *words))
+    if mine.model == other.model:
+        moved = [op.name for op, there in zip(mine.ops, other.ops) if op.block != there.block]
+        if moved:
+            lines.append(f"{len(moved)} ops in other blocks, {moved[0]!r} first")
+    for what in ("workers", "devices", "device_type", "model"):
+        here, there = getattr(mine, what), getattr(other, what)
+        if here != there:
+            lines.append(f"{what}: {here} -> {there}")
+    return lines
+
+
+def describe(strategy: Strategy) -> List[str]:
+    """The decisions in lines for a person."""
+    counts = [0] * len(strategy.blocks)
+    for op in strategy.ops:
+        counts[op.block] += 1
+    lines = [
+        "strategy {} for {} worker(s) x {} {}, blocks from {}".format(
+            strategy_hash(strategy)[:12], strategy.workers, strategy.devices, strategy.device_type,
+            strategy.blocks_origin,
+        )
+    ]  # fmt: skip
+    for number, block in enumerate(strategy.blocks):
+        lines.append(f"block {number}: {block_in_words(block)}, {counts[number]} ops")
+    lines += [f"{one.key} = {one.value}   ({one.origin})" for one in strategy.settings]
+    return lines
+
+
+def block_in_words(block: Block) -> str:
+    """A block as its annotation, with the first of its name scopes."""
+    ratios = f", ratios={list(block.ratios)}" if block.ratios else ""
+    scopes = ", ".join(block.scopes[:3]) + (", ..." if len(block.scopes) > 3 else "")
+    return f"epl.{block.kind}({block.devices or None}{ratios})" + (f" on {scopes}" if scopes else "")
+
+
+def settings_of(get: Callable[[str], Any], provenance: Callable[[str], str]) -> Tuple[Setting, ...]:
+    """The decided keys, given `Config.get` and `Config.provenance`."""
+    return tuple(Setting(key, json.dumps(get(key)), provenance(key)) for key in DECIDED_KEYS)
+
+
+def _computation(op: ForwardOp) -> Tuple[Any, ...]:
+    return op.type, op.inputs, op.outputs
+
+
+def _op_in_words(op: ForwardOp) -> str:
+    return "{} {!r} -> {}".format(op.type, op.name, ", ".join(op.outputs) or "nothing")
+
+
+def scopes_of(names: Sequence[str], most: int = 8) -> Tuple[str, ...]:
+    """The outermost name scopes of ops, in order; one level deeper if all ops are in a single scope."""
+    depth = 1
+    while True:
+        found: Dict[str, None] = {}
+        for name in names:
+            scopes = name.split("/")[:-1]
+            found.setdefault("/".join(scopes[:depth]) if scopes else name, None)
+        deepest = max((name.count("/") for name in names), default=0)
+        if len(found) > 1 or depth >= deepest:
+            return tuple(found)[:most]
+        depth += 1

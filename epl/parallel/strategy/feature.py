@@ -1,0 +1,44 @@
+"""The strategy of a model as a feature: it is the first, as all others follow what it decides."""
+
+from typing import Any, List, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir.gradient_boundary import variable_name
+from epl.ir.graph import Graph
+from epl.parallel.feature import Feature, GradientsRequest, Run, RunRequest
+from epl.parallel.plan.strategy import Strategy
+from epl.parallel.strategy import record
+from epl.parallel.strategy.replay import use_strategy
+
+
+class StrategyFeature(Feature):
+    """Uses the strategy of `auto.plan_file` when the model is first differentiated by its variables, or records one."""
+
+    def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
+        """Annotates and configures the model of the default graph."""
+        path = Env.get().config.auto.plan_file
+        if not path or all(variable_name(x) is None for x in xs):
+            return
+        graph = Graph.of(tf.get_default_graph(), may_create=True)
+        assert graph is not None
+        if graph.rewritten is None and graph.state_of(Strategy) is None:
+            graph.refuse_earlier_model()
+            use_strategy(graph, ys, path)
+
+    def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
+        """Notes the forward pass, if a strategy is recorded."""
+        if record.is_recording() and any(variable_name(x) is not None for x in request.xs):
+            record.note_forward_pass(graph, request.asked_for)
+        return request
+
+    def changes_runs(self, graph: Graph) -> bool:
+        """Whether the first run ends the script."""
+        return record.is_recording()
+
+    def around_run(self, graph: Graph, request: RunRequest, run: Run) -> List[Any]:
+        """Ends a script that is recorded, when it would train."""
+        if record.is_recording() and graph.rewritten is not None:
+            raise record.Planned(graph.tf_graph)
+        return run(request)

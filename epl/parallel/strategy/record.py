@@ -1,0 +1,118 @@
+"""Records the strategy of a model that a script builds, and ends the script where it would train.
+
+with recording():
+    the script    tf.gradients: the forward pass is noted
+                  its first run after the rewriting raises `Planned`
+strategy_of(graph)
+"""
+
+import contextlib
+from typing import Any, Iterator, List, NamedTuple, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir.colocation import taskgraph_index
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import TaskGraph
+from epl.ir.view import GraphView
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.plan.strategy import Block, ForwardOp, Strategy
+from epl.parallel.strategy import forward
+from epl.strategies.split import Split
+from epl.utils.errors import PlanError
+
+
+class Planned(BaseException):
+    """The script would train now; its model is planned. No Exception, so that a script that catches these ends, too.
+
+    Attributes:
+      tf_graph: the graph of the model, rewritten.
+    """
+
+    def __init__(self, tf_graph: tf.Graph) -> None:
+        super().__init__("The model is planned.")
+        self.tf_graph = tf_graph
+
+
+class ForwardPass(NamedTuple):
+    """State of a graph (`Graph.state_of`): the forward pass as it was when the model was first differentiated.
+
+    Attributes:
+      ops: in the order of the script, each in the block of its TaskGraph.
+    """
+
+    ops: Tuple[ForwardOp, ...]
+
+
+_open: List[bool] = []  # `recording` that are open
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Scripts that run inside are recorded, and end with `Planned`."""
+    _open.append(True)
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def is_recording() -> bool:
+    """Whether `recording` is open."""
+    return bool(_open)
+
+
+def note_forward_pass(graph: Graph, ys: Any) -> None:
+    """Notes the forward pass of `ys`, before features change it; the first call of a graph counts."""
+    if graph.state_of(ForwardPass) is not None:
+        return
+    found = forward.forward_ops(graph.tf_graph, GraphView(graph.tf_graph), ys)
+    known = range(len(graph.taskgraphs))
+    marks = [taskgraph_index(graph.tf_graph.get_operation_by_name(op.name)) for op in found.values()]
+    blocks = [mark if mark in known else 0 for mark in marks]  # ops before the first scope are in the first
+    graph.keep(ForwardPass, ForwardPass(forward.in_blocks(list(found.values()), [block or 0 for block in blocks])))
+
+
+def strategy_of(graph: Graph) -> Strategy:
+    """The strategy of a model that was built in `recording`.
+
+    Raises:
+      PlanError: the model was not differentiated by variables.
+    """
+    found = graph.state_of(ForwardPass)
+    env = Env.get()
+    cluster = env.cluster
+    if found is None or cluster is None:
+        raise PlanError("The model has no gradients by variables, so that there is no strategy to train it.")
+    used = graph.state_of(Strategy)
+    partition = graph.state_of(PartitionSection)
+    origin = strategies.SCOPES if partition is None else partition.policy
+    return Strategy(
+        model=strategies.fingerprint(found.ops),
+        workers=cluster.worker_num,
+        devices=cluster.gpu_num_per_worker,
+        device_type=cluster.device_type,
+        blocks_origin=origin if used is None else used.blocks_origin,
+        blocks=tuple(block_of(one, _names(found, one.index)) for one in graph.taskgraphs),
+        settings=strategies.settings_of(env.config.get, env.config.provenance),
+        ops=found.ops,
+    )
+
+
+def block_of(taskgraph: TaskGraph, names: List[str]) -> Block:
+    """The block of a TaskGraph, given the names of its ops."""
+    strategy = taskgraph.strategy
+    is_split = strategy.name_of_kind == "split"
+    return Block(
+        kind=strategy.name_of_kind,
+        devices=strategy.device_count or (0 if is_split else 1),
+        outer=0 if taskgraph.outer is None else taskgraph.outer.device_count or 1,
+        ratios=strategy.ratios if isinstance(strategy, Split) else (),
+        scopes=strategies.scopes_of(names),
+    )
+
+
+def _names(found: ForwardPass, block: int) -> List[str]:
+    return [op.name for op in found.ops if op.block == block]

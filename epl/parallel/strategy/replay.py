@@ -1,0 +1,185 @@
+"""Trains a model by a strategy from a file: `auto.plan_file`.
+
+    worker 0 reads the file ----> all workers have its text
+    forward pass of the model     must be the one that the strategy was made for
+    configuration                 keys that the user left alone get the decided values
+    TaskGraphs                    the scopes of the script must be the blocks; without scopes the blocks make them
+
+What the user has set or written is never changed: if the strategy says otherwise, it is refused.
+"""
+
+import json
+import logging
+from typing import Any, Dict, Set, Tuple
+
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
+from epl.env import Env
+from epl.ir.colocation import taskgraph_index
+from epl.ir.graph import Graph
+from epl.ir.view import GraphView
+from epl.parallel.auto_partition.annotate import Partitioned, mark_stages
+from epl.parallel.auto_partition.partition import partition
+from epl.parallel.auto_partition.section import section_of
+from epl.parallel.plan import agreement
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.plan.strategy import Block, ForwardOp, Strategy, block_in_words
+from epl.parallel.strategy import forward
+from epl.parallel.strategy.record import block_of
+from epl.strategies.parallel_strategy import ParallelStrategy
+from epl.strategies.replicate import Replicate
+from epl.strategies.split import Split
+from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
+
+
+def use_strategy(graph: Graph, ys: Any, path: str) -> None:
+    """Annotates and configures a model as the strategy in a file says.
+
+    Args:
+      graph: the model, about to be differentiated.
+      ys: its objective.
+      path: of the file, as worker 0 finds it.
+
+    Raises:
+      PlanError: the file cannot be used, the strategy is that of another model, or the script says otherwise.
+    """
+    env = Env.get()
+    cluster = env.cluster
+    assert cluster is not None
+    source = f"auto.plan_file {path!r}"
+    strategy = _shared(env, cluster, path, source)
+    view = GraphView(graph.tf_graph)
+    found = forward.forward_ops(graph.tf_graph, view, ys)
+    strategies.refuse_other_model(strategy, list(found.values()), source)
+    _tell_other_job(strategy, cluster, source)
+    _decide_settings(strategy, env.config, source)
+    _annotate(graph, view, found, strategy, env.config, source)
+    graph.keep(Strategy, strategy)
+
+
+def _shared(env: Env, cluster: Cluster, path: str, source: str) -> Strategy:
+    """The strategy that worker 0 reads; what is wrong with it is an error of all workers."""
+    text = _read(path) if cluster.worker_index == 0 else ""
+    if cluster.worker_num > 1:
+        agreement.meet()
+        text = agreement.from_worker_0(f"strategy of {env.new_shards_name()}", text)
+    told = json.loads(text)
+    if told["error"]:
+        raise PlanError(
+            "{} cannot be used: {}. `epl-plan --save FILE script.py` makes one.".format(source, told["error"])
+        )
+    return strategies.from_json(told["text"])
+
+
+def _read(path: str) -> str:
+    """The text of the file, or why it is no strategy, as JSON."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        strategies.from_json(text)
+    except OSError as error:
+        return json.dumps({"error": error.strerror or str(error), "text": ""})
+    except ValueError as error:  # damaged, or no text at all
+        return json.dumps({"error": str(error).rstrip("."), "text": ""})
+    return json.dumps({"error": "", "text": text})
+
+
+def _tell_other_job(strategy: Strategy, cluster: Cluster, source: str) -> None:
+    made_for = strategy.workers, strategy.devices, strategy.device_type
+    own = cluster.worker_num, cluster.gpu_num_per_worker, cluster.device_type
+    if made_for != own and cluster.worker_index == 0:
+        logger.warning(
+            "The strategy of %s was made for %d worker(s) x %d %s device(s), and the job has %d x %d %s: "
+            "what it decided may not be the best here.", source, *made_for, *own,
+        )  # fmt: skip
+
+
+def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:
+    for setting in strategy.settings:
+        value = json.loads(setting.value)
+        provenance = config.provenance(setting.key)
+        if config.is_set(setting.key) and config.get(setting.key) != value:
+            raise PlanError(
+                "{} is {!r} (from {}), and the strategy of {} has {!r}. Leave the key out, so that the strategy "
+                "decides, or make a strategy of the script as it is.".format(
+                    setting.key, config.get(setting.key), provenance, source, value
+                )
+            )
+        config.decide(setting.key, value)
+    stages = config.pipeline.num_stages
+    if config.is_set("pipeline.num_stages") and stages not in (None, -1, len(strategy.blocks)):
+        raise PlanError(
+            "pipeline.num_stages is {} (from {}), and the strategy of {} has {} block(s). Leave "
+            "the key out, or make another strategy.".format(
+                stages, config.provenance("pipeline.num_stages"), source, len(strategy.blocks)
+            )
+        )  # fmt: skip
+
+
+def _annotate(
+    graph: Graph, view: GraphView, found: Dict[int, ForwardOp], strategy: Strategy, config: Config, source: str
+) -> None:
+    """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
+    alone = len(graph.taskgraphs) == 1 and graph.taskgraphs[0].strategy.name_of_kind == "replicate"
+    is_free = not graph.taskgraphs or (config.auto.auto_parallel and alone)
+    if not is_free:
+        _refuse_other_scopes(graph, found, strategy, source)
+        return
+    nested = next((block for block in strategy.blocks if block.outer), None)
+    if nested is not None:
+        raise PlanError(
+            "The strategy of {} has {} in a scope of epl.replicate({}), which only scopes in the script can say. "
+            "Write the scopes.".format(source, block_in_words(nested), nested.outer)
+        )
+    graph.keep(Partitioned, Partitioned())
+    kinds = [_strategy_of(block) for block in strategy.blocks]
+    if len(kinds) == 1:
+        if graph.taskgraphs:
+            graph.replace_taskgraphs(kinds)
+        else:
+            graph.open_taskgraph(kinds[0])
+        return
+    blocks = {node: op.block for node, op in zip(found, strategy.ops)}
+
+    def planned(needed: Set[int]) -> Tuple[str, Dict[int, int]]:
+        return strategy.blocks_origin, {node: blocks.get(node, 0) for node in needed}
+
+    roots = [view.nodes[node].name for node in found]
+    cluster = Env.get().cluster
+    assert cluster is not None
+    divided = partition(graph.tf_graph, view, roots, len(kinds), cluster.device_type.lower(), planned)
+    if strategy.blocks_origin != strategies.SCOPES:
+        graph.keep(PartitionSection, section_of(view, divided))
+    mark_stages(graph, view, divided, kinds)
+
+
+def _strategy_of(block: Block) -> ParallelStrategy:
+    if block.kind == "replicate":
+        return Replicate(block.devices)
+    return Split(block.devices or None, ratios=block.ratios or None)
+
+
+def _refuse_other_scopes(graph: Graph, found: Dict[int, ForwardOp], strategy: Strategy, source: str) -> None:
+    """Raises PlanError unless the scopes of the script are the blocks."""
+    own = [block_of(taskgraph, []) for taskgraph in graph.taskgraphs]
+    wanted = [block._replace(scopes=()) for block in strategy.blocks]
+    if own != wanted:
+        raise PlanError(
+            "The script has {}, and the strategy of {} has {}. What a script annotates is never changed: take the "
+            "scopes out, so that the strategy decides, or make a strategy of this script.".format(
+                " and ".join(map(block_in_words, own)), source, " and ".join(map(block_in_words, wanted))
+            )
+        )
+    for here, there in zip(found.values(), strategy.ops):
+        mark = taskgraph_index(graph.tf_graph.get_operation_by_name(here.name))
+        block = mark if mark in range(len(own)) else 0
+        if block != there.block:
+            raise PlanError(
+                "{!r} is in TaskGraph {} of the script, and in block {} of the strategy of {}. What a script annotates "
+                "is never changed: take the scopes out, or make a strategy of this script.".format(
+                    here.name, block, there.block, source
+                )
+            )

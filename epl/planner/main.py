@@ -1,0 +1,183 @@
+"""The command `epl-plan`: how a script would train on a job, without training.
+
+    epl-plan --devices 8 train.py --batch_size 32
+        the script runs, in this process, until it would train
+        tables of its plan, as epl.explain() prints them; the strategy, for `auto.plan_file`
+
+What the script prints goes to standard error, so that standard output has the plan alone.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import runpy
+import sys
+import traceback
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
+
+from epl.config.keys import KEY_BY_NAME, env_name
+
+if TYPE_CHECKING:
+    from epl.parallel.plan.strategy import Strategy
+
+PLANNED = 0
+NO_PLAN = 1  # EPL refuses the script as it is
+WRONG_USAGE = 2
+SCRIPT_FAILED = 3
+
+_DEVICES = re.compile(r"(?:([0-9]+)x)?([0-9]+)")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the command line without the program's name; None: that of this process.
+
+    Returns:
+      The exit code: PLANNED, NO_PLAN or SCRIPT_FAILED; wrong options end the process with WRONG_USAGE.
+    """
+    parser = _parser()
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.diff:
+        return _compare(parser, *options.diff)
+    if options.script is None:
+        parser.error("which script? epl-plan [options] script.py [script arguments]")
+    if not os.path.isfile(options.script):
+        parser.error(f"there is no file {options.script}: the script comes after the options of epl-plan.")
+    if options.save and not os.path.isdir(os.path.dirname(os.path.abspath(options.save))):
+        parser.error(f"--save {options.save}: there is no folder {os.path.dirname(os.path.abspath(options.save))}.")
+    settings = _settings(parser, options)
+    _prepare(settings)
+    return _plan(parser, options, settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "epl-plan",
+        usage="epl-plan [options] script.py [script arguments]\n       epl-plan --diff A.json B.json",
+        description="Says how a script would train, without training: it runs until it would, in this process alone.",
+        epilog="Exit code: 0 a plan; 1 EPL refuses the script as it is; 2 wrong usage; 3 the script failed.",
+    )
+    parser.add_argument(
+        "--devices", metavar="[1x]D", help="devices of the worker; virtual CPU devices stand in for them"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="a key of epl.Config; repeatable"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="the strategy to be used: auto.plan_file")
+    parser.add_argument("--save", metavar="FILE", help="write the strategy to this file, for auto.plan_file")
+    parser.add_argument("--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two strategies differ")
+    parser.add_argument("script", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Dict[str, str]:
+    """The configuration keys that the options set, as text."""
+    settings = {}
+    for text in options.set:
+        name, equals, value = text.partition("=")
+        if not equals or name not in KEY_BY_NAME:
+            parser.error(f"--set {text}: expected KEY=VALUE with a key of epl.Config, such as zero.level=v1.")
+        try:
+            KEY_BY_NAME[name].type.parse(value)
+        except ValueError as error:
+            parser.error(f"--set {text}: {error}.")
+        settings[name] = value
+    if options.plan:
+        if not os.path.isfile(options.plan):
+            parser.error(f"--plan {options.plan}: there is no such file.")
+        settings["auto.plan_file"] = os.path.abspath(options.plan)
+    if options.devices:
+        match = _DEVICES.fullmatch(options.devices)
+        if match is None or int(match.group(2)) < 1:
+            parser.error(f"--devices {options.devices}: expected a number of devices, such as 8.")
+        if match.group(1) not in (None, "1"):
+            parser.error(
+                f"--devices {options.devices}: plans of several workers are not available yet. Give the devices of one "
+                "worker, such as --devices 8; EPL_EXPLAIN=1 shows the plan of a job that runs."
+            )
+        settings["cluster.num_virtual_devices"] = match.group(2)
+        settings["cluster.device_type"] = "cpu"
+    return settings
+
+
+def _prepare(settings: Dict[str, str]) -> None:
+    """Sets the environment for the script: before TensorFlow is imported."""
+    for name, value in settings.items():
+        os.environ[env_name(name)] = value
+    os.environ.pop("TF_CONFIG", None)  # no other worker is there
+    os.environ["EPL_EXPLAIN"] = "0"  # it is printed here
+
+
+def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str]) -> int:
+    from epl.env import Env
+    from epl.ir.graph import Graph
+    from epl.parallel.plan import strategy as strategies
+    from epl.parallel.strategy import record
+    from epl.profiler import explanation_report
+    from epl.utils.errors import EplError
+
+    try:
+        with record.recording(), contextlib.redirect_stdout(sys.stderr):
+            _run_script(options.script, options.arguments)
+        return _no_plan("The script ended and did not train: no gradients of an annotated model were to be run.")
+    except record.Planned as planned:
+        graph = Graph.of(planned.tf_graph)
+    except EplError as error:
+        traceback.print_exc()
+        sys.stderr.write(f"epl-plan: no plan: {error}\n")
+        return NO_PLAN
+    except SystemExit as end:
+        return _no_plan(f"The script ended with status {end.code!r} and did not train.")
+    except Exception:
+        traceback.print_exc()
+        return _no_plan("The script failed.")
+    assert graph is not None
+    for name in settings:
+        if Env.get().config.provenance(name) == "code":
+            parser.error(f"{name} has no effect from the command line: the script sets it in code.")
+    strategy = record.strategy_of(graph)
+    print(explanation_report.describe_rewritten(graph))
+    print("\nStrategy:\n" + "\n".join("  " + line for line in strategies.describe(strategy)))
+    if options.save:
+        _write(options.save, strategies.to_json(strategy))
+        print(f"\n{options.save}: the strategy, for auto.plan_file")
+    return PLANNED
+
+
+def _run_script(path: str, arguments: Sequence[str]) -> None:
+    """Runs a script as `python path arguments` does."""
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def _no_plan(why: str) -> int:
+    sys.stderr.write(f"epl-plan: {why}\n")
+    return SCRIPT_FAILED
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    part = path + ".part"
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(part, path)
+
+
+def _compare(parser: argparse.ArgumentParser, mine: str, other: str) -> int:
+    from epl.parallel.plan import strategy as strategies
+
+    found: List["Strategy"] = []
+    for path in (mine, other):
+        try:
+            with open(path, encoding="utf-8") as file:
+                found.append(strategies.from_json(file.read()))
+        except (OSError, ValueError) as error:
+            parser.error(f"--diff: {path} is no strategy: {error}")
+    for line in strategies.differences(*found):
+        print(line)
+    return PLANNED

@@ -1,0 +1,194 @@
+"""A model trained by the strategy of a file is planned as the one that the strategy was recorded of."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.parallel.plan import plan as plans
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.strategy import record
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import rewritten
+
+
+def _model(width=8, prefix=""):
+    """Two dense layers, and a loss on random rows."""
+    x = tf.placeholder(tf.float32, [None, 4], prefix + "x")
+    with tf.variable_scope(prefix + "one"):
+        hidden = tf.layers.dense(x, width, tf.tanh)
+    with tf.variable_scope(prefix + "two"):
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 3)))
+    return x, loss
+
+
+def _scoped_model(counts=(1, 1)):
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    with epl.replicate(counts[0], "one"):
+        hidden = tf.layers.dense(x, 8, tf.tanh, name="one")
+    with epl.replicate(counts[1], "two"):
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 3, name="two")))
+    return x, loss
+
+
+def _recorded(build):
+    """The strategy of a model, and its plan."""
+    with record.recording():
+        _, loss = build()
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        plan = rewritten().plan
+        return record.strategy_of(Graph.get()), plan
+
+
+def _saved(tmp_path, strategy):
+    path = tmp_path / "plan.json"
+    path.write_text(strategies.to_json(strategy))
+    return str(path)
+
+
+AUTO = {"auto__auto_parallel": True, "pipeline__num_stages": 2, "pipeline__num_micro_batch": 2}
+
+
+def test_recorded_strategy_has_blocks_settings_and_ops(init):
+    init(2, annotate=False, **AUTO)
+    strategy, plan = _recorded(_model)
+    assert strategy.blocks_origin == plans.section(plan, PartitionSection).policy
+    assert [block.kind for block in strategy.blocks] == ["replicate", "replicate"]
+    assert {op.block for op in strategy.ops} == {0, 1}
+    assert strategy.ops[0].type == "Placeholder" and strategy.ops[0].outputs == ("float32[?,4]",)
+    assert {one.key: (one.value, one.origin) for one in strategy.settings}["pipeline.num_micro_batch"] == ("2", "code")
+    assert strategies.from_json(strategies.to_json(strategy)) == strategy
+
+
+def test_unannotated_model_is_trained_by_a_strategy_with_equal_plan(init, tmp_path):
+    init(2, annotate=False, **AUTO)
+    strategy, plan = _recorded(_model)
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy))
+    again, same = _recorded(_model)
+    assert Env.get().config.pipeline.num_micro_batch == 2
+    assert Env.get().config.provenance("pipeline.num_micro_batch") == "planner"
+    assert plans.first_difference(plans.renamed(same, plan.name), plan) is None
+    assert plans.plan_hash(plans.renamed(same, plan.name)) == plans.plan_hash(plan)
+    assert again.blocks_origin == strategy.blocks_origin
+    assert [op.block for op in again.ops] == [op.block for op in strategy.ops]
+
+
+def test_renamed_model_is_the_same_model(init, tmp_path):
+    init(2, annotate=False, **AUTO)
+    strategy, plan = _recorded(_model)
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy))
+    same = _recorded(lambda: _model(prefix="renamed_"))[1]
+    assert same.stages == plan.stages and same.schedule == plan.schedule
+
+
+def test_trains_as_the_script_that_was_recorded(init, tmp_path):
+    losses, path = [], ""
+    for _ in range(2):
+        init(2, annotate=False, auto__plan_file=path, **(AUTO if not path else {}))
+        tf.set_random_seed(1)
+        x, loss = _model()
+        with record.recording():
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            feed = {x: np.random.RandomState(0).randn(8, 4)}
+            losses.append([sess.run([loss, train], feed)[0] for _ in range(3)])
+        path = _saved(tmp_path, record.strategy_of(Graph.get()))
+    assert losses[0] == losses[1] and losses[0][0] > losses[0][-1]
+
+
+def test_scopes_of_the_script_must_be_the_blocks(init, tmp_path):
+    init(2, annotate=False)
+    strategy, _ = _recorded(_scoped_model)
+    assert strategy.blocks_origin == strategies.SCOPES
+    path = _saved(tmp_path, strategy)
+    init(2, annotate=False, auto__plan_file=path)
+    assert [op.block for op in _recorded(_scoped_model)[0].ops] == [op.block for op in strategy.ops]
+    init(2, annotate=False, auto__plan_file=path)
+    with pytest.raises(PlanError, match=r"has epl.replicate\(1\), and the strategy of .*plan.json.* has .*take the"):
+        _recorded(lambda: _one_scope())
+
+
+def _one_scope():
+    with epl.replicate(1):
+        return _unscoped()
+
+
+def _unscoped():
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    hidden = tf.layers.dense(x, 8, tf.tanh, name="one")
+    return x, tf.reduce_mean(tf.square(tf.layers.dense(hidden, 3, name="two")))
+
+
+def test_strategy_of_scopes_makes_the_stages_of_a_script_without(init, tmp_path):
+    init(2, annotate=False)
+    strategy, plan = _recorded(_scoped_model)
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy))
+    again, same = _recorded(_unscoped)
+    assert [stage.devices for stage in same.stages] == [stage.devices for stage in plan.stages]
+    assert [op.block for op in again.ops] == [op.block for op in strategy.ops]
+
+
+def test_data_parallelism_of_one_block(init, tmp_path):
+    init(2)
+    strategy, plan = _recorded(_model)
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy))
+    same = _recorded(_model)[1]
+    assert plans.world_size(same) == 2 and same.stages == plan.stages
+
+
+def test_another_model_is_refused(init, tmp_path):
+    init(2)
+    strategy, _ = _recorded(_model)
+    init(2, auto__plan_file=_saved(tmp_path, strategy))
+    with pytest.raises(PlanError, match=r"another model.*float32\[4,9\] here and .*float32\[4,8\] there, in block 0"):
+        _recorded(lambda: _model(width=9))
+
+
+def test_keys_of_the_user_are_never_changed(init, tmp_path):
+    init(2, zero__level="v1")
+    path = _saved(tmp_path, _recorded(_model)[0])
+    init(2, auto__plan_file=path, zero__level="v0")
+    with pytest.raises(PlanError, match="zero.level is 'v0' .from code., and the strategy of .* has 'v1'"):
+        _recorded(_model)
+    init(2, auto__plan_file=path, pipeline__num_stages=3)
+    with pytest.raises(PlanError, match=r"num_stages is 3 .* has 1 block"):
+        _recorded(_model)
+    init(2, auto__plan_file=path)
+    assert _recorded(_model)[0].settings != ()
+    assert Env.get().config.zero.level == "v1"
+
+
+@pytest.mark.parametrize("text, message", [("{", "no JSON"), (json.dumps({"a": 1}), "format"), (None, "No such file")])
+def test_files_that_are_no_strategy(init, tmp_path, text, message):
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    init(2, auto__plan_file=str(path))
+    with pytest.raises(PlanError, match=f"auto.plan_file .*plan.json.* cannot be used: .*{message}.*epl-plan --save"):
+        _recorded(_model)
+
+
+def test_another_job_is_told(init, tmp_path, caplog):
+    init(2)
+    path = _saved(tmp_path, _recorded(_model)[0])
+    init(4, auto__plan_file=path)
+    _recorded(_model)
+    assert "was made for 1 worker(s) x 2 CPU device(s), and the job has 1 x 4" in caplog.text
+
+
+def test_next_init_forgets_what_a_strategy_decided(init, tmp_path):
+    init(2, zero__level="v1")
+    path = _saved(tmp_path, _recorded(_model)[0])
+    init(2, auto__plan_file=path)
+    _recorded(_model)
+    config = Env.get().config.copy()
+    assert config.zero.level == "v1"
+    tf.reset_default_graph()
+    epl.init(config)
+    assert config.zero.level == "" and config.provenance("zero.level") == "default"

@@ -1,0 +1,175 @@
+"""`epl-plan`: a script runs until it would train; its plan is printed, its strategy saved, used again and compared."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from epl.env import Env
+from epl.parallel.plan import strategy as strategies
+from epl.planner import main as command
+from tests.parallel.in_process import init  # noqa: F401
+
+HEAD = """
+import sys
+import tensorflow.compat.v1 as tf
+import epl
+"""
+MODEL = """
+epl.init(epl.Config({config}))
+x = tf.placeholder(tf.float32, [None, 4], "x")
+with epl.replicate(1):
+    hidden = tf.layers.dense(x, 8, tf.tanh)
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 3)))
+"""
+TRAIN = """
+train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print("it trains")
+"""
+
+SCRIPT = HEAD + MODEL.format(config="") + TRAIN
+STAGES = '{"pipeline.num_stages": 30, "auto.auto_parallel": True}'
+
+
+@pytest.fixture
+def plan(init, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """`plan(options, source, arguments)`: the exit code, and what was written to standard output and error."""
+    before = dict(os.environ)
+    monkeypatch.setattr(os, "environ", {})  # what the command sets there reaches epl.Config, and no other test
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+    def call(options=(), source=SCRIPT, arguments=()):
+        os.environ.clear()
+        os.environ.update(before)
+        (tmp_path / "script.py").write_text(textwrap.dedent(source))
+        init(1, annotate=False)
+        try:
+            code = command.main([*options, "script.py", *arguments])
+        except SystemExit as end:
+            code = end.code
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_prints_the_plan_and_saves_the_strategy(plan, tmp_path):
+    code, out, error = plan(["--devices", "4", "--set", "zero.level=v1", "--save", "a.json"])
+    assert code == 0, error
+    assert "4 replicas = 1 worker x 4 devices" in out and "ZeRO v1" in out and "Strategy:" in out
+    assert "it trains" not in out + error
+    strategy = strategies.from_json((tmp_path / "a.json").read_text())
+    assert strategy.devices == 4
+    code, out, error = plan(["--devices", "4", "--plan", "a.json", "--save", "b.json"])
+    assert code == 0 and 'zero.level = "v1"   (planner)' in out
+    assert command.main(["--diff", "a.json", "a.json"]) == 0
+
+
+def test_arguments_are_the_script_s_and_its_output_goes_to_standard_error(plan):
+    source = HEAD + "print(sys.argv)\n" + MODEL.format(config="") + TRAIN
+    code, out, error = plan(source=source, arguments=["--save", "mine"])
+    assert code == 0 and "['script.py', '--save', 'mine']" in error and "script.py" not in out
+
+
+def test_diff_names_decisions_first(plan, capsys):
+    plan(["--devices", "2", "--save", "a.json"])
+    plan(["--devices", "4", "--set", "pipeline.num_micro_batch=2", "--save", "b.json"])
+    assert command.main(["--diff", "a.json", "b.json"]) == 0
+    assert capsys.readouterr().out == "pipeline.num_micro_batch: 1 -> 2\ndevices: 2 -> 4\n"
+
+
+@pytest.mark.parametrize(
+    "source, code, message",
+    [
+        (HEAD + "1 / 0", 3, "ZeroDivisionError"),
+        (HEAD + MODEL.format(config=""), 3, "did not train"),
+        (HEAD + "sys.exit('no data')", 3, "status 'no data'"),
+        (
+            HEAD + MODEL.format(config='{"pipeline.num_stages": 3, "auto.auto_parallel": True}') + TRAIN,
+            1,
+            "no plan: auto",
+        ),
+    ],
+)
+def test_scripts_without_a_plan(plan, source, code, message):
+    got, _, error = plan(source=source)
+    assert got == code and message in error
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--devices", "none"], "expected a number of devices"),
+        (["--devices", "0"], "expected a number of devices"),
+        (["--devices", "2x4"], "plans of several workers are not available yet"),
+        (["--set", "zero.levle=v1"], "expected KEY=VALUE"),
+        (["--set", "zero.level=v9"], "--set zero.level=v9: expected one of"),
+        (["--plan", "none.json"], "there is no such file"),
+        (["--save", "none/a.json"], "there is no folder"),
+        (["--search"], "unrecognized arguments|no file|--search"),
+    ],
+)
+def test_wrong_usage(plan, options, message):
+    code, _, error = plan(options)
+    assert code == 2
+    assert any(one in error for one in message.split("|")), error
+
+
+def test_missing_script_and_damaged_files(plan, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "which script?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["none.py"])
+    assert "there is no file none.py" in capsys.readouterr().err
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(SystemExit):
+        command.main(["--diff", str(tmp_path / "a.json"), "b.json"])
+    assert "a.json is no strategy: it is no JSON" in capsys.readouterr().err
+
+
+def test_options_that_the_script_overrides_are_refused(plan):
+    source = HEAD + MODEL.format(config='{"zero.level": "v0"}') + TRAIN
+    code, _, error = plan(["--devices", "2", "--set", "zero.level=v1"], source)
+    assert code == 2 and "zero.level has no effect from the command line" in error
+
+
+def test_an_estimator_writes_no_checkpoint(plan, tmp_path):
+    code, out, error = plan(
+        ["--devices", "2"],
+        HEAD
+        + """
+epl.init()
+epl.set_default_strategy(epl.replicate(1))
+
+def model(features, labels, mode):
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(features, 1)))
+    step = tf.train.get_or_create_global_step()
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
+
+def read():
+    return tf.data.Dataset.from_tensors([[1.0, 2.0]]).repeat()
+
+tf.estimator.Estimator(model, "model").train(read, steps=2)
+""",
+    )
+    assert code == 0 and "2 replicas" in out, error
+    assert not list((tmp_path / "model").glob("*ckpt*"))
+
+
+def test_the_command_itself(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = subprocess.run(
+        [sys.executable, "-m", "epl_plan", "--devices", "2", "script.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("EPL: 2 replicas = 1 worker x 2 devices")
+    assert Env.get() is not None
