@@ -6,7 +6,7 @@ to another TensorFlow changes only this file. A comment at each name says what i
 
 import contextlib
 import copy
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
@@ -60,6 +60,14 @@ TRAIN_MODULES: Tuple[Any, ...] = (
 )
 TrainingExecutor = estimator_training._TrainingExecutor
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
+
+
+def gradient_function(op: tf.Operation) -> Optional[Callable[..., Any]]:
+    """The function that gives the gradients by the inputs of an op, given those of its outputs; None: it has none."""
+    try:
+        return ops.get_gradient_function(op)
+    except LookupError:
+        return None
 
 
 def is_function_graph(graph: tf.Graph) -> bool:

@@ -11,9 +11,12 @@ from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optio
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
+from epl.parallel.costs import backward
 from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
+from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import OpCost, op_cost
 from epl.parallel.costs.shapes import TensorType, Types
@@ -71,16 +74,13 @@ MACHINES = {
         5e-6, 800e9, {Kind.MATMUL: 14e12, Kind.BATCH_MATMUL: 14e12, Kind.CONVOLUTION: 14e12, Kind.DEPTHWISE: 14e12}
     ),
 }
+_INTO_LOOPS = frozenset(["Enter", "RefEnter"])
+# No gradient passes them.
+_ENDING = frozenset(["StopGradient", "PreventGradient", "Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"])
 # With this narrowest dimension a contraction runs at half its rate; measured as the rates of the CPU.
 _HALF_RATE_WIDTH = 40
 # Kinds that move bytes slower than the bandwidth allows, and how many times slower.
 _SLOWER = {Kind.REARRANGE: 3.0}
-
-# Time of the backward pass of an op as a multiple of its forward pass; 1 for kinds that are not in it.
-_BACKWARD = {
-    Kind.FREE: 0.0, Kind.RANDOM: 0.0, Kind.SEARCH: 0.0, Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0,
-    Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0, Kind.SLOW: 0.2, Kind.CROSS_ENTROPY: 0.1, Kind.ELEMENTWISE: 1.5,
-}  # fmt: skip
 
 
 def node_costs(
@@ -109,23 +109,28 @@ def node_costs(
     folding = Folding(view, types)
     counts = costs_loops.trip_counts(view, folding, frames) if frames else {}
     runs = costs_loops.runs(frames, counts, nodes)
-    trained = _differentiated(view, nodes, types)
     costs = Costs({}, {}, {}, {}, {}, types, ())
     kinds: Dict[str, List[int]] = {}
-    for node in nodes:
-        cost = op_cost(view.nodes[node], input_types(view, types, node), types[node])
-        if keeps_order(view, folding, node):
-            cost = OpCost(Kind.FREE, 0.0, 0.0, 0)
+    once = {node: _cost_of(view, types, folding, node) for node in nodes}
+    after, alone = _backward(view, types, folding, once)
+    for node, cost in once.items():
         kinds.setdefault(cost.kind, []).append(node)
         times = runs.get(node, 1)
         seconds = times * op_seconds(cost, machine)
         costs.flops[node] = times * cost.flops
         costs.bytes[node] = times * cost.bytes
         costs.seconds[node] = seconds
-        costs.step_seconds[node] = seconds * (1 + (_BACKWARD.get(cost.kind, 1.0) if node in trained else 0))
+        costs.step_seconds[node] = seconds + times * sum(op_seconds(one, machine) for one in after.get(node, ()))
         costs.parameters[node] = _parameter_bytes(view, types, node)
     unbounded = sorted({frames[n][-1] for n in nodes if n in frames and counts.get(frames[n][-1]) is None})
-    return costs._replace(notes=tuple(notes + _notes(view, kinds, unbounded)))
+    return costs._replace(notes=tuple(notes + _notes(view, kinds, unbounded) + _backward_notes(view, alone)))
+
+
+def _cost_of(view: GraphView, types: Types, folding: Folding, node: int) -> OpCost:
+    """The cost of one run of a node."""
+    if keeps_order(view, folding, node):
+        return OpCost(Kind.FREE, 0.0, 0.0, 0)
+    return op_cost(view.nodes[node], input_types(view, types, node), types[node])
 
 
 def input_types(view: GraphView, types: Types, node: int) -> List[TensorType]:
@@ -157,12 +162,83 @@ def op_seconds(cost: OpCost, machine: OpSpeeds) -> float:
     return machine.overhead + (moving if rate is None else max(moving, cost.flops / rate))
 
 
-def _differentiated(view: GraphView, nodes: Collection[int], types: Types) -> FrozenSet[int]:
-    """The nodes through which a gradient flows: floating point, and computed from a variable."""
-    variables = [node for node in nodes if view.types[node] in op_types.VARIABLES]
-    members = frozenset(nodes)
+def _backward(
+    view: GraphView, types: Types, folding: Folding, costs: Mapping[int, OpCost]
+) -> Tuple[Dict[int, List[OpCost]], List[int]]:
+    """The backward ops of one run of each node through which a gradient flows; and the nodes with a guess for them.
+
+    Args:
+      view, types, folding: of the graph.
+      costs: of one run of each node of the forward pass.
+    """
+    flows = _differentiated(view, frozenset(costs), types)
+    takers = _takers(view, costs, flows)
+    asked: Dict[int, Signature] = {}
+    found: Dict[int, List[OpCost]] = {node: [] for node in flows}
+    for node in flows:
+        for output, consumers in takers[node].items():
+            if len(consumers) > 1 and types[node][output].dtype.base_dtype.is_floating:
+                # Counts where the gradients come from: a variable takes no time, so that no cut is behind it.
+                found[min(consumers)].append(backward.addition(types[node][output], len(consumers)))
+        if view.types[node] in _INTO_LOOPS and view.nodes[node].attr["is_constant"].b:
+            found[node].append(backward.addition(types[node][0], 2))  # each turn adds its part to the gradient
+        if costs[node].kind != Kind.FREE:
+            used = tuple(not takers[node] or output in takers[node] for output in range(len(types[node])))
+            asked[node] = _signature(view, node, types, folding, flows, used)
+    differentiated = backward.differentiate(list(asked.values()))
+    for node, op in asked.items():
+        found[node] += differentiated[op].costs
+    return found, [node for node, op in asked.items() if not differentiated[op].is_known]
+
+
+def _takers(view: GraphView, members: Collection[int], flows: FrozenSet[int]) -> Dict[int, Dict[int, List[int]]]:
+    """Node -> output -> those of `flows` that take it."""
+    found: Dict[int, Dict[int, List[int]]] = {node: {} for node in members}
+    for consumer in flows:
+        for producer, output in data_inputs(view, consumer):
+            found[producer].setdefault(output, []).append(consumer)
+    return found
+
+
+def _signature(
+    view: GraphView, node: int, types: Types, folding: Folding, flows: FrozenSet[int], used: Tuple[bool, ...]
+) -> Signature:
+    """A node as it is differentiated by itself."""
+    inputs, constants, wanted = [], [], []
+    for producer, output in data_inputs(view, node):
+        given = types[producer][output]
+        inputs.append(given)
+        known = _whole_numbers(folding, producer, given)
+        constants.append(known)
+        wanted.append(producer in flows or given.dtype.base_dtype == tf.resource)
+    attrs = backward.attributes_of(view.nodes[node])
+    return Signature(
+        view.types[node], attrs, tuple(inputs), tuple(types[node]), tuple(constants), tuple(wanted), used
+    )  # fmt: skip
+
+
+def _whole_numbers(folding: Folding, producer: int, given: TensorType) -> Optional[Tuple[float, ...]]:
+    """The elements of a constant such as axes or a shape; None if they are not known."""
+    if given.dtype.base_dtype not in (tf.int32, tf.int64) or given.shape is None or len(given.shape) > 1:
+        return None
+    values = folding.vector(producer) or ([folding.scalar(producer)] if given.shape == () else [])
+    if given.shape and len(values) != given.shape[0]:
+        return None
+    known = tuple(one for one in values if one is not None)
+    return None if len(known) < len(values) or (not values and given.shape != (0,)) else known
+
+
+def _differentiated(view: GraphView, members: FrozenSet[int], types: Types) -> FrozenSet[int]:
+    """The nodes through which a gradient flows: computed from a variable, and on the way to the objective."""
+    variables = [node for node in members if view.types[node] in op_types.VARIABLES]
     reached = view.descendants(variables, stop=lambda node: node not in members) & members
-    return frozenset(n for n in reached if any(t.dtype.base_dtype.is_floating for t in types[n]))
+    floating = frozenset(
+        node for node in reached
+        if view.types[node] not in _ENDING and any(one.dtype.base_dtype.is_floating for one in types[node])
+    )  # fmt: skip
+    taken = {producer for node in members for producer in view.producers[node]}
+    objective = [node for node in floating if node not in taken]
+    return frozenset(view.ancestors(objective, stop=lambda node: node not in floating) & floating)
 
 
 def _parameter_bytes(view: GraphView, types: Types, node: int) -> int:
@@ -173,6 +249,15 @@ def _parameter_bytes(view: GraphView, types: Types, node: int) -> int:
             TensorType(None if shape.ndims is None else tuple(shape.as_list()), tf.as_dtype(attrs["dtype"].type))
         )
     return costs_shapes.num_bytes(types[node][0]) if view.types[node] in op_types.VARIABLES else 0
+
+
+def _backward_notes(view: GraphView, alone: Sequence[int]) -> List[str]:
+    if not alone:
+        return []
+    types = sorted({view.types[node] for node in alone})
+    return [
+        "the backward pass of {} counts as the forward pass: it cannot be told of the op alone".format(", ".join(types))
+    ]
 
 
 def _notes(view: GraphView, kinds: Dict[str, List[int]], unbounded: List[str]) -> List[str]:

@@ -69,6 +69,9 @@ class Folding:
             return self._types[producer][output].shape or () if producer in self._types else ()
         if op_type in ("Identity", "Cast"):
             return self.vector(inputs[0][0], depth + 1)
+        if op_type == "InvertPermutation":
+            places = [-1 if one is None else int(one) for one in self.vector(inputs[0][0], depth + 1)]
+            return [places.index(at) for at in range(len(places))] if set(places) == set(range(len(places))) else ()
         if op_type == "Pack":
             return [self.scalar(producer, depth + 1) for producer, _ in inputs]
         if op_type == "ConcatV2":
