@@ -17,7 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # layer.
 LAYERS = (
     ("epl.utils",),
-    ("epl.planner", "epl.planner.machine"),
+    ("epl.planner.machine",),
     ("epl.config", "epl.launcher"),
     ("epl.ops",),
     ("epl.ir",),

@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
 
 from epl.config.keys import KEY_BY_NAME, env_name
+from epl.planner.machine import presets
 
 if TYPE_CHECKING:
     from epl.parallel.plan.strategy import Strategy
@@ -40,6 +41,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.machines:
+        print(presets.describe_presets())
+        return PLANNED
     if options.diff:
         return _compare(parser, *options.diff)
     if options.script is None:
@@ -56,7 +60,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "epl-plan",
-        usage="epl-plan [options] script.py [script arguments]\n       epl-plan --diff A.json B.json",
+        usage=(
+            "epl-plan [options] script.py [script arguments]\n       epl-plan --diff A.json B.json\n"
+            "       epl-plan --machines"
+        ),
         description="Says how a script would train, without training: it runs until it would, in this process alone.",
         epilog="Exit code: 0 a plan; 1 EPL refuses the script as it is; 2 wrong usage; 3 the script failed.",
     )
@@ -69,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plan", metavar="FILE", help="the strategy to be used: auto.plan_file")
     parser.add_argument("--save", metavar="FILE", help="write the strategy to this file, for auto.plan_file")
     parser.add_argument("--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two strategies differ")
+    parser.add_argument("--machines", action="store_true", help="list the machines and links that EPL knows by name")
     parser.add_argument("script", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -173,3 +173,9 @@ def test_the_command_itself(tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("EPL: 2 replicas = 1 worker x 2 devices")
     assert Env.get() is not None
+
+
+def test_machines_are_listed_with_their_sources(capsys):
+    assert command.main(["--machines"]) == 0
+    out = capsys.readouterr().out
+    assert "v100-32" in out and "eth-50" in out and "data sheet NVIDIA Tesla V100" in out
