@@ -61,6 +61,7 @@ class Job:
     handle per job, and every method is a call with that handle.
     """
 
+    is_imagined = False  # whether the other processes are not there: `ImaginedJob`
     _current: "Optional[Job]" = None
     _announced: Optional[Announcement] = None
     _lock = threading.RLock()

@@ -231,6 +231,8 @@ def _open_communicators(rewrite: RewriteContext) -> None:
       PlanError: the session is a local one.
     """
     server = agreement.process_server()
+    if agreement.is_imagined():
+        return
     if server is None:
         agreement.refuse_local_session()
     sharded = rewrite.sharded

@@ -9,6 +9,7 @@ What the script prints goes to standard error, so that standard output has the p
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import runpy
@@ -17,6 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
 
 from epl.config.keys import KEY_BY_NAME, env_name
+from epl.ops.imagined_job import ImaginedJob
 from epl.planner.machine import presets
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ NO_PLAN = 1  # EPL refuses the script as it is
 WRONG_USAGE = 2
 SCRIPT_FAILED = 3
 
+_PORT = 1  # in the names of workers; nobody listens there
 _DEVICES = re.compile(r"(?:([0-9]+)x)?([0-9]+)")
 
 
@@ -53,7 +56,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.save and not os.path.isdir(os.path.dirname(os.path.abspath(options.save))):
         parser.error(f"--save {options.save}: there is no folder {os.path.dirname(os.path.abspath(options.save))}.")
     settings = _settings(parser, options)
-    _prepare(settings)
+    workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
+    _prepare(settings, workers)
     return _plan(parser, options, settings)
 
 
@@ -100,23 +104,22 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
         settings["auto.plan_file"] = os.path.abspath(options.plan)
     if options.devices:
         match = _DEVICES.fullmatch(options.devices)
-        if match is None or int(match.group(2)) < 1:
-            parser.error(f"--devices {options.devices}: expected a number of devices, such as 8.")
-        if match.group(1) not in (None, "1"):
+        if match is None or int(match.group(2)) < 1 or match.group(1) == "0":
             parser.error(
-                f"--devices {options.devices}: plans of several workers are not available yet. Give the devices of one "
-                "worker, such as --devices 8; EPL_EXPLAIN=1 shows the plan of a job that runs."
+                f"--devices {options.devices}: expected workers x devices of each, such as 4x8, or devices: 8."
             )
         settings["cluster.num_virtual_devices"] = match.group(2)
         settings["cluster.device_type"] = "cpu"
     return settings
 
 
-def _prepare(settings: Dict[str, str]) -> None:
-    """Sets the environment for the script: before TensorFlow is imported."""
+def _prepare(settings: Dict[str, str], workers: int) -> None:
+    """Sets the environment for the script, which is worker 0; of the other workers none is there."""
     for name, value in settings.items():
         os.environ[env_name(name)] = value
-    os.environ.pop("TF_CONFIG", None)  # no other worker is there
+    hosts = [f"worker-{index}.invalid:{_PORT}" for index in range(workers)]
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})
+    ImaginedJob.begin(hosts)
     os.environ["EPL_EXPLAIN"] = "0"  # it is printed here
 
 

@@ -172,7 +172,7 @@ def _of_replica_0(view: GraphView, rewrite: RewriteContext, nodes: AbstractSet[i
 def _taskgraphs(run: PreparedRun, rewrite: RewriteContext, nodes: Sequence[int]) -> Tuple[TaskGraphFacts, ...]:
     view, plan = run.graph.view, rewrite.plan
     users = [node for node in nodes if view.nodes[node].name not in rewrite.added]
-    costs = node_costs(run.graph.tf_graph, view, users, types=run.step.made.types)
+    costs = node_costs(run.graph.tf_graph, view, users, types=run.step.made.types, with_backward=False)
     taskgraph_of = view.of_attrs(lambda attrs: attrs[TASKGRAPH_ATTR].i if TASKGRAPH_ATTR in attrs else -1)
     phase_of = view.of_attrs(lambda attrs: _PHASES.get(attrs[PHASE_ATTR].s, Phase.FORWARD))
     ops: Dict[int, int] = {}

@@ -44,7 +44,7 @@ def profile_memory(is_shape_unknown: bool = True, graph: Optional[tf.Graph] = No
 def _costs(graph: Optional[tf.Graph]) -> Tuple[GraphView, Costs]:
     tf_graph = graph or tf.get_default_graph()
     view = GraphView(tf_graph)
-    return view, node_costs(tf_graph, view, range(len(view)), known=batch_shapes(view))
+    return view, node_costs(tf_graph, view, range(len(view)), known=batch_shapes(view), with_backward=False)
 
 
 def _users(graph: Optional[tf.Graph], view: GraphView) -> Iterator[int]:

@@ -67,7 +67,7 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
     if checkpoints is not None:
         checkpoints.extend()
     if graph.runner is None:
-        if rewrite.spans_processes and not server.is_connected(session):
+        if rewrite.spans_processes and not server.is_connected(session) and not agreement.is_imagined():
             agreement.refuse_local_session()
         graph.runner = GraphRunner(rewrite, functools.partial(_guarded, original_run()))
     graph.runner.refuse_fork()

@@ -32,7 +32,7 @@ from epl.ir.graph import Graph
 from epl.ops.job import Job, JobError, interruptible
 from epl.ops.service import CommunicatorSpec, Service
 from epl.ops.waits import Limits
-from epl.parallel.plan.agreement import meet
+from epl.parallel.plan.agreement import is_imagined, meet
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.split.groups import split_taskgraphs
 from epl.utils import tf_compat
@@ -81,7 +81,7 @@ def connect(tf_graph: tf.Graph, config: Optional[tf.ConfigProto]) -> "Optional[T
         JobError: a process has failed; the message names it and the cause.
     """
     topology = topology_of(tf_graph)
-    if topology is None:
+    if topology is None or is_imagined():
         return None
     server = ProcessServer.start(config)
     server.service.job.set_roles(topology.roles())

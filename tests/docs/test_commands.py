@@ -48,8 +48,8 @@ COMMANDS = {
     "--secret_file job.key train.py": (
         "tests/launcher/test_launcher_secret.py::test_a_secret_file_reaches_the_worker_as_a_path"
     ),
-    "epl-plan --devices 4 --set zero.level=v1 --save plan.json train.py": (
-        "tests/planner/test_plan_command.py::test_prints_the_plan_and_saves_the_strategy"
+    "epl-plan --devices 2x4 --set zero.level=v1 --save plan.json train.py": (
+        "tests/planner/test_plan_command.py::test_workers_that_are_not_there"
     ),
     "epl-trace merge trace_step_2.json epl_profile/trace_step_2_worker_*.json": (
         "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"

@@ -104,9 +104,9 @@ def test_scripts_without_a_plan(plan, source, code, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--devices", "none"], "expected a number of devices"),
-        (["--devices", "0"], "expected a number of devices"),
-        (["--devices", "2x4"], "plans of several workers are not available yet"),
+        (["--devices", "none"], "expected workers x devices"),
+        (["--devices", "0"], "expected workers x devices of each, such as 4x8"),
+        (["--devices", "0x4"], "expected workers x devices of each"),
         (["--set", "zero.levle=v1"], "expected KEY=VALUE"),
         (["--set", "zero.level=v9"], "--set zero.level=v9: expected one of"),
         (["--plan", "none.json"], "there is no such file"),
@@ -179,3 +179,60 @@ def test_machines_are_listed_with_their_sources(capsys):
     assert command.main(["--machines"]) == 0
     out = capsys.readouterr().out
     assert "v100-32" in out and "eth-50" in out and "data sheet NVIDIA Tesla V100" in out
+
+
+PIPELINE = (
+    HEAD
+    + """
+epl.init(epl.Config({"pipeline.num_micro_batch": 4}))
+x = tf.placeholder(tf.float32, [None, 4], "x")
+for _ in range(4):
+    with epl.replicate(1):
+        x = tf.layers.dense(x, 8, tf.tanh)
+        loss = tf.reduce_mean(tf.square(x))
+"""
+    + TRAIN
+)
+
+
+@pytest.mark.parametrize(
+    "devices, settings, source, summary",
+    [
+        ("4x8", [], SCRIPT, "32 replicas = 4 workers x 8 devices"),
+        ("2x4", ["--set", "zero.level=v2"], SCRIPT, "8 replicas = 2 workers x 4 devices"),
+        ("4x1", [], PIPELINE, "1 replica x 4 stages = 4 workers x 1 device"),
+        ("4x2", [], PIPELINE, "2 replicas x 4 stages = 4 workers x 2 devices"),
+    ],
+    ids=["data parallelism", "ZeRO", "pipeline", "two pipelines"],
+)
+def test_workers_that_are_not_there(plan, tmp_path, devices, settings, source, summary):
+    code, out, error = plan(["--devices", devices, *settings, "--save", "a.json"], source)
+    assert code == 0, error
+    assert summary in out and "TaskGraphs" in out and "cannot explain" not in error
+    workers, of_each = map(int, devices.split("x"))
+    strategy = strategies.from_json((tmp_path / "a.json").read_text())
+    assert (strategy.workers, strategy.devices) == (workers, of_each)
+
+
+def test_a_split_over_workers_that_are_not_there(plan):
+    source = (
+        HEAD
+        + """
+epl.init(epl.Config({"cluster.colocate_split_and_replicate": True}))
+x = tf.placeholder(tf.float32, [None, 4], "x")
+with epl.split():
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(tf.layers.dense(x, 64), 64)))
+"""
+        + TRAIN
+    )
+    code, out, error = plan(["--devices", "2x2"], source)
+    assert code == 0 and "1 replica split over 4 devices" in out and "all-" in out, error
+
+
+def test_a_plan_is_that_of_a_job_that_runs(plan, tmp_path):
+    """With one worker nothing is imagined; its plan differs from that of several in the job alone."""
+    found = {}
+    for devices in ("1x4", "2x2"):
+        assert plan(["--devices", devices, "--save", "a.json"])[0] == 0
+        found[devices] = strategies.from_json((tmp_path / "a.json").read_text())
+    assert strategies.differences(found["1x4"], found["2x2"]) == ["workers: 1 -> 2", "devices: 4 -> 2"]

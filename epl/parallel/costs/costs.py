@@ -90,6 +90,7 @@ def node_costs(
     device_type: str = "cpu",
     known: Optional[Mapping[str, Sequence[Optional[int]]]] = None,
     types: Optional[Types] = None,
+    with_backward: bool = True,
 ) -> Costs:
     """The costs of `nodes`.
 
@@ -100,6 +101,7 @@ def node_costs(
       device_type: a key of MACHINES.
       known: name of a tensor of a data source -> its shape, where the graph leaves it open.
       types: shapes and dtypes of the nodes and of their producers, where they have been found before.
+      with_backward: whether a backward pass is added to the nodes; if not, `step_seconds` are `seconds`.
     """
     machine = MACHINES[device_type]
     notes: List[str] = []
@@ -112,7 +114,7 @@ def node_costs(
     costs = Costs({}, {}, {}, {}, {}, types, ())
     kinds: Dict[str, List[int]] = {}
     once = {node: _cost_of(view, types, folding, node) for node in nodes}
-    after, alone = _backward(view, types, folding, once)
+    after, alone = _backward(view, types, folding, once) if with_backward else ({}, [])
     for node, cost in once.items():
         kinds.setdefault(cost.kind, []).append(node)
         times = runs.get(node, 1)

@@ -71,6 +71,12 @@ def _job_of_one(config: Config) -> Job:
     )
 
 
+def is_imagined() -> bool:
+    """Whether the other processes are not there, as this one only makes a plan."""
+    job = Job.current()
+    return job is not None and job.is_imagined
+
+
 def process_server() -> Any:
     """The ProcessServer of the current job; None as long as no model has spanned processes."""
     server = Env.get().process_server

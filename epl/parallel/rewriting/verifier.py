@@ -26,6 +26,9 @@ class VerificationError(RuntimeError):
     """A pass left the graph in a state that cannot run, or runs wrong."""
 
 
+_LOCAL = "/job:localhost/replica:0/task:0"  # this process, in a session that has no other
+
+
 def check_rewrite(rewrite: "RewriteContext", done: Sequence[str]) -> None:
     """Raises VerificationError if the graph is broken after a pass.
 
@@ -158,34 +161,34 @@ def _describe_cycle(nodes: Sequence[tf.NodeDef], producers: List[List[int]], stu
 
 
 def _illegal_devices(nodes: Sequence[tf.NodeDef], devices: Sequence[str]) -> List[str]:
-    legal = {"/device:CPU:0"} | {device.upper().replace("/DEVICE", "/device") for device in devices}
+    own = [part for part in map(_device_parts, devices) if part is not None]
+    legal = set(own) | {(process, "CPU:0") for process, _ in own} | {(_LOCAL, "CPU:0")}
+    processes = {process for process, _ in legal}
     problems = []
     for node in nodes:
-        if node.device and not _is_legal(node.device, legal):
-            problems.append(
-                "{!r} is on {!r}; the session has {}".format(node.name, node.device, ", ".join(sorted(legal)))
-            )
+        found = _device_parts(node.device)
+        is_legal = found is not None and (found in legal if found[1] else found[0] in processes)
+        if node.device and not is_legal:
+            names = sorted(f"{process if process != _LOCAL else ''}/device:{name}" for process, name in legal)
+            problems.append("{!r} is on {!r}; the session has {}".format(node.name, node.device, ", ".join(names)))
     return problems[:_MOST_PROBLEMS]
 
 
-def _is_legal(device: str, legal: Set[str]) -> bool:
-    local = {"job": "localhost", "replica": "0", "task": "0"}
+def _device_parts(device: str) -> Optional[Tuple[str, str]]:
+    """The process of a device, and its type and number, "" if it says none; None if it is no device."""
     matches = list(_DEVICE_PART.finditer(device))
     if "".join(match.group(0) for match in matches) != device:
-        return False
+        return None
+    process = {"job": "localhost", "replica": "0", "task": "0"}
+    name = ""
     for match in matches:
         kind, value = match.group(1).lower(), match.group(2)
-        if kind in local:
-            if value != local[kind]:
-                return False
+        if kind in process:
+            process[kind] = value
         else:
-            name = value if kind == "device" else f"{kind}:{value}"
-            type_name, _, number = name.upper().partition(":")
-            if number == "*":
-                number = "0"
-            if "/device:{}:{}".format(type_name, number or "0") not in legal:
-                return False
-    return True
+            type_name, _, number = (value if kind == "device" else f"{kind}:{value}").upper().partition(":")
+            name = "{}:{}".format(type_name, "0" if number in ("", "*") else number)
+    return "/job:{job}/replica:{replica}/task:{task}".format(**process), name
 
 
 def _shared_frames(nodes: Sequence[tf.NodeDef], producers: List[List[int]]) -> List[str]:
