@@ -15,8 +15,16 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.io_slicing import file_ops
-from epl.parallel.io_slicing.file_ops import base_type
-from epl.parallel.io_slicing.function_bodies import MAIN, SLICED, Bodies, Body, data_inputs, is_names, output_index
+from epl.parallel.rewriting.function_bodies import (
+    MAIN,
+    SLICED,
+    Bodies,
+    Body,
+    base_type,
+    data_inputs,
+    is_names,
+    output_index,
+)
 
 
 class Edge(NamedTuple):

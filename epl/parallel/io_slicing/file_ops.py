@@ -1,10 +1,9 @@
 """Tables of the TensorFlow ops through which names of files travel from a list to the op that opens the files.
 
 `epl/parallel/io_slicing/file_lists.py` uses these tables. They list op types without the prefix "Experimental", which
-TensorFlow 1.15 has for some datasets; `base_type` removes it.
+TensorFlow 1.15 has for some datasets.
 """
 
-import re
 from typing import Dict, FrozenSet
 
 # Ops that open files, with the index of the input that names them.
@@ -75,15 +74,3 @@ NAME_BY_NAME: FrozenSet[str] = frozenset(
 VARIABLES: FrozenSet[str] = frozenset(["Variable", "VariableV2", "VarHandleOp"])
 ASSIGNS: FrozenSet[str] = frozenset(["Assign", "AssignVariableOp"])
 PLACEHOLDERS: FrozenSet[str] = frozenset(["Placeholder", "PlaceholderV2", "PlaceholderWithDefault"])
-
-_DATASET = re.compile(r"Dataset(V\d+)?$")
-
-
-def base_type(op_type: str) -> str:
-    """Returns the op type without the prefix of the experimental form: "CSVDataset" of "ExperimentalCSVDataset"."""
-    return op_type[len("Experimental"):] if op_type.startswith("Experimental") else op_type  # fmt: skip
-
-
-def is_dataset(op_type: str) -> bool:
-    """Tells whether ops of this type make a dataset."""
-    return _DATASET.search(op_type) is not None

@@ -5,20 +5,21 @@ Before and after, on worker 1 of 2:
     Const [a b c d] ---------------> TensorSliceDataset -> ... -> TFRecordDataset
     Const [b d] -> (any length) ---> TensorSliceDataset -> ... -> TFRecordDataset      (the old Const stays as it is)
 
-This module changes the graph and its functions. `epl/parallel/io_slicing/file_lists.py` finds the lists of files;
+This module changes the graph. `epl/parallel/io_slicing/file_lists.py` finds the lists of files;
 `epl/parallel/io_slicing/shares.py` decides which worker gets which file. No session may have run the dataset or queue
 yet. The pass changes which files are read, not what is computed from them.
 """
 
 import hashlib
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.io_slicing.file_lists import Edge, FileList, Refusal, UnsliceableError, check_zips, find_file_lists
-from epl.parallel.io_slicing.function_bodies import MAIN, SLICED, Bodies, functions_of
 from epl.parallel.io_slicing.shares import SliceResult, slice_files
+from epl.parallel.rewriting.function_bodies import MAIN, SLICED, Bodies
+from epl.parallel.rewriting.function_inputs import Change, NewInput, rewrite_functions
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -27,6 +28,8 @@ _EXPECTED = (
     "(TFRecordDataset, TextLineDataset, FixedLengthRecordDataset, CsvDataset, read_file, the readers of a queue) as "
     "elements of a tf.data.Dataset or of tf.train.string_input_producer"
 )
+
+_CHANGE = Change("io.slicing", "a list of files", "io_slicing", SLICED)
 
 
 class _Share(NamedTuple):
@@ -72,7 +75,8 @@ def slice_inputs(
     except UnsliceableError as error:
         raise PlanError(f"io.slicing: files of a list {error}.") from None
     edges = {edge[:3]: (edge, share.result.indices) for share in cut for edge in share.found.edges}
-    _rewrite_functions(graph, graph_def, bodies, [(e, i) for e, i in edges.values() if e.body != MAIN])
+    in_functions = [NewInput(*edge[:3], _take(edge, i)) for edge, i in edges.values() if edge.body != MAIN]
+    rewrite_functions(graph, graph_def, bodies, in_functions, _CHANGE, lambda op: None)
     for edge, indices in edges.values():
         if edge.body == MAIN:
             _rewire(graph, edge, indices)
@@ -126,79 +130,3 @@ def _rewire(graph: tf.Graph, edge: Edge, indices: Sequence[int]) -> None:
             hidden = tf.placeholder_with_default(part, shape=None, name="share")
     tf_compat.set_attr(hidden.op, SLICED, tf.AttrValue(b=True))
     tf_compat.set_input(consumer, edge.position, hidden)
-
-
-def _rewrite_functions(
-    graph: tf.Graph, graph_def: tf.GraphDef, bodies: Bodies, edges: Sequence[Tuple[Edge, Sequence[int]]]
-) -> None:
-    """Copies functions under new names, with parts of lists in place of the lists, and makes nodes call the copies.
-
-    A function that calls a copied one is copied as well, up to the ops of the main graph.
-    """
-    names = _names_of_rewritten(bodies, edges)
-    if not names:
-        return
-    changed = tf.GraphDef(versions=graph_def.versions)
-    for function in graph_def.library.function:
-        if function.signature.name not in names:
-            continue
-        copy = changed.library.function.add()
-        copy.CopyFrom(function)
-        copy.signature.name = names[function.signature.name]
-        for node in copy.node_def:
-            _call(node, names)
-        for edge, indices in edges:
-            if edge.body == function.signature.name:
-                _rewire_in_function(copy, edge, indices)
-    with graph.as_default():
-        tf.import_graph_def(changed, name="")
-    for node in bodies.all[MAIN].nodes.values():
-        called = {attr for attr, name in functions_of(node) if name in names}
-        if called:
-            _call(node, names)
-            for attr in called:
-                tf_compat.set_attr(graph.get_operation_by_name(node.name), attr, node.attr[attr])
-
-
-def _names_of_rewritten(bodies: Bodies, edges: Sequence[Tuple[Edge, Sequence[int]]]) -> Dict[str, str]:
-    """Returns old -> new name of every function that holds one of the edges or calls one that does."""
-    names: Dict[str, str] = {}
-    pending = [edge.body for edge, _ in edges]
-    while pending:
-        old = pending.pop()
-        if old != MAIN and old not in names:
-            new, count = f"{old}_io_slicing", 0
-            while new in bodies.all:
-                count += 1
-                new = f"{old}_io_slicing_{count}"
-            names[old] = new
-            for site in bodies.calls(old):
-                if site.body.name == MAIN and not site.attr:
-                    raise PlanError(
-                        f"io.slicing: {site.node.name!r} calls the function {old!r}, which holds a list of files, in a "
-                        "way that cannot be changed. Make the list outside the function and pass it in."
-                    )
-                pending.append(site.body.name)
-    return names
-
-
-def _call(node: tf.NodeDef, names: Dict[str, str]) -> None:
-    """Makes a node call the new functions in place of the old ones."""
-    node.op = names.get(node.op, node.op)
-    for value in node.attr.values():
-        functions = [value.func] if value.HasField("func") else value.list.func
-        for function in functions:
-            function.name = names.get(function.name, function.name)
-
-
-def _rewire_in_function(function: "tf.compat.v1.FunctionDef", edge: Edge, indices: Sequence[int]) -> None:
-    """Makes a node of a function read a part of a list."""
-    taken = {node.name for node in function.node_def}
-    name = next(n for n in (f"epl_io_slicing/files_{i}" for i in range(len(taken) + 1)) if n not in taken)
-    value = tf.make_tensor_proto(_take(edge, indices))
-    const = function.node_def.add(name=name, op="Const")
-    const.attr["value"].tensor.CopyFrom(value)
-    const.attr["dtype"].type = value.dtype
-    const.attr[SLICED].b = True
-    consumer = next(node for node in function.node_def if node.name == edge.node)
-    consumer.input[edge.position] = f"{name}:output:0"

@@ -5,15 +5,26 @@ It knows what a reference between nodes means in each of the two notations ("nod
 It changes nothing.
 """
 
+import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.io_slicing import file_ops
-
 MAIN = ""  # the name of the body that is the main graph
 SLICED = "_epl_io_sliced"  # attribute of the ops that replace a list which was divided
+
+_DATASET = re.compile(r"Dataset(V\d+)?$")
+
+
+def base_type(op_type: str) -> str:
+    """Returns the op type without the prefix of the experimental form: "CSVDataset" of "ExperimentalCSVDataset"."""
+    return op_type[len("Experimental"):] if op_type.startswith("Experimental") else op_type  # fmt: skip
+
+
+def is_dataset(op_type: str) -> bool:
+    """Tells whether ops of this type make a dataset."""
+    return _DATASET.search(op_type) is not None
 
 
 class Body:
@@ -157,7 +168,7 @@ def is_names(value: np.ndarray) -> bool:
 
 def _unused_datasets(main: Body) -> Set[str]:
     """Returns the names of the datasets of the main graph whose elements nothing reads."""
-    candidates = [node.name for node in main.nodes.values() if file_ops.is_dataset(node.op)]
+    candidates = [node.name for node in main.nodes.values() if is_dataset(node.op)]
     consumers: Dict[str, Set[str]] = {name: set() for name in candidates}
     for node in main.nodes.values():
         for reference in node.input:
@@ -171,5 +182,5 @@ def _unused_datasets(main: Body) -> Set[str]:
             continue
         unused.add(name)
         inputs = [main.nodes[r.split(":")[0]] for r in data_inputs(main.nodes[name])]
-        candidates += [node.name for node in inputs if file_ops.is_dataset(node.op)]
+        candidates += [node.name for node in inputs if is_dataset(node.op)]
     return unused
