@@ -449,4 +449,9 @@ def _carried(tensor: tf.Tensor, found: Optional[WireDtype], build: Callable[[tf.
 
 
 def _weigh(tensor: tf.Tensor, weight: Optional[Weight]) -> tf.Tensor:
-    return tensor if weight is None else tensor * tf.cast(weight, tensor.dtype)
+    """The product; zeros where the weight is 0, also of what is no number."""
+    if weight is None:
+        return tensor
+    scale = tf.cast(weight, tensor.dtype)
+    # TensorFlow has no kernel of the other for bfloat16.
+    return tensor * scale if tensor.dtype == tf.bfloat16 else tf.math.multiply_no_nan(tensor, scale)

@@ -72,8 +72,15 @@ def agree(
                 rewrite.tf_graph, tf_compat.control_flow_context_of(values.op)
             ), rewrite.tf_graph.colocate_with(values.op, ignore_existing=True):
                 own_values = values.op.inputs[0]
-                _give_source(rewrite, values, own_values * tf.cast(factor, own_values.dtype))
+                _give_source(rewrite, values, _weighed(own_values, factor))
     return everyone.op
+
+
+def _weighed(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """The product; zeros where the factor is 0, also of gradients that are no numbers, as those of no rows may be."""
+    if values.dtype == tf.bfloat16:  # TensorFlow has no kernel for it
+        return values * tf.cast(factor, values.dtype)
+    return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
 
 
 def share(rewrite: RewriteContext, ranks: int) -> float:
@@ -82,13 +89,16 @@ def share(rewrite: RewriteContext, ranks: int) -> float:
 
 
 def _rows_may_differ(rewrite: RewriteContext) -> bool:
-    """Whether anything is fed, or read in batches whose size is not built into the graph."""
+    """Whether anything is fed, or read in batches whose size is not built into the graph, the same for all workers."""
     ranks = replica_groups(rewrite.graph)
     if ranks is not None and ranks.resharder.batch_weights is None:
         return False
+    several_graphs = rewrite.plan.workers > 1
     return any(
         op.type in op_types.PLACEHOLDERS
-        or (op.type in op_types.DATA_SOURCES and any(has_open_rows(tensor) for tensor in op.outputs))
+        or (
+            op.type in op_types.DATA_SOURCES and (several_graphs or any(has_open_rows(tensor) for tensor in op.outputs))
+        )
         for op in rewrite.tf_graph.get_operations()
     )
 

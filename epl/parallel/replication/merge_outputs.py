@@ -2,7 +2,8 @@
 
 Global outputs are collectives, built on replica 0 before it is cloned, each on its own communicator so that any of them
 can be fetched without the others. Local outputs and the objective are plain ops over the local replicas' tensors, built
-after cloning. Means weight each replica by its rows.
+after cloning. Means weight each replica by its rows; a mean of no rows is no number, and
+weighs nothing.
 
 A value that the ranks of a split group compute together counts once for each group: a group is a replica of the split.
 """
@@ -107,11 +108,16 @@ def _merge_global(rewrite: RewriteContext, output: Output, tensor: tf.Tensor) ->
     if output.merge == "sum":
         merged = communicator.all_reduce(tensor, rank, key, "sum")
         return merged, _collective_of(merged)
-    if not tensor.dtype.is_floating:
-        merged = communicator.all_reduce(tensor, rank, key, "mean")
-        return merged, _collective_of(merged)
-    total, rows = communicator.all_reduce([tensor, tf.ones([], tensor.dtype)], rank, key, "sum", weight=weight)
-    return total / rows, _collective_of(total)
+    weighed = _weighed(tensor, weight)
+    total, rows = communicator.all_reduce([weighed, tf.cast(weight, weighed.dtype)], rank, key, "sum")
+    return tf.cast(total / rows, tensor.dtype), _collective_of(total)
+
+
+def _weighed(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """The product in a type that has room for it; zeros where the weight is 0, also of what is no number."""
+    wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
+    wide = wide if tensor.dtype.is_floating else tf.float64
+    return tf.math.multiply_no_nan(tf.cast(tensor, wide), tf.cast(weight, wide))
 
 
 def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()) -> tf.Tensor:
@@ -120,19 +126,21 @@ def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] =
     Args:
       how: "concat" along axis 0, "sum", or "mean".
       tensors: the tensors, of one dtype.
-      weights: the weight of each tensor in a mean; by default all are equal.
+      weights: the weight of each tensor in a mean; by default all are equal. A tensor of weight 0 does not count,
+        whatever it is.
     """
     if how == "concat":
         return tf.concat([tf.reshape(t, [1]) if t.shape.ndims == 0 else t for t in tensors], axis=0)
     if how == "sum":
         return tf.add_n(tensors)
     dtype = tensors[0].dtype
-    if not dtype.is_floating:
-        return tf.truncatediv(tf.add_n(tensors), tf.constant(len(tensors), dtype))
     if not weights:
+        if not dtype.is_floating:
+            return tf.truncatediv(tf.add_n(tensors), tf.constant(len(tensors), dtype))
         return tf.add_n(tensors) / tf.constant(len(tensors), dtype)
-    rows = [tf.cast(weight, dtype) for weight in weights]
-    return tf.add_n([tensor * row for tensor, row in zip(tensors, rows)]) / tf.add_n(rows)
+    weighed = [_weighed(tensor, weight) for tensor, weight in zip(tensors, weights)]
+    rows = [tf.cast(weight, weighed[0].dtype) for weight in weights]
+    return tf.cast(tf.add_n(weighed) / tf.add_n(rows), dtype)  # a mean of integers is truncated
 
 
 def _collective_of(tensor: tf.Tensor) -> tf.Operation:
