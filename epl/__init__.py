@@ -20,6 +20,7 @@ from epl.api import (
     get_collection,
     init,
     keep_whole,
+    local_rows,
     set_default_strategy,
 )
 from epl.cluster.cluster import Cluster
@@ -34,8 +35,8 @@ from epl.utils.version import VERSION
 
 __all__ = [
     "Cluster", "Config", "Env", "Graph", "GraphKeys", "StepStatsHook", "VERSION", "add_to_collection",
-    "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "replicate", "run",
-    "set_default_strategy", "split",
+    "executing_eagerly", "explain", "get_all_collections", "get_collection", "init", "keep_whole", "local_rows",
+    "replicate", "run", "set_default_strategy", "split",
 ]  # fmt: skip
 
 __version__ = VERSION

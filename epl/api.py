@@ -1,6 +1,7 @@
 """The public functions: epl.init, the default strategy, the output collections."""
 
 import logging
+import numbers
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
@@ -9,12 +10,13 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
+from epl.parallel.plan.row_shares import asked_for, ranks_without_rows, rows_for_all, share_out
 from epl.profiler import explanation_report
 from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.strategies.context import StrategyContext
 from epl.utils import tf_compat
-from epl.utils.errors import AnnotationError
+from epl.utils.errors import AnnotationError, PlanError
 from epl.utils.lost_output import tolerate_full_disk
 
 logger = logging.getLogger("epl")
@@ -154,6 +156,59 @@ def keep_whole(tensor_or_list: Any) -> None:
     graph = Graph.get(may_create=True)
     assert graph is not None
     graph.keep_whole(tensors)
+
+
+def local_rows(global_rows: int) -> int:
+    """The rows of this worker, all its replicas together, out of the rows of all replicas of the job.
+
+    With proportions in `auto.balance` each worker has the rows of its replicas, by the largest remainder; otherwise all
+    workers have as many, and the first ones one more where they do not divide evenly. A script that calls it makes its
+    batches by itself: EPL changes no batch size of the input pipeline, and the devices of a worker divide what it
+    reads. Call it after `epl.init`; no model is needed. Not for proportions with stages of a replica on several
+    workers.
+
+    Args:
+      global_rows: rows of a batch of the whole job.
+
+    Returns:
+      Rows of the batch that this worker reads or feeds.
+
+    Raises:
+      AnnotationError: before `epl.init`.
+      TypeError: `global_rows` is not an integer.
+      PlanError: a replica would have no row, or the proportions do not belong to as many replicas on each worker.
+      NotAvailableError: `auto.balance` is "speed".
+    """
+    env = Env.get()
+    if not env.is_ready or env.cluster is None:
+        raise AnnotationError("epl.local_rows was called before epl.init(). Call epl.init() first.")
+    given: Any = global_rows
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise TypeError(f"epl.local_rows expected an integer, the rows of all replicas, got {given!r}.")
+    workers = env.cluster.worker_num
+    shares = asked_for(env.config) or (1,) * workers
+    if len(shares) % workers:
+        raise PlanError(
+            'auto.balance is "{}", proportions for {} replica(s), and the job has {} workers: epl.local_rows needs as '
+            "many replicas on each worker. Share out the rows in the script.".format(
+                env.config.auto.balance, len(shares), workers
+            )
+        )
+    rows = share_out(max(int(global_rows), 0), shares)
+    if ranks_without_rows(rows):
+        raise PlanError(
+            "epl.local_rows({}) shares out {} row(s) in the proportions {}, and {} of them would get none. {} rows are "
+            "enough for all.".format(
+                global_rows,
+                global_rows,
+                ":".join(map(str, shares)),
+                len(ranks_without_rows(rows)),
+                rows_for_all(shares),
+            )
+        )
+    env.asked_local_rows = True
+    own = len(shares) // workers
+    return sum(rows[env.cluster.worker_index * own : (env.cluster.worker_index + 1) * own])
 
 
 def get_collection(graph_key: str) -> List[tf.Tensor]:

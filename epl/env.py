@@ -36,6 +36,7 @@ class Env:
         self.communicators: List[Union[Communicator, SubCommunicators]] = []  # of graphs; each is closed in the end
         self._server: Optional[tf.train.Server] = None
         self.process_server: Optional["ProcessServer"] = None  # if a model spans processes
+        self.asked_local_rows = False  # since epl.init: the script reads batches of its own sizes
         self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.plan.agreement
 
     @classmethod
@@ -55,6 +56,7 @@ class Env:
         self.cluster = None
         self._strategy_context = None
         self.is_ready = False
+        self.asked_local_rows = False
         self.met = None
 
     def init(self, config: Config, cluster: "Cluster", strategy_context: "StrategyContext") -> None:

@@ -36,6 +36,7 @@ SIGNATURES = {
     "epl.Env.get_or_create_server": [("self", NEEDED)],
     "epl.Graph.get": [("may_create", False)],
     "epl.add_to_collection": [("tensor_or_list", NEEDED), ("graph_key", NEEDED)],
+    "epl.local_rows": [("global_rows", NEEDED)],
     "epl.get_collection": [("graph_key", NEEDED)],
     "epl.get_all_collections": [],
     "epl.executing_eagerly": [],
@@ -128,7 +129,7 @@ def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
 
 def test_the_names_of_the_package() -> None:
     names = "Cluster Config Env Graph GraphKeys StepStatsHook VERSION add_to_collection executing_eagerly explain "
-    names += "get_all_collections get_collection init keep_whole replicate run set_default_strategy split"
+    names += "get_all_collections get_collection init keep_whole local_rows replicate run set_default_strategy split"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
     assert epl.VERSION == epl.__version__ == "0.6.0"

@@ -6,6 +6,7 @@ This is data. `epl/config/config.py` turns it into objects, `tools/gen_config_do
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from epl.config.types import (
+    BalanceType,
     BoolType,
     ChoiceType,
     DeviceListType,
@@ -66,6 +67,14 @@ KEYS: Tuple[Key, ...] = (
         "",
         "File of a strategy, written by epl-plan --save: the model is trained by it. Keys that are not set get the "
         "values that it decided.",
+    ),
+    Key(
+        "auto.balance",
+        BalanceType("even", "speed"),
+        "even",
+        "",
+        'Rows of each replica: "even", or proportions, one number for each replica of the job in the order of the '
+        'ranks, such as "5:3:1". "speed" is not available yet.',
     ),
     Key("io.drop_last_files", BoolType(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(
@@ -306,6 +315,7 @@ WHALE_KEYS: Dict[str, Dict[str, Optional[bool]]] = {
 
 # Keys that set a feature of training. If one of them is set, a model without annotation is a TaskGraph.
 TRAINING_KEYS = (
+    "auto.balance",
     "gradient_checkpoint.type",
     "zero.level",
     "offload.level",

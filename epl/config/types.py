@@ -16,6 +16,7 @@ _TRUE_WORDS = ("true", "1", "yes")
 _FALSE_WORDS = ("false", "0", "no")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _INDEX = re.compile(r"[0-9]+")
+_LARGEST_PROPORTION = 1000000  # its product with a number of rows is an int64
 
 
 def _is_bool(value: Any) -> bool:
@@ -201,6 +202,38 @@ class DeviceListType(ValueType):
 
     def expected(self) -> str:
         return 'indices of devices, each once, separated by commas, such as "0,2", or "" for all'
+
+    def show(self, value: Any) -> str:
+        return f'"{value}"'
+
+
+class BalanceType(ValueType):
+    """A word, in upper or lower case; or whole numbers from 1 with colons between them, such as "5:3:1"."""
+
+    name = "str"
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def convert(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise self._refuse()
+        word = value.strip().lower()
+        if word in self._words:
+            return word
+        numbers_given = [number.strip() for number in word.split(":")]
+        if not all(_INDEX.fullmatch(number) for number in numbers_given):
+            raise self._refuse()
+        if not all(1 <= int(number) <= _LARGEST_PROPORTION for number in numbers_given):
+            raise self._refuse()
+        return ":".join(str(int(number)) for number in numbers_given)
+
+    def expected(self) -> str:
+        words = " or ".join(f'"{word}"' for word in self._words)
+        return (
+            f"{words}, or a whole number from 1 to {_LARGEST_PROPORTION} for each replica of the job, with colons "
+            'between them, such as "5:3:1"'
+        )
 
     def show(self, value: Any) -> str:
         return f'"{value}"'

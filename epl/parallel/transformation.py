@@ -24,10 +24,12 @@ from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
 from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
-from epl.parallel.plan.stages import plan_batch_parts, plan_stages
+from epl.parallel.plan.row_shares import plan_row_shares
+from epl.parallel.plan.stages import batches_of_step, plan_batch_parts, plan_stages
 from epl.parallel.replication import (
     aggregate_gradients,
     batch_division,
+    batch_sizes,
     batch_weights,
     clone_replicas,
     divide_batches,
@@ -48,6 +50,7 @@ logger = logging.getLogger("epl")
 
 # Those of every plan; their order, and that of the features' passes between them, is in their contracts.
 _CORE_PASSES = (
+    batch_sizes.PASS,
     needed_collectives.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
@@ -159,14 +162,21 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         for feature in features.FEATURES:
             feature.refuse_plan(graph, env.config, stages, groups)
         trainings = find_trainings(graph) if len(stages) > 1 else []
-        batch_parts = plan_batch_parts(graph, cluster)
-        plan = planner.make_plan(env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster)
+        row_shares = plan_row_shares(env.config, owners, cluster.worker_num)
+        refusals.refuse_uneven_rows(graph, cluster, row_shares)
+        batch_parts = plan_batch_parts(graph, cluster, bool(row_shares) or env.asked_local_rows)
+        plan = planner.make_plan(
+            env.new_graph_name(), graph, stages, owners, batch_parts, groups, env.config, cluster, row_shares
+        )
         kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else RewriteContext
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         sections = [feature.plan(rewrite) for feature in features.FEATURES]
-        plan = rewrite.plan = plan._replace(features=tuple(one for one in sections if one is not None))
-        loaded.refuse_other_plan(plan)
         rewrite.divisions = batch_division.find(rewrite)
+        plan = rewrite.plan = plan._replace(
+            features=tuple(one for one in sections if one is not None),
+            batch_rows=batch_sizes.plan_batch_rows(rewrite, batches_of_step(graph, cluster)) if row_shares else (),
+        )
+        loaded.refuse_other_plan(plan)
         explain.tell(plan, cluster)
         passes: List[PassReport] = []
         if not rewrite.is_plain:

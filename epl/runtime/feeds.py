@@ -1,10 +1,10 @@
 """How a fed value is shared out among the local replicas and the micro batches of each.
 
-With K = local replicas x micro batches of the step, a placeholder of unknown first dimension is cut into K parts; one
-of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are; scalars go to all, and
-so does what holds no rows of a batch (whole_feeds.py). A placeholder that only ops after the gradients take has one
-part per replica. Micro batches are equal: their rows are a multiple of K. Rows for all are no matter to a run that does
-not need the placeholder.
+With K = local replicas x micro batches of the step, a placeholder of unknown first dimension is cut into K parts
+(row_cuts.py); one of known first dimension d is cut when K * d rows are fed and given whole to all when d rows are;
+scalars go to all, and so does what holds no rows of a batch (whole_feeds.py). A placeholder that only ops after the
+gradients take has one part per replica. Micro batches are equal: their rows are a multiple of K. Rows for all are no
+matter to a run that does not need the placeholder.
 """
 
 import logging
@@ -14,7 +14,9 @@ from typing import Any, Container, Dict, Iterable, List, Sequence, Set, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.plan.plan import proportions
 from epl.parallel.rewriting.context import RewriteContext
+from epl.runtime.row_cuts import RowCuts
 from epl.runtime.whole_feeds import Fed, WholeFeeds
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError
@@ -38,6 +40,7 @@ class FeedSharing:
         self._warned: Set[str] = set()
         self._sparse: Dict[str, tf.SparseTensor] = {}  # by the name of the indices
         self._whole = WholeFeeds(rewrite)
+        self._cuts = RowCuts(rewrite)
 
     def cut_ahead(self, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
         """Feeds in which TensorFlow finds nothing to refuse; the user's dict is not changed.
@@ -88,7 +91,10 @@ class FeedSharing:
         shared: Dict[tf.Tensor, Any] = {}
         rows: Dict[str, Tuple[int, ...]] = {}
         by_name = {tensor.name: value for tensor, value in feeds.items()}
-        whole = self._whole.find(self._fed_for_copies(feeds, unneeded), list(self._sparse.values()))
+        fed = self._fed_for_copies(feeds, unneeded)
+        whole = self._whole.find(fed, list(self._sparse.values()))
+        cut = self._whole.of_batch([name for name, one in fed.items() if name not in whole and not one.is_known])
+        base = min((fed[name].rows for name in cut), default=0)
         for tensor, value in feeds.items():
             copies = self.copies(tensor)
             if tensor in shared or tensor.name in unneeded or (len(copies) == 1 and tensor.op.name not in self._cloned):
@@ -104,14 +110,13 @@ class FeedSharing:
                 continue
             if tensor.name in self._sparse and len(copies) > 1:
                 key = self._sparse[tensor.name]
-                self._share_sparse(key, by_name, shared)
-                rows[tensor.name] = (int(by_name[key.dense_shape.name][0]) // len(copies),) * len(copies)
+                rows[tensor.name] = self._share_sparse(key, by_name, shared, base)
                 continue
             if copies[-1] is not tensor and copies[-1].name in by_name:  # cut ahead
                 shared[tensor] = value
                 rows[tensor.name] = (len(value),) * len(copies)
                 continue
-            parts, sizes = self._parts(tensor, value, len(copies))
+            parts, sizes = self._parts(tensor, value, len(copies), base)
             if sizes:
                 rows[tensor.name] = sizes
             for copy, part in zip(copies, parts):
@@ -199,27 +204,35 @@ class FeedSharing:
                     "Feed it {} rows.".format(tensor.name, size, cut[tensor.name], size)
                 )
 
-    def _share_sparse(self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any]) -> None:
-        """Cuts a fed sparse tensor by its dense rows."""
+    def _share_sparse(
+        self, key: tf.SparseTensor, fed: Dict[str, Any], shared: Dict[tf.Tensor, Any], base: int
+    ) -> Tuple[int, ...]:
+        """Cuts a fed sparse tensor by its dense rows; returns those of each copy."""
         tensors = (key.indices, key.values, key.dense_shape)
         indices, values, shape = (np.asarray(fed[t.name]) for t in tensors)
         copies = [self.copies(t) for t in tensors]
         count = max(len(of) for of in copies)  # what the model does not take, or is constant, has fewer
-        rows, rest = divmod(int(shape[0]), count)
-        if rest or not rows:
-            raise FeedError(
-                "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {}: feed a multiple of {} "
-                "rows.".format(key.values.name, shape[0], self._sharers(count), count)
-            )
-        for copy in range(count):
-            own = (indices[:, 0] >= copy * rows) & (indices[:, 0] < (copy + 1) * rows)
+        if self._cuts.shares:
+            sizes = self._cuts.sizes(key.values.name, int(shape[0]), count, base)
+        else:
+            rows, rest = divmod(int(shape[0]), count)
+            if rest or not (rows or self._cuts.may_be_empty):
+                raise FeedError(
+                    "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {}: feed a multiple of {} "
+                    "rows.".format(key.values.name, shape[0], self._sharers(count), count)
+                )
+            sizes = (rows,) * count
+        ends = np.cumsum(sizes)
+        for copy, (end, rows) in enumerate(zip(ends, sizes)):
+            own = (indices[:, 0] >= end - rows) & (indices[:, 0] < end)
             part = indices[own]
-            part[:, 0] -= copy * rows
+            part[:, 0] -= end - rows
             own_shape = shape.copy()
             own_shape[0] = rows
             for of, value in zip(copies, (part, values[own], own_shape)):
                 for tensor in of[copy : copy + 1] if len(of) == count else of:
                     shared[tensor] = value
+        return tuple(sizes)
 
     def copies(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The tensor in every local replica, and there in every micro batch that has its own; itself first.
@@ -241,10 +254,7 @@ class FeedSharing:
 
     def _sharers(self, copies: int) -> str:
         """Who shares the rows of a placeholder with that many copies, in words."""
-        replicas = self._rewrite.local_replicas
-        if copies == replicas:
-            return f"{replicas} local replicas"
-        return f"{replicas} local replica(s) x {copies // replicas} micro batches"
+        return self._cuts.sharers(copies)
 
     def _parts_ahead(self, tensor: tf.Tensor, value: Any, copies: int) -> int:
         """Into how many parts the rows are cut that TensorFlow would not let a placeholder take; 1 for none.
@@ -267,9 +277,16 @@ class FeedSharing:
                 "{} has a first dimension of {} and was fed {} rows. With {} it takes {} rows, {} for each, or {} that "
                 "all of them get.".format(tensor.name, size, fed, self._sharers(copies), copies * size, size, size)
             )
+        if self._cuts.shares and size and fed != size:
+            raise FeedError(
+                "{} has a first dimension of {} and was fed {} rows, and auto.balance gives the replicas rows in the "
+                "proportions {}. Leave the first dimension open (None).".format(
+                    tensor.name, size, fed, proportions(self._rewrite.plan.row_shares)
+                )
+            )
         return fed // size if size else 1
 
-    def _parts(self, tensor: tf.Tensor, value: Any, copies: int) -> Tuple[List[Any], Tuple[int, ...]]:
+    def _parts(self, tensor: tf.Tensor, value: Any, copies: int, base: int) -> Tuple[List[Any], Tuple[int, ...]]:
         """The value of each copy, and their rows if the value was cut."""
         if np.ndim(value) == 0 or tensor.shape.ndims == 0:
             return [value] * copies, ()
@@ -283,21 +300,8 @@ class FeedSharing:
                     "each its own.", tensor.name, size, fed, self._sharers(copies), copies * size,
                 )  # fmt: skip
             return [value] * copies, ()
-        if fed < copies:
-            raise FeedError(
-                "{} was fed {} row(s), and they are shared out among {}: feed at least {}, or call epl.keep_whole for "
-                "what holds no rows of a batch and all of them get.".format(
-                    tensor.name, fed, self._sharers(copies), copies
-                )
-            )
-        if copies > self._rewrite.local_replicas and fed % copies:
-            raise FeedError(
-                "{} was fed {} rows, which cannot be cut evenly for {}: feed a multiple of {} rows.".format(
-                    tensor.name, fed, self._sharers(copies), copies
-                )
-            )
-        parts = np.array_split(value, copies)
-        return parts, tuple(len(part) for part in parts)
+        sizes = self._cuts.sizes(tensor.name, fed, copies, base)
+        return np.split(np.asarray(value), np.cumsum(sizes)[:-1]), sizes
 
     def _weights(self, rows: Dict[str, Tuple[int, ...]]) -> Tuple[int, ...]:
         """Rows of each replica, by the first placeholder that was cut; the others must be cut in proportion."""
@@ -306,10 +310,9 @@ class FeedSharing:
         if not sums:
             return ()
         first = min(sums)
-        shares = [size / float(sum(sums[first])) for size in sums[first]]
         for name, sizes in sums.items():
-            for size, share in zip(sizes, shares):
-                if abs(size / float(sum(sizes)) - share) > 1e-9:
+            for size, own in zip(sizes, sums[first]):
+                if size * sum(sums[first]) != own * sum(sizes):
                     raise FeedError(
                         "{} is cut into {} rows and {} into {}: the replicas would get unequal shares of the two. Feed "
                         "multiples of {} rows.".format(first, list(sums[first]), name, list(sizes), replicas)

@@ -45,6 +45,7 @@ EPL_DEFAULTS = {
 }
 NEW_DEFAULTS = {
     "auto.plan_file": "",
+    "auto.balance": "even",
     "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
@@ -231,6 +232,13 @@ class TestIllegalValues:
         with pytest.raises(ConfigError, match="indices of devices"):
             Config({"cluster.run_visible_devices": value})
 
+    @pytest.mark.parametrize("value", ["", "fast", "5:", "5:0", "5:-1", "5:1.5", "5,3", "1:1000001", 5, (5, 3), None])
+    def test_balance(self, value):
+        with pytest.raises(
+            ConfigError, match='auto.balance = .*"even" or "speed", or a whole number from 1 to 1000000'
+        ):
+            Config({"auto.balance": value})
+
     def test_it_is_a_value_error(self):
         with pytest.raises(ValueError):
             Config({"pipeline.num_micro_batch": "4"})
@@ -308,6 +316,10 @@ class TestCanonicalValues:
     @pytest.mark.parametrize("value,stored", [("Dynamic", "dynamic"), ("128", 128.0), (128, 128.0), (1.5, 1.5)])
     def test_loss_scale(self, value, stored):
         assert Config({"amp.loss_scale": value}).amp.loss_scale == stored
+
+    @pytest.mark.parametrize("value,stored", [("Even", "even"), (" 05 : 3:1", "5:3:1"), ("7", "7")])
+    def test_balance(self, value, stored):
+        assert Config({"auto.balance": value}).auto.balance == stored
 
     def test_visible_devices_lose_their_spaces(self):
         assert Config({"cluster.run_visible_devices": "0, 2"}).cluster.run_visible_devices == "0,2"

@@ -223,3 +223,52 @@ def test_sparse_rows_that_cannot_be_cut_evenly(init):
         sess.run(tf.global_variables_initializer())
         with pytest.raises(FeedError, match="sparse tensor of 4 rows.*3 local replicas: feed a multiple of 3 rows"):
             sess.run(train_op, {rows: SPARSE})
+
+
+def test_proportions_cut_rows(init):
+    init(3, auto__balance="5:3:1")
+    p, feeds = sharing([None])
+    shared = feeds.share({p: np.arange(10, dtype="f")})
+    assert [len(part) for part in parts(shared, p)] == weights(shared, feeds) == [6, 3, 1]
+    assert sum(parts(shared, p), []) == list(range(10))
+
+
+def test_proportions_of_which_one_would_have_no_row(init):
+    init(3, auto__balance="5:3:1")
+    p, feeds = sharing([None])
+    with pytest.raises(FeedError, match=r"p:0 was fed 3 row\(s\), .* 5:3:1 .*replica\(s\) 2 .* Feed at least 9 rows"):
+        feeds.share({p: np.arange(3)})
+
+
+def test_proportions_of_what_is_flattened_are_those_of_the_rows(init):
+    init(2, auto__balance="2:1")
+    words = tf.placeholder(tf.int32, [None, None], "words")
+    labels = tf.placeholder(tf.float32, [None], "labels")
+    table = tf.get_variable("table", [5, 1], initializer=tf.ones_initializer())
+    found = tf.reshape(tf.gather(table, words), [-1])
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(found - labels)))
+    shared = FeedSharing(rewritten()).share({words: np.zeros([5, 3], "i"), labels: np.arange(15)})
+    assert [len(part) for part in parts(shared, words)] == [3, 2]
+    assert [len(part) for part in parts(shared, labels)] == [9, 6]
+
+
+def test_proportions_of_a_sparse_tensor(init):
+    init(2, auto__balance="3:1")
+    rows, train_op, w = sparse_model()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {rows: SPARSE})
+        np.testing.assert_allclose(sess.run(w).ravel(), 1 - np.array([1 + 5, 2 + 3, 4]) / 4.0)
+    runner = Graph.get().runner
+    shared = runner.feeds.share(runner.feeds.cut_ahead({rows: SPARSE}))
+    shared = {tensor.name: np.asarray(value).tolist() for tensor, value in shared.items()}
+    assert shared["EPL_REPLICA_1/" + rows.dense_shape.name] == [1, 3]
+    assert shared[rows.values.name] == [1, 2, 3, 4, 5]
+
+
+def test_a_known_first_dimension_has_no_proportions(init):
+    init(2, auto__balance="3:1")
+    p, feeds = sharing([2])
+    assert parts(feeds.share({p: np.array([1, 2])}), p) == [[1, 2], [1, 2]]
+    with pytest.raises(FeedError, match=r"p:0 has a first dimension of 2 and was fed 4 rows.*3:1. Leave the first"):
+        feeds.cut_ahead({p: np.arange(4)})

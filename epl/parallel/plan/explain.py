@@ -59,6 +59,8 @@ def summary(plan: Plan, cluster: Cluster) -> str:
     ]
     if len(plan.stages) == 1:
         parts.append("1 stage")
+    if plan.row_shares:
+        parts.append(f"rows {plans.proportions(plan.row_shares)}")
     divided = max([part.parts for part in plan.batch_parts], default=1)
     if divided > 1:
         parts.append(f"a batch divided among {divided} devices")

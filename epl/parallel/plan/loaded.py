@@ -43,6 +43,11 @@ def use_plan(plan: Plan) -> Iterator[None]:
         _in_use.plans.pop()
 
 
+def in_use() -> Optional[Plan]:
+    """The loaded plan that is in use in this thread, or None."""
+    return _in_use.plans[-1] if _in_use.plans else None
+
+
 def given(kind: Type[_Section]) -> Optional[_Section]:
     """A feature's section of the loaded plan, by its class; None if no plan is in use, so that the feature decides.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from typing import List, NamedTuple, Optional, Tuple, Type, TypeVar
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from epl.parallel.plan import values
 from epl.parallel.plan.sections import PartitionSection, RecomputeSection, Section, SplitSection
@@ -110,6 +110,9 @@ class Plan(NamedTuple):
       workers, device_type: number of processes of the job, and the type of their devices.
       stages: the stages of the model; one, unless it is a pipeline.
       owners: by replica (its rank), the process that builds and runs it; ascending.
+      row_shares: by rank, the proportions of the replicas' rows; () if all have as many (`auto.balance`).
+      batch_rows: with row_shares, what is shared out in place of the batch sizes of the input pipeline: rows of all
+        replicas, by batch size in the order of the graph; () if no batch size changes.
       batch_parts: by rank, the rows of a batch that it has; () if each replica reads its own batches.
       num_micro_batch: micro batches of one step of a pipeline; 1 with one stage.
       schedule: text form of the Schedule of a pipeline; "" with one stage.
@@ -124,6 +127,8 @@ class Plan(NamedTuple):
     device_type: str
     stages: Tuple[Stage, ...]
     owners: Tuple[int, ...]
+    row_shares: Tuple[int, ...]
+    batch_rows: Tuple[int, ...]
     batch_parts: Tuple[BatchPart, ...]
     num_micro_batch: int
     schedule: str
@@ -253,9 +258,17 @@ def describe(plan: Plan) -> str:
     return "\n".join([first] + ["  " + line for part in parts for line in part])
 
 
+def proportions(shares: Sequence[int]) -> str:
+    """Proportions as the configuration writes them: "5:3:1"."""
+    return ":".join(map(str, shares))
+
+
 def describe_batches(plan: Plan) -> List[str]:
-    """Which ranks divide a batch, in lines for a person."""
+    """Which rows the replicas have, and which ranks divide a batch, in lines for a person."""
     lines = []
+    if plan.row_shares:
+        lines.append(f"rows of the replicas in the proportions {proportions(plan.row_shares)}")
+    lines += [f"a batch size of the input pipeline stands for {rows} rows of all replicas" for rows in plan.batch_rows]
     for reader in sorted({part.reader for part in plan.batch_parts}):
         ranks = [rank for rank, part in enumerate(plan.batch_parts) if part.reader == reader]
         if len(ranks) > 1:

@@ -43,6 +43,7 @@ def make_plan(
     groups: Sequence[BoundaryGroup],
     config: Config,
     cluster: Cluster,
+    row_shares: Tuple[int, ...] = (),
 ) -> Plan:
     """The plan for `graph`, after all `refuse_` functions have accepted it.
 
@@ -54,6 +55,7 @@ def make_plan(
       groups: the result of `find_groups`.
       config: the configuration.
       cluster: the devices.
+      row_shares: the result of `plan_row_shares`.
 
     Raises:
       PlanError: a gradient that cannot be aggregated.
@@ -67,6 +69,8 @@ def make_plan(
         device_type=cluster.device_type,
         stages=stages,
         owners=owners,
+        row_shares=row_shares,
+        batch_rows=(),  # filled when the input pipeline was read
         batch_parts=batch_parts,
         num_micro_batch=micro_batches,
         schedule="" if schedule is None else to_text(schedule),

@@ -1,10 +1,17 @@
 """Refusals that do not depend on features, made before the graph is changed."""
 
+from typing import Sequence
+
 import tensorflow.compat.v1 as tf
 
+from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.ir import op_types
-from epl.utils.errors import PlanError
+from epl.ir.graph import Graph
+from epl.parallel.plan.dedicated_devices import has_dedicated_devices
+from epl.parallel.plan.plan import proportions
+from epl.parallel.plan.replica_groups import replica_groups
+from epl.utils.errors import NotAvailableError, PlanError
 
 
 def refuse_contradictions(config: Config) -> None:
@@ -31,3 +38,19 @@ def refuse_foreign_synchronisation(tf_graph: tf.Graph) -> None:
                 "{!r} ({}) synchronises gradients by itself. Remove tf.train.SyncReplicasOptimizer or the distribution "
                 "strategy: EPL aggregates the gradients.".format(op.name, op.type)
             )
+
+
+def refuse_uneven_rows(graph: Graph, cluster: Cluster, row_shares: Sequence[int]) -> None:
+    """Raises NotAvailableError for uneven rows in a split that counts on as many rows on each device."""
+    if not row_shares:
+        return
+    key = f'auto.balance "{proportions(row_shares)}" with epl.split'
+    if has_dedicated_devices(graph.taskgraphs, cluster):
+        raise NotAvailableError(key, 'The split has devices of its own. Set auto.balance to "even".')
+    groups = replica_groups(graph)
+    if groups is not None and groups.resharder.batch_weights is None:
+        raise NotAvailableError(
+            key,
+            "The number of rows that enter the split is built into the graph, the same on each device. Leave the first "
+            'dimension of batches open (None), or set auto.balance to "even".',
+        )

@@ -73,7 +73,7 @@ def _rank_order(devices: Sequence[str]) -> List[int]:
     return sorted(range(len(devices)), key=lambda replica: (worker_of(devices[replica]), replica))
 
 
-def plan_batch_parts(graph: Graph, cluster: Cluster) -> Tuple[BatchPart, ...]:
+def plan_batch_parts(graph: Graph, cluster: Cluster, one_for_process: bool = False) -> Tuple[BatchPart, ...]:
     """By rank, the rows of a batch that it has; () if each replica reads its own batches.
 
     Those of the n devices of `epl.replicate(n)` that are in one process share one batch:
@@ -82,26 +82,51 @@ def plan_batch_parts(graph: Graph, cluster: Cluster) -> Tuple[BatchPart, ...]:
                                                  reader   0  0    2  2
                                                  part     0  1    0  1   of 2
 
+    Args:
+      graph: the annotated model.
+      cluster: the devices.
+      one_for_process: whether all replicas of a process share one batch, as with uneven rows.
+
     Raises:
       LayoutError: the devices of the job are not a multiple of n.
       PlanError: the scopes do not agree on n.
     """
-    together = devices_of_replica(graph.taskgraphs, cluster)
-    if together == 1:
+    if not one_for_process and devices_of_replica(graph.taskgraphs, cluster) == 1:
         return ()
+    groups = _ranks_of_batches(graph, cluster)
+    if one_for_process:
+        by_worker: Dict[int, List[int]] = {}
+        for (_, worker), ranks in groups.items():
+            by_worker.setdefault(worker, []).extend(ranks)
+        members = list(by_worker.values())
+    else:
+        members = list(groups.values())
+        if all(len(ranks) == 1 for ranks in members):
+            return ()
+    parts = {
+        rank: BatchPart(min(ranks), index, len(ranks))
+        for ranks in members
+        for index, rank in enumerate(sorted(ranks))
+    }  # fmt: skip
+    return tuple(parts[rank] for rank in range(len(parts)))
+
+
+def batches_of_step(graph: Graph, cluster: Cluster) -> int:
+    """How many batches the processes of the job read together in a step in which all replicas have as many rows."""
+    return len(_ranks_of_batches(graph, cluster))
+
+
+def _ranks_of_batches(graph: Graph, cluster: Cluster) -> Dict[Tuple[int, int], List[int]]:
+    """The ranks that share one batch where all have as many rows, by replica of `epl.replicate(n)` and process."""
+    together = devices_of_replica(graph.taskgraphs, cluster)
     _, virtual = stage_devices(graph.taskgraphs, cluster)
     devices = virtual[0].all_devices
-    _refuse_remainder(together, devices)
+    if together > 1:
+        _refuse_remainder(together, devices)
     members: Dict[Tuple[int, int], List[int]] = {}
-    order = _rank_order(devices)
-    for rank, replica in enumerate(order):
+    for rank, replica in enumerate(_rank_order(devices)):
         members.setdefault((replica // together, worker_of(devices[replica])), []).append(rank)
-    if all(len(ranks) == 1 for ranks in members.values()):
-        return ()
-    parts = {
-        rank: BatchPart(ranks[0], index, len(ranks)) for ranks in members.values() for index, rank in enumerate(ranks)
-    }
-    return tuple(parts[rank] for rank in range(len(order)))
+    return members
 
 
 def _refuse_remainder(together: int, devices: Sequence[str]) -> None:

@@ -159,7 +159,10 @@ def _reduce(
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
     scale = rewrite.plan.fp16_scale
-    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    counted: List[Gradient] = [
+        one if isinstance(one, tf.IndexedSlices) else _of_rows(rewrite, one, share) for one in gradients
+    ]
+    sent = counted if scale is None else [compression.compress(gradient, scale) for gradient in counted]
     received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
     if scale is not None:
         received = [
@@ -167,6 +170,18 @@ def _reduce(
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+
+
+def _of_rows(rewrite: RewriteContext, gradient: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """The gradient; zeros for a replica without rows, whose gradient may be no number.
+
+    With even rows no process has a batch without rows, unless the script reads one. The collective of sparse gradients
+    does the same.
+    """
+    has_rows = not rewrite.plan.row_shares or rewrite.plan.workers == 1
+    if has_rows or gradient.dtype == tf.bfloat16:  # for which TensorFlow has no kernel
+        return gradient
+    return tf.math.multiply_no_nan(gradient, tf.cast(tf.sign(share), gradient.dtype))
 
 
 def _scatter(
@@ -189,7 +204,8 @@ def _scatter(
         with tf.control_dependencies(after):
             return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
 
-    sent = gradients if scale is None else [compression.compress(gradient, scale) for gradient in gradients]
+    counted = [_of_rows(rewrite, gradient, share) for gradient in gradients]
+    sent = counted if scale is None else [compression.compress(gradient, scale) for gradient in counted]
     parts = reduce_scatter(sent, [cut.member for cut in cuts], scattered.resharder, scatter)
     for cut, gradient, part in zip(cuts, gradients, parts):
         exact = part if scale is None else compression.decompress(part, gradient.dtype, scale)

@@ -6,6 +6,7 @@
 
 This pass adds the cuts of replica 0. A cut depends on the index of the part, a constant that differs in the copies for
 other replicas, and on the number of parts. A run of replica 0 alone feeds 1 as that number, so it gets the full batch.
+Uneven rows are cut by the largest remainder, as `epl/parallel/plan/row_shares.py` does.
 If the batch has fewer rows than parts, a replica without a row computes on a row of another one and weighs 0: the
 gradients of an empty batch would be NaN.
 """
@@ -17,6 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, HOST_ATTR
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.row_shares import local_shares
 from epl.parallel.replication.batch_division import BatchDivision
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import RewriteContext
@@ -106,13 +108,25 @@ class _Cut:
         return [barrier]
 
     def _bounds(self, rows: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-        """First row and end of the part: the first parts have a row more, as parts of feeds do."""
-        each, rest = rows // self._count, rows % self._count
-        begin = self._index * each + tf.minimum(self._index, rest)
-        own = each + tf.cast(self._index < rest, tf.int64)
+        """First row and end of the part, cut as feeds are."""
+        shares = local_shares(self._rewrite.plan, self._rewrite.cluster.worker_index)
+        if shares:
+            begin, own = self._uneven(rows, shares)
+        else:  # the first parts have a row more
+            each, rest = rows // self._count, rows % self._count
+            begin = self._index * each + tf.minimum(self._index, rest)
+            own = each + tf.cast(self._index < rest, tf.int64)
         self._rewrite.rows_read.setdefault(self._source.name, tf.cast(own, tf.float64))
         begin = tf.maximum(tf.minimum(begin, rows - 1), 0)
         return begin, tf.minimum(begin + tf.maximum(own, 1), rows)
+
+    def _uneven(self, rows: tf.Tensor, shares: Sequence[int]) -> Tuple[tf.Tensor, tf.Tensor]:
+        """First row of the part, and its number of rows: all if a run has one part."""
+        sizes = rows_of_parts(rows, shares)
+        is_alone = tf.equal(self._count, 1)
+        own = sizes[self._index]
+        begin = tf.cumsum(sizes)[self._index] - own
+        return tf.where(is_alone, tf.zeros_like(rows), begin), tf.where(is_alone, rows, own)
 
     def _assert_rows_for_all(self, rows: tf.Tensor) -> tf.Operation:
         """Checks that each device has a row: in a split, which computes on the rows of all devices, a copy counts."""
@@ -129,6 +143,25 @@ class _Cut:
             for position, taken in enumerate(taker.inputs):
                 if taken is tensor:
                     tf_compat.set_input(self._rewrite.remember(taker), position, part)
+
+
+def rows_of_parts(rows: tf.Tensor, shares: Sequence[int]) -> tf.Tensor:
+    """What `share_out` computes, as ops.
+
+    Args:
+      rows: int64 [], of all parts.
+      shares: the proportions.
+
+    Returns:
+      int64 [len(shares)].
+    """
+    wanted = rows * tf.constant(shares, tf.int64)
+    quotas, remainders = wanted // sum(shares), wanted % sum(shares)
+    left_over = rows - tf.reduce_sum(quotas)
+    others, own = remainders[tf.newaxis, :], remainders[:, tf.newaxis]
+    is_lower = np.tri(len(shares), k=-1, dtype=bool)  # [part, other]: whether the other comes before the part
+    ahead = tf.logical_or(others > own, tf.logical_and(tf.equal(others, own), is_lower))
+    return quotas + tf.cast(tf.reduce_sum(tf.cast(ahead, tf.int64), 1) < left_over, tf.int64)
 
 
 def _sparse_rows(tensor: tf.SparseTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.SparseTensor:

@@ -10,6 +10,7 @@ from typing import Dict, Sequence, Set, Tuple
 from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
+from epl.parallel.replication import batch_division
 from epl.parallel.replication.batch_weights import current_view
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
@@ -72,8 +73,8 @@ def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequen
     if written:
         raise PlanError(
             "{} reads a batch once for several devices, and {!r} has to run before it is read, which writes a variable "
-            "that each device has a copy of. Write it after the batch is read, or write epl.replicate(1).".format(
-                rewrite.plan.stages[0].strategy, view.nodes[written[0]].name
+            "that each device has a copy of. Write it after the batch is read, or {}.".format(
+                batch_division.divider(rewrite), view.nodes[written[0]].name, batch_division.otherwise(rewrite)
             )
         )
     rewrite.read_once = frozenset(view.names(reads))

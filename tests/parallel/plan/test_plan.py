@@ -50,7 +50,7 @@ def example(**changes):
     output = Output("loss:0", 0, "local", "mean", "")
     stage = Stage((0,), "epl.replicate(1)", ("/job:worker/replica:0/task:0/device:CPU:0",))
     plan = Plan(
-        "graph1", 2, "CPU", (stage,), (0,), (BatchPart(0, 0, 1),), 1, "", "mean", None, (), (group,), (output,)
+        "graph1", 2, "CPU", (stage,), (0,), (), (), (BatchPart(0, 0, 1),), 1, "", "mean", None, (), (group,), (output,)
     )  # fmt: skip
     return plan._replace(**changes)
 
