@@ -13,7 +13,8 @@ class Split(ParallelStrategy):
     """The ops inside form one TaskGraph that is sharded over devices. See `split`.
 
     Attributes:
-      ratios: of the parts, by device, as whole numbers; () if they are as equal as they can be.
+      ratios: of the parts, by device, as whole numbers; () if they are as equal as they can be. A device with 0 has
+        empty parts.
     """
 
     name_of_kind = "split"
@@ -40,10 +41,10 @@ def _whole_ratios(ratios: Any) -> Tuple[int, ...]:
         raise _wrong_ratios(ratios)
     exact = []
     for ratio in ratios:
-        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not isfinite(ratio) or ratio <= 0:
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not isfinite(ratio) or ratio < 0:
             raise _wrong_ratios(ratios)
         exact.append(Fraction(ratio) if isinstance(ratio, (int, Fraction)) else Fraction(repr(float(ratio))))
-    if not exact:
+    if not any(exact):
         raise _wrong_ratios(ratios)
     scale = 1
     for one in exact:
@@ -57,8 +58,9 @@ def _whole_ratios(ratios: Any) -> Tuple[int, ...]:
 
 def _wrong_ratios(ratios: object) -> AnnotationError:
     return AnnotationError(
-        "epl.split(ratios={!r}): expected a list of positive numbers, one for each device, such as [3, 1] for a part "
-        "on the first device that is three times as large as the second.".format(ratios)
+        "epl.split(ratios={!r}): expected a list of numbers from 0 up, one for each device and not all of them 0, such "
+        "as [3, 1] for a part on the first device that is three times as large as the second, or [1, 0] for all on the "
+        "first device.".format(ratios)
     )
 
 
@@ -70,13 +72,15 @@ def split(
     Args:
       device_count: number of shards; None: of all devices of the job, or as many as there are ratios.
       name: for messages.
-      ratios: positive numbers, one for each device: how large the parts are in relation to each other. None: as equal
-        as they can be. Batches are not cut by them; each device has the rows that it is fed.
+      ratios: numbers from 0 up, one for each device: how large the parts are in relation to each other. A device with 0
+        has no part: with [1, 0] the first device computes the ops for the batches of both. None: as equal as they can
+        be. Batches are not cut by them; each device has the rows that it is fed.
 
     Returns:
       A context manager.
 
     Raises:
-      AnnotationError: not a positive whole number of devices, or ratios that are no positive numbers, one for each.
+      AnnotationError: not a positive whole number of devices, or ratios that are not one number for each, at least one
+        of them above 0.
     """
     return Split(device_count, name, ratios)

@@ -19,6 +19,8 @@ from epl.utils.errors import AnnotationError
         ([Fraction(1, 3), 1], (1, 3)),
         (np.array([1.5, 3.0]), (1, 2)),
         (np.array([2, 4]), (1, 2)),
+        ([2, 0], (1, 0)),
+        ([0, 0.5, 0.25], (0, 2, 1)),
     ],
 )
 def test_ratios_are_whole_numbers_as_exact_as_they_are_written(ratios, whole):
@@ -38,11 +40,11 @@ def test_ratios_are_printed_if_there_are_any():
 
 @pytest.mark.parametrize(
     "ratios",
-    [3, "31", {3: 1}, [], [1, 0], [1, -1], [1, float("nan")], [1, float("inf")], [True, 2], [1, None]],
+    [3, "31", {3: 1}, [], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], [True, 2], [1, None]],
     ids=str,
 )
-def test_ratios_are_positive_numbers(ratios):
-    with pytest.raises(AnnotationError, match="expected a list of positive numbers, one for each device"):
+def test_ratios_are_numbers_from_0_up(ratios):
+    with pytest.raises(AnnotationError, match="expected a list of numbers from 0 up, one for each device"):
         epl.split(2, ratios=ratios)
 
 

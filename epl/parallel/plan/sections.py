@@ -75,18 +75,33 @@ class OpChoice(NamedTuple):
     outputs: Tuple[str, ...]
 
 
+class SplitRatios(NamedTuple):
+    """The relative sizes of the shards of a split TaskGraph.
+
+    Attributes:
+      taskgraph: its index.
+      ratios: by rank of a group, 0 for empty shards; () if they are as equal as possible.
+    """
+
+    taskgraph: int
+    ratios: Tuple[int, ...]
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self.ratios)) or "equal"
+
+
 class SplitSection(NamedTuple):
     """Tensor parallelism: `epl.split`.
 
     Attributes:
       groups: the ranks of each group.
-      ratios: relative sizes of the shards, by rank of a group; () if they are as equal as possible.
+      ratios: of each split TaskGraph; () if the shards of all are as equal as possible.
       ops: the ops that are computed on shards; every rank computes the others in full.
       variables: the variables of the split.
     """
 
     groups: Tuple[Tuple[int, ...], ...]
-    ratios: Tuple[int, ...]
+    ratios: Tuple[SplitRatios, ...]
     ops: Tuple[OpChoice, ...]
     variables: Tuple[ShardedVariable, ...]
 
@@ -97,7 +112,10 @@ class SplitSection(NamedTuple):
     def describe(self) -> List[str]:
         """The section in lines for a person."""
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in self.groups)
-        ratios = ", {}".format(":".join(map(str, self.ratios))) if self.ratios else ""
+        told = sorted({str(one) for one in self.ratios})
+        if len(told) > 1:
+            told = [f"{one} in TaskGraph {one.taskgraph}" for one in self.ratios]
+        ratios = "".join(f", {one}" for one in told)
         lines = [
             f"split over {len(self.groups[0])} devices in {len(self.groups)} group(s){ratios}: ranks {groups}",
         ]

@@ -47,6 +47,7 @@ def run(rewrite: RewriteContext) -> None:
     sharded = rewrite.sharded
     own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
+    _resize_shards_of_replica_0(rewrite, view, own_parts)
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -190,6 +191,14 @@ def _vary_seeds_of_replica_0(rewrite: RewriteContext, view: GraphView, seeds: Ow
         for key, value in own.attrs or ():
             tf_compat.set_attr(rewrite.remember(rewrite.operation(node.name)), key, value)
     rewrite.added_functions |= seeds.functions
+
+
+def _resize_shards_of_replica_0(rewrite: RewriteContext, view: GraphView, own_parts: _OwnAttrs) -> None:
+    """Gives empty shards of replica 0 their shape: the graph was built as if they had elements (`static_shape`)."""
+    for node in view.of_types(op_types.VARIABLES):
+        for key, value in own_parts[node][rewrite.base_rank] if node in own_parts else ():
+            if key == "shape" and view.nodes[node].attr[key] != value:
+                tf_compat.set_attr(rewrite.remember(rewrite.operation(view.nodes[node].name)), key, value)
 
 
 def _edit(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, node: int, device: str, rank: int) -> Edit:

@@ -174,23 +174,24 @@ class CheckpointParts:
             return tf.reshape(tf.numpy_function(prepared, [filename], tf.string), [])
 
     def merged(
-        self, filename: tf.Tensor, own: tf.Tensor, write: tf.Operation, entries: Sequence[Tuple[str, str]]
+        self, filename: tf.Tensor, own: tf.Tensor, write: Optional[tf.Operation], entries: Sequence[Tuple[str, str]]
     ) -> tf.Operation:
         """An op that merges all parts into the checkpoint.
 
         Args:
           filename: of the checkpoint.
           own: from `own_prefix`.
-          write: writes worker 0's own part there.
+          write: writes worker 0's own part there; None if worker 0 has nothing to write.
           entries: as in `ask`.
         """
-        with tf.device("/cpu:0"), tf.control_dependencies([write]):
+        with tf.device("/cpu:0"), tf.control_dependencies([own.op if write is None else write]):
             if self._session is None:
                 with tf.control_dependencies(None):
                     self._session = tf.placeholder_with_default(0, [])
             given = [filename, self._session]
             others = tf.numpy_function(lambda name, session: self._asked(name, session, entries), given, tf.string)
-            prefixes = tf.concat([[own], tf.reshape(others, [-1])], axis=0)
+            first = [] if write is None else [[own]]
+            prefixes = tf.concat(first + [tf.reshape(others, [-1])], axis=0)
             return tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=prefixes, destination_prefix=filename, delete_old_dirs=True
             )

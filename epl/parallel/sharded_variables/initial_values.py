@@ -21,7 +21,8 @@ from epl.parallel.costs.shapes import num_elements
 from epl.parallel.plan.agreement import process_server
 from epl.parallel.rewriting.random_seeds import own_seed
 from epl.parallel.sharding.placements import Placement
-from epl.parallel.sharding.resharding import Resharder
+from epl.parallel.sharding.resharding import Resharder, hidden
+from epl.parallel.sharding.slices import slice_along
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
@@ -51,9 +52,26 @@ def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> T
     return tuple(begin), local_shapes(full_shape, placement)[rank]
 
 
+def static_shape(full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> Tuple[int, ...]:
+    """The shape of this rank's shard in the graph as it is built.
+
+    That of an empty shard is the shape of the first one that is not: TensorFlow drops the number in a constant without
+    elements, from which other ranks of the process make their initial values. The rewriting corrects the variable.
+    """
+    shapes = local_shapes(full_shape, placement)
+    own = shapes[resharder.rank]
+    return own if own[placement.dim] else next(shape for shape in shapes if shape[placement.dim])
+
+
 def slice_spec(full_shape: Sequence[int], placement: Placement, rank: int) -> str:
-    """A rank's shard in the notation of TensorFlow's checkpoint ops: "10 8 0,10:4,4" is columns 4 to 7 of [10, 8]."""
-    return spec_of(full_shape, *local_slice(full_shape, placement, rank))
+    """A rank's shard in the notation of TensorFlow's checkpoint ops: "10 8 0,10:4,4" is columns 4 to 7 of [10, 8].
+
+    The notation has no empty slice: for an empty shard, one element along the dimension that is cut.
+    """
+    begin, size = (list(part) for part in local_slice(full_shape, placement, rank))
+    if not size[placement.dim]:
+        begin[placement.dim], size[placement.dim] = min(begin[placement.dim], full_shape[placement.dim] - 1), 1
+    return spec_of(full_shape, begin, size)
 
 
 def spec_of(full_shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
@@ -66,7 +84,17 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, reshar
     begin = resharder.own([local_slice(full_shape, placement, rank)[0] for rank in range(resharder.ranks)], tf.int32)
     size = resharder.own(local_shapes(full_shape, placement), tf.int32)
     part = tf.slice(full, begin, size)
-    part.set_shape(local_slice(full_shape, placement, resharder.rank)[1])
+    part.set_shape(static_shape(full_shape, placement, resharder))
+    return part
+
+
+def cut_if_full(value: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
+    """`cut` of a value that may be this rank's shard already, where one rank has all and the others nothing."""
+    begin, size = resharder.own_range(placement, None)
+    value = hidden(value, placement.dim)  # its static size says nothing of other ranks
+    is_full = tf.equal(tf.shape(value)[placement.dim], placement.size)
+    part = slice_along(value, placement.dim, tf.where_v2(is_full, begin, 0), size)
+    part.set_shape(static_shape(full_shape, placement, resharder))
     return part
 
 
@@ -93,7 +121,9 @@ def restored_shard(
         (part,) = tf.raw_ops.RestoreV2(
             prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
         )
-    part.set_shape(local_slice(full_shape, placement, resharder.rank)[1])
+    if placement.has_empty:
+        part = slice_along(part, placement.dim, 0, resharder.own(placement.sizes or (), tf.int32))
+    part.set_shape(static_shape(full_shape, placement, resharder))
     return part
 
 
@@ -124,7 +154,8 @@ def initial_shard(
         return restored, {}
     size = num_elements(tuple(full_shape)) * full.dtype.size
     if size > LARGEST_CUT:
-        redraw = Redraw(full_shape, local_shapes(full_shape, placement), resharder)
+        shapes = local_shapes(full_shape, placement)
+        redraw = Redraw(full_shape, shapes, static_shape(full_shape, placement, resharder), resharder)
         part = redraw.build(full)
         if part is not None:
             return part, redraw.seeds
@@ -146,16 +177,20 @@ class Redraw:
       unknown: the op that could not be built, for a message.
     """
 
-    def __init__(self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], resharder: Resharder) -> None:
+    def __init__(
+        self, shape: Sequence[int], shapes: Sequence[Tuple[int, ...]], static: Sequence[int], resharder: Resharder
+    ) -> None:
         """Builds nothing yet.
 
         Args:
           shape: of the initial values that `build` takes.
           shapes: the shapes to build, by rank.
+          static: the static shape of what is built, see `static_shape`.
           resharder: of this rank.
         """
         self._shape = tuple(shape)
         self._shapes = shapes
+        self._static = static
         self._resharder = resharder
         self.seeds: Dict[str, Tuple[int, ...]] = {}
         self.unknown = ""
@@ -166,7 +201,7 @@ class Redraw:
         if self.unknown:
             return None
         part = self._built(tensor, self._resharder.own(self._shapes, tf.int32))
-        part.set_shape(self._shapes[self._resharder.rank])
+        part.set_shape(self._static)
         return part
 
     def _find_unknown(self, tensor: tf.Tensor) -> str:

@@ -11,8 +11,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_shard
+from epl.parallel.sharded_variables.initial_values import Redraw, local_shapes, restored_shard, static_shape
 from epl.parallel.sharded_variables.variables import (
+    ASKED,
     SCOPE,
     beside,
     initializer_of,
@@ -26,8 +27,6 @@ from epl.parallel.sharding.shard_owner import NewVariable
 from epl.parallel.sharding.sharded_variables import Shard, ShardInfo, Slots, objects_by_op
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
-
-_ASKED = "_epl_asked"  # the name by which an optimizer asked for a slot
 
 
 class SlotPlacements(NamedTuple):
@@ -66,15 +65,15 @@ def _stored_as_asked() -> Iterator[None]:
     """
     stored = tf_compat.stored_variables()
     for name, variable in list(stored.items()):
-        if hasattr(variable, _ASKED):
-            stored[getattr(variable, _ASKED)] = stored.pop(name)
+        if hasattr(variable, ASKED):
+            stored[getattr(variable, ASKED)] = stored.pop(name)
     try:
         yield
     finally:
         for asked in [name for name in stored if SCOPE + "/" in name]:
             outer, _, name = asked.rpartition(SCOPE + "/")
             variable = stored[outer + name] = stored.pop(asked)
-            setattr(variable, _ASKED, asked)
+            setattr(variable, ASKED, asked)
             if is_shard(variable):
                 note_slice(variable)  # TensorFlow replaces the slice info of a slot that it finds again
 
@@ -126,8 +125,9 @@ def adopt_slots(written: Mapping[str, Placement], resharder: Resharder, owner: s
         op = graph.get_operation_by_name(name)
         shape = [dim.size for dim in op.get_attr("shape").dim]
         assert placement.sizes is not None
-        assert shape[placement.dim] in (placement.sizes[resharder.rank], -1), (name, shape, placement)
         full_shape = tuple(shape[: placement.dim] + [placement.size] + shape[placement.dim + 1 :])
+        static = static_shape(full_shape, placement, resharder)
+        assert shape[placement.dim] in (static[placement.dim], -1), (name, shape, placement)
         objects = members.get(op)
         if not objects:  # a sum of gradients, which no checkpoint has
             if is_uneven(placement):
@@ -149,10 +149,11 @@ def _resize(
     """Builds the initial value of a slot, given by its Python objects, in the size of each rank's shard."""
     op = objects[0].op
     shapes = local_shapes(info.full_shape, info.placement)
+    static = static_shape(info.full_shape, info.placement, resharder)
     slots.shapes[op.name] = shapes
     for assign in _initializers(objects):
         value = assign.inputs[1]
-        redraw = Redraw(shapes[resharder.rank], shapes, resharder)
+        redraw = Redraw(static, shapes, static, resharder)
         with beside(op), tf.name_scope("Initializer"):
             part = redraw.build(value)
         if part is not None:

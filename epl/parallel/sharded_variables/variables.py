@@ -27,6 +27,7 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 SCOPE = "EPL_SPLIT"  # the name scope of shards, for people who read the graph
+ASKED = "_epl_asked"  # an attribute of slots: the name by which an optimizer asked for it
 
 _INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
 _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
@@ -63,9 +64,11 @@ class _ShardObject:
     def _part(self, value: Any) -> tf.Tensor:
         _, full_shape, placement, resharder = self._epl_full
         tensor = tf.convert_to_tensor(value, self.dtype.base_dtype)  # type: ignore[attr-defined]
-        if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) == full_shape:
-            return initial_values.cut(tensor, full_shape, placement, resharder)
-        return tensor
+        if not tensor.shape.is_fully_defined() or tuple(tensor.shape.as_list()) != full_shape:
+            return tensor
+        if tuple(self.shape.as_list()) == full_shape:  # type: ignore[attr-defined]  # this rank may have all of it
+            return initial_values.cut_if_full(tensor, full_shape, placement, resharder)
+        return initial_values.cut(tensor, full_shape, placement, resharder)
 
 
 def shard_variable(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
@@ -226,7 +229,8 @@ def refuse_reuse(variable: Any, shape: Any) -> None:
         return
     name, full_shape, _, resharder = variable._epl_full
     asked = tf.TensorShape(shape)
-    if asked.is_compatible_with(tf.TensorShape(full_shape)) and not asked.is_compatible_with(variable.shape):
+    has_all = variable.shape.is_compatible_with(full_shape) and not hasattr(variable, ASKED)
+    if asked.is_compatible_with(full_shape) and (has_all or not asked.is_compatible_with(variable.shape)):
         raise PlanError(
             "The variable {!r} is asked for again (reuse) after tf.gradients, in the shape {}, and each of {} devices "
             "has a part of it by then. Build all that shares the variables of epl.split before the first tf.gradients "

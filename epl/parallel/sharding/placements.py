@@ -27,7 +27,8 @@ class Placement(NamedTuple):
     Attributes:
       kind: "full", "shard" or "partial".
       dim: the dimension that is cut, -1 if none is.
-      sizes: of the shards, by rank; None for the rows of a batch, where each rank knows only its own number of rows.
+      sizes: of the shards, by rank; 0 for an empty one. None for the rows of a batch, where each rank knows only its
+        own number of rows.
     """
 
     kind: str
@@ -38,6 +39,11 @@ class Placement(NamedTuple):
     def is_shard(self) -> bool:
         """Whether each rank has a shard."""
         return self.kind == _SHARD
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether some rank has a shard of size 0, whatever the batch."""
+        return 0 in (self.sizes or ())
 
     @property
     def size(self) -> Optional[int]:
@@ -83,12 +89,17 @@ def proportional_sizes(size: int, ratios: Sequence[int], granularity: int = 1) -
 
     Args:
       size: of the dimension.
-      ratios: positive, by rank.
+      ratios: by rank, 0 for an empty shard; one at least is positive.
       granularity: the size of every shard is a multiple of it.
 
     Returns:
-      The sizes; None if `size` is not a multiple of `granularity`, or some shard would be empty.
+      The sizes, 0 exactly where the ratio is; None if `size` is not a multiple of `granularity`, or a shard of a
+      positive ratio would be empty.
     """
+    if 0 in ratios:
+        found = proportional_sizes(size, [ratio for ratio in ratios if ratio], granularity)
+        shards = iter(found or ())
+        return None if found is None else tuple(next(shards) if ratio else 0 for ratio in ratios)
     units, rest = divmod(size, granularity)
     if rest or units < len(ratios):
         return None

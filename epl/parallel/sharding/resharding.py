@@ -348,7 +348,8 @@ class Resharder:
         rest = tf.reduce_prod(tf.cast(shape[2:], tf.int64))
         received = self._send(flat, sizes * tf.cast(shape[0], tf.int64) * rest, "move")
         _, part = self.own_range(target, rows)
-        full = -1 if source.sizes is None else sum(source.sizes)
+        # No -1: TensorFlow cannot find the other size of an empty shard.
+        full = tf.cast(tf.reduce_sum(_required(rows)), tf.int32) if source.sizes is None else source.size
         return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
 
     def _run(self, build: Callable[[Communicator, str], Any], key: str) -> Any:

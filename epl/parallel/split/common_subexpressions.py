@@ -22,13 +22,16 @@ class CommonSubexpressions:
         self._seen: Dict[Tuple[Hashable, ...], tf.Operation] = {}
         self._first: Dict[tf.Operation, tf.Operation] = {}
 
-    def find(self, op: tf.Operation, inputs: Sequence[Hashable], shapes: Sequence[Hashable]) -> Optional[tf.Operation]:
+    def find(
+        self, op: tf.Operation, inputs: Sequence[Hashable], shapes: Sequence[Hashable], how: Hashable = ()
+    ) -> Optional[tf.Operation]:
         """The earlier op that computes the same values, None if there is none; remembers the op.
 
         Args:
           op: the op. A stateful op, such as one that draws random numbers, is equal to no other.
           inputs: keys of its inputs; equal only for tensors with the same values.
           shapes: static shapes of its outputs.
+          how: what else ops must have in common, such as the ratios in which they are cut.
         """
         if not op.outputs or tf_compat.is_stateful(op.graph, op.type):
             return None
@@ -38,7 +41,7 @@ class CommonSubexpressions:
             if name not in NOT_COPIED
         )
         controls = frozenset(self.first(before) for before in op.control_inputs)
-        found = self._seen.setdefault((op.type, tuple(inputs), tuple(shapes), attrs, controls), op)
+        found = self._seen.setdefault((op.type, tuple(inputs), tuple(shapes), attrs, controls, how), op)
         if found is op:
             return None
         self._first[op] = found

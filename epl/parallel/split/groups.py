@@ -13,6 +13,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.parallel.plan.plan import Stage, worker_of
+from epl.parallel.plan.sections import SplitRatios
 from epl.parallel.plan.stages import plan_stages, stage_of_taskgraph
 from epl.strategies.split import Split
 from epl.utils.errors import PlanError
@@ -25,13 +26,13 @@ class SplitPlan(NamedTuple):
 
     Attributes:
       groups: the ranks of each group.
-      ratios: of the shards, by rank of a group; () if they are balanced.
+      ratios: of each split TaskGraph; () if the shards of all are balanced.
       stages: of the model.
       owners: the process that builds the graph of each rank, by rank of the job.
     """
 
     groups: Groups
-    ratios: Tuple[int, ...]
+    ratios: Tuple[SplitRatios, ...]
     stages: Tuple[Stage, ...]
     owners: Tuple[int, ...]
 
@@ -45,7 +46,8 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
     """Finds the devices of the splits of a model; None without a split, or if it is over one device.
 
     Raises:
-      PlanError: the scopes disagree, the job cannot be divided into such groups, or a worker has no device.
+      PlanError: the scopes are over different numbers of devices, the job cannot be divided into such groups, or a
+        worker has no device.
     """
     splits = split_taskgraphs(graph)
     if not splits:
@@ -84,15 +86,12 @@ def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
     return counts[0]
 
 
-def _ratios(splits: Sequence[TaskGraph]) -> Tuple[int, ...]:
-    given = {one.strategy.ratios for one in splits if isinstance(one.strategy, Split)}
-    ratios = sorted({one if len(set(one)) > 1 else () for one in given})
-    if len(ratios) > 1:
-        raise PlanError(
-            "The model has epl.split with ratios={}: every split of a model is cut in the same way. Give all of them "
-            "the same ratios.".format(" and ratios=".join(str(list(one) or None) for one in ratios))
-        )
-    return ratios[0]
+def _ratios(splits: Sequence[TaskGraph]) -> Tuple[SplitRatios, ...]:
+    found = []
+    for taskgraph in splits:
+        given = taskgraph.strategy.ratios if isinstance(taskgraph.strategy, Split) else ()
+        found.append(SplitRatios(taskgraph.index, given if len(set(given)) > 1 else ()))
+    return tuple(found) if any(one.ratios for one in found) else ()
 
 
 def _refuse_idle(workers: Sequence[int]) -> None:

@@ -117,7 +117,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
     It is one class because it has two interfaces, ShardOwner and ReplicaGroups, to one program and one region.
 
     Attributes:
-      ratios: of the parts, by rank of a group; () if they are as equal as they can be.
+      ratios: of each split TaskGraph; () if the parts of all are as equal as they can be.
       differentiated: what tf.gradients takes in place of the user's tensors.
       full_variables: names of variables that every rank holds in full, with the full gradient.
       moved_bytes: that a rank sends in a step.
@@ -156,7 +156,9 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
         full_inputs = _full_inputs(graph, objective)
-        self._program = Program(self._region, self.ranks, device_type, fp16_scale is not None, plan.ratios, full_inputs)
+        self._program = Program(
+            self._region, self.ranks, device_type, fp16_scale is not None, self._ratios_of, full_inputs
+        )
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.outputs))
@@ -214,6 +216,13 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def sub_communicators(self) -> List[SubCommunicators]:
         """The communicators of groups, and of the ranks with the same shard."""
         return self.group.sub_communicators
+
+    def _ratios_of(self, op: tf.Operation) -> Optional[Tuple[int, ...]]:
+        """The ratios of the split TaskGraph of an op, () if there are none; None for an op of another TaskGraph."""
+        index = taskgraph_index(op)
+        if index not in self._indices:
+            return None
+        return next((one.ratios for one in self.ratios if one.taskgraph == index), ())
 
     def building(self) -> ContextManager[None]:
         """Ops that are made inside are not the user's: they compute with shards, or in place of his."""

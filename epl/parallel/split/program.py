@@ -4,7 +4,7 @@ The unsplit program computes on the concatenated batches of all ranks. The user'
 batch. The sharding rules trace the dimension that grows: they say where the rows of a sharded batch go.
 """
 
-from typing import Any, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -34,6 +34,9 @@ from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
 ENTRY, VARIABLE, RESULT = "entry", "variable", "result"
+
+# The ratios in which an op is cut, by rank of the group; () for balanced shards, None for an op outside of all splits.
+Ratios = Callable[[tf.Operation], Optional[Tuple[int, ...]]]
 
 _CONSTANT_ELEMENTS = 1024
 _OWN_GRADIENT = "_gradient_op_type"  # an attribute: see tf.Graph.gradient_override_map
@@ -105,7 +108,6 @@ class Program:
       equal: common subexpressions: ops that compute the same as an earlier op are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
-      ratios: of the shards, by rank; () if they are balanced.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Program:
         ranks: int,
         device_type: str = "cpu",
         half: bool = False,
-        ratios: Sequence[int] = (),
+        ratios: Ratios = lambda op: (),
         whole: Container[tf.Tensor] = (),
     ) -> None:
         """Reads a region.
@@ -124,11 +126,11 @@ class Program:
           ranks: devices in the group.
           device_type: a key of epl.parallel.costs.costs.MACHINES.
           half: whether all-to-alls send floats as float16.
-          ratios: of the shards, by rank; () if they are balanced.
+          ratios: gives the ratios of the TaskGraph of an op.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
         """
         self.ranks = ranks
-        self.ratios = tuple(ratios)
+        self._ratios = ratios
         self._half = half
         self._region = region
         self._inside = frozenset(region.ops)
@@ -156,6 +158,7 @@ class Program:
         self.values: List[Value] = []
         self.steps: List[Step] = []
         self.number: Dict[tf.Tensor, int] = {}
+        self._ratios_of_values: Dict[int, Tuple[int, ...]] = {}
         self._found_own: Dict[tf.Tensor, int] = {}
         self._unsure: Set[int] = set()  # numbers of values whose batch dimension is not known
         self.fixed: Set[int] = set()
@@ -266,12 +269,14 @@ class Program:
             TensorInfo(self._shape(output), output.dtype.base_dtype, _constant(output)) for output in op.outputs
         )
         kept = op in self._region.kept
+        ratios = self._ratios_of(op, inputs)
         if not kept and min(inputs, default=-1) >= 0 and not self.fixed.issuperset(inputs):
-            first = self.equal.find(op, [self._identity(number) for number in inputs], [info.shape for info in outputs])
+            shapes = [info.shape for info in outputs]
+            first = self.equal.find(op, [self._identity(number) for number in inputs], shapes, ratios)
             if first is not None:
                 self.number.update(zip(op.outputs, [self.number[output] for output in first.outputs]))
                 return
-        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities, self.ratios)
+        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities, ratios)
         batches = self._batches(bare, known, kept)
         if any(number in self._unsure for number in inputs):
             self._unsure.update(range(len(self.values), len(self.values) + len(outputs)))
@@ -296,6 +301,7 @@ class Program:
             rows = -1 if batch is None else rows_of
             leads = differentiable and floating, trained and floating
             added.append(self._add(Value(output, RESULT, info, batch, rows, closed, *leads, self._in_half(info))))
+            self._ratios_of_values[added[-1]] = ratios
         full = bare._replace(outputs=infos)
         # A gradient function of the user's own takes full tensors: it may compute a norm.
         whole = kept or _OWN_GRADIENT in op.node_def.attr
@@ -303,6 +309,18 @@ class Program:
         draws = draws_numbers(op) or (calls_python(op) and not kept)
         seconds = self._seconds(op, known, added)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
+
+    def _ratios_of(self, op: tf.Operation, inputs: Sequence[int]) -> Tuple[int, ...]:
+        """The ratios in which an op is cut; an op of no split, which reads variables, has those of its inputs."""
+        own = self._ratios(op)
+        if own is not None:
+            return own
+        for number in inputs:
+            if number >= 0 and self.values[number].kind == VARIABLE:
+                return self._ratios(self.values[number].tensor.op) or ()
+            if number in self._ratios_of_values:
+                return self._ratios_of_values[number]
+        return ()
 
     def _identity(self, number: int) -> Hashable:
         """A key that two values share if they are always equal."""

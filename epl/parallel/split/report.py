@@ -49,6 +49,7 @@ def table(program: Program, decision: Decision) -> str:
                     resharding.backward,
                 )
             )
+    lines += _on_every_device(program, decision)
     converted, inside = moved_bytes(program, decision)
     lines.append(f"  in all {converted + inside:,.0f} bytes")
     for step in without_rule(program):
@@ -58,6 +59,25 @@ def table(program: Program, decision: Decision) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _on_every_device(program: Program, decision: Decision) -> List[str]:
+    """Names the variables that stay whole although a device has the ratio 0, with the op that takes them so."""
+    lines = []
+    for number, placement in variable_placements(program, decision).items():
+        step = next(step for step in program.steps if number in step.inputs)
+        if placement == REPLICATED and 0 in step.info.ratios:
+            lines.append(
+                '  variable "{}" of {:,} bytes stays whole on every device, those with the ratio 0 too: {} "{}" ({}) '
+                "takes all of it".format(
+                    program.values[number].tensor.op.name,
+                    num_bytes(program.values[number]),
+                    step.op.type,
+                    step.op.name,
+                    user_line(step.op),
+                )
+            )
+    return lines
 
 
 def _told(collective: str, value: Value) -> str:

@@ -5,6 +5,9 @@ so the search keeps the cheaper one, and of all others the cheapest `beam`. The 
 its shard, and for the bytes that resharding and composite ops move, forward and backward. A variable that stays
 REPLICATED also costs its bytes, as each rank keeps, updates and saves all of it. All costs depend on the graph alone,
 so processes with the same graph decide alike.
+
+Where the ratio of a rank is 0, the scope is to be on the other ranks: work on that rank costs extra, and a variable
+stays REPLICATED only if the rule of the first op that takes it has no shard for it.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -30,6 +33,8 @@ BEAM = 24
 FULL_VARIABLE = 16.0
 # A smaller variable counts less in proportion to its bytes: it is not worth a collective.
 _LARGE_VARIABLE = 64 * 1024
+# Seconds for a variable that stays REPLICATED although a rank is to have nothing of it: more than any step costs.
+_ON_EVERY_RANK = 1e6
 # A full copy gathered for use and kept for the backward pass is one of four: weight, gradient and two slots.
 _GATHERED_VARIABLE = 0.25
 
@@ -116,6 +121,15 @@ def variable_placements(program: Program, decision: Decision) -> Dict[int, Place
             if number >= 0 and program.values[number].kind == VARIABLE:
                 found.setdefault(number, placement)
     return found
+
+
+def can_be_cut(step: Step, number: int) -> bool:
+    """Whether a step has a choice that takes a value as shards of known sizes."""
+    return any(
+        taken == number and placement.sizes is not None
+        for choice in step.choices
+        for taken, placement in zip(step.inputs, choice.inputs)
+    )
 
 
 def reshardings(program: Program, decision: Decision) -> List[List[Tuple[int, Resharding]]]:
@@ -212,7 +226,7 @@ class _Search:
                 if self._is_illegal(number, native):
                     return None
                 forms = (Form(native, False),)
-                cost += self._variable_cost(number, native)
+                cost += self._variable_cost(number, native, step)
             found = self._reshard(number, forms, wanted_form(self._program.values[number], placement, choice >= 0))
             if found is None:
                 return None
@@ -236,12 +250,16 @@ class _Search:
     def _compute(self, step: Step, choice: int) -> float:
         if choice < 0:
             sent = sum(num_bytes(self._program.values[number]) for number in step.outputs) if step.draws else 0
-            return step.seconds + (self._link.latency + sent / self._link.bandwidth if step.draws else 0.0)
+            drawn = self._link.latency + sent / self._link.bandwidth if step.draws else 0.0
+            return step.seconds * (1.0 + step.info.ratios.count(0)) + drawn
         found: Choice = step.choices[choice]
         cut = [placement for placement in found.inputs + found.outputs if placement.is_shard]
-        largest = max([max(shares(placement, self._program.ranks)) for placement in cut], default=1.0)
+        work = [max(some) for some in zip(*[shares(placement, self._program.ranks) for placement in cut])]
+        if not cut:
+            work = [1.0] * self._program.ranks
+        wasted = sum(share for share, ratio in zip(work, step.info.ratios) if not ratio)
         moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
-        return step.seconds * largest + moved
+        return step.seconds * (max(work) + wasted) + moved
 
     def _reshard(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
         """The cost of resharding a tensor to another form, and the forms that exist then; None if it cannot be made."""
@@ -259,11 +277,13 @@ class _Search:
                 self._routes[known] = (cost, forms + tuple(step.target for step in path))
         return self._routes[known]
 
-    def _variable_cost(self, number: int, placement: Placement) -> float:
+    def _variable_cost(self, number: int, placement: Placement, step: Step) -> float:
+        """The cost of the first placement of a value, given by the first step that takes it."""
         value = self._program.values[number]
         if value.kind != VARIABLE or placement.is_shard:
             return 0.0
-        return self._whole_variable(number)
+        unwanted = 0 in step.info.ratios and number not in self._kept and can_be_cut(step, number)
+        return self._whole_variable(number) + (_ON_EVERY_RANK if unwanted else 0.0)
 
     def _whole_variable(self, number: int) -> float:
         """The cost of a variable, or of a value computed from variables alone, in full on every rank."""

@@ -16,6 +16,7 @@ from epl.parallel.plan.sections import (
     Recomputed,
     RecomputeSection,
     ShardedVariable,
+    SplitRatios,
     SplitSection,
     ZeroSection,
 )
@@ -118,12 +119,19 @@ def test_a_description_has_the_groups_of_updates_and_what_is_recomputed():
 
 def test_a_description_has_the_choices_of_a_split_by_layout():
     ops = tuple(OpChoice(f"dense{at}/MatMul", ("full", "shard(1: 4+4)"), ("shard(1: 4+4)",)) for at in range(5))
-    split = SplitSection(((0, 1), (2, 3)), (3, 1), (*ops, OpChoice("add", ("shard(0)",), ("partial",))), ())
+    ratios = (SplitRatios(1, (3, 1)), SplitRatios(2, (3, 1)))
+    split = SplitSection(((0, 1), (2, 3)), ratios, (*ops, OpChoice("add", ("shard(0)",), ("partial",))), ())
     assert plans.describe(example(features=(split,))).splitlines()[1:4] == [
         "  split over 2 devices in 2 group(s), 3:1: ranks 0, 1 | 2, 3",
         "    full, shard(1) -> shard(1): dense0/MatMul, dense1/MatMul, dense2/MatMul and 2 more",
         "    shard(0) -> partial: add",
     ]
+
+
+def test_a_description_has_the_ratios_by_taskgraph_if_they_differ():
+    split = SplitSection(((0, 1),), (SplitRatios(1, (1, 0)), SplitRatios(2, ())), (), ())
+    first = plans.describe(example(features=(split,))).splitlines()[1]
+    assert first == "  split over 2 devices in 1 group(s), 1:0 in TaskGraph 1, equal in TaskGraph 2: ranks 0, 1"
 
 
 def test_a_description_has_what_a_rank_holds_at_most():

@@ -122,7 +122,7 @@ class Split:
             outside = set(model.outside)
             user_variables = tf.global_variables() + tf.local_variables()
             user_ops = [op for op in self.graph.get_operations() if op not in outside]
-            self.program = Program(find_region(user_ops), ranks, half=half, ratios=ratios)
+            self.program = Program(find_region(user_ops), ranks, half=half, ratios=lambda op: tuple(ratios))
             self.program.train([model.loss])
             prepare(self.program)
             self.decision = decision or search(self.program, **(DEAR if costs is None else costs))

@@ -6,10 +6,10 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.parallel.plan.plan import describe
+from epl.parallel.plan.plan import describe, section
 from epl.parallel.plan.replica_groups import ReplicaGroups
+from epl.parallel.plan.sections import SplitSection
 from epl.profiler.memory_estimate import memory_estimate
-from epl.utils.errors import PlanError
 from tests.parallel.in_process import rewritten
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
@@ -43,8 +43,20 @@ def test_equal_ratios_are_none(init):
     assert Graph.get().state_of(ReplicaGroups).ratios == ()
 
 
-@pytest.mark.parametrize("others", [None, [1, 3]])
-def test_scopes_with_different_ratios_are_refused(init, others):
+@pytest.mark.parametrize("others, told", [(None, "equal"), ([1, 0], "1:0")])
+def test_scopes_may_have_different_ratios(init, others, told):
     init(2, annotate=False, **COLOCATED)
-    with pytest.raises(PlanError, match="every split of a model is cut in the same way"):
-        train(epl.split(2, ratios=[3, 1]), epl.split(2, ratios=others))
+    train_op, feed = train(epl.split(2, ratios=[3, 1]), epl.split(2, ratios=others))
+    assert f"1 group(s), 3:1 in TaskGraph 0, {told} in TaskGraph 1: ranks 0, 1" in describe(rewritten().plan)
+    first, second = [variable.sizes for variable in section(rewritten().plan, SplitSection).variables]
+    assert {first, second} == {(768, 256), (1024, 0) if others else (512, 512)}
+    devices = memory_estimate(train_op, feed, advise=False).devices
+    assert sum(device.weights for device in devices) == 4 * (64 * 1024 + 1024 * 1024)
+
+
+@pytest.mark.parametrize("ratios", [[1, 0], [0, 1]])
+def test_a_device_of_ratio_0_holds_and_computes_nothing(init, ratios):
+    init(2, annotate=False, **COLOCATED)
+    train_op, feed = train(epl.split(2, ratios=ratios))
+    devices = memory_estimate(train_op, feed, advise=False).devices
+    assert [device.weights for device in devices] == [64 * 1024 * 4 * ratio for ratio in ratios]

@@ -8,7 +8,7 @@ cut alike, a tensor without the label is REPLICATED. A label that is summed over
                                           k: shard(1), shard(0) -> PARTIAL
 """
 
-from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement, offsets, shard
 from epl.parallel.sharding.resharding import with_gradient
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, shard_choices
+from epl.parallel.sharding.slices import known_ndims, slice_along
 
 Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is never cut
 Emitter = Callable[[Tuple[Placement, ...]], Emit]  # from the placements of the outputs
@@ -181,6 +182,57 @@ def own_size(emission: Emission, placement: Placement, full: tf.Tensor) -> tf.Te
 def own_offset(emission: Emission, placement: Placement, dtype: tf.DType) -> tf.Tensor:
     """Where this rank's shard of a dimension begins; the placement has sizes."""
     return emission.own(offsets(placement.sizes or ()), dtype)
+
+
+def never_empty(choices: Iterable[Choice]) -> Iterator[Choice]:
+    """The choices of an op whose kernel refuses an empty dimension, or divides by its size.
+
+    A rank with an empty shard computes the op on one element of zeros, and drops it.
+    """
+    for choice in choices:
+        if any(placement.has_empty for placement in choice.inputs + choice.outputs):
+            yield choice._replace(emit=_on_one_element(choice))
+        else:
+            yield choice
+
+
+def _on_one_element(choice: Choice) -> Emit:
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        filled = [with_element(emission, *one) for one in zip(inputs, choice.inputs)]
+        outputs = emission.same(filled) if choice.emit is None else choice.emit(emission, op, filled)
+        return [without_element(emission, *one) for one in zip(outputs, choice.outputs)]
+
+    return emit
+
+
+def with_element(emission: Emission, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+    """The shard, with one element of zeros along the cut dimension where it is empty; no other shard is copied."""
+    if not placement.has_empty or tensor.dtype == tf.resource:
+        return tensor
+    none = [[0, 0] for _ in range(known_ndims(tensor))]
+    one = none[: placement.dim] + [[0, 1]] + none[placement.dim + 1 :]
+    filled = tf.pad(tensor, emission.own([none if size else one for size in placement.sizes or ()], tf.int32))
+    filled.set_shape(_open(tensor, placement))
+    return filled
+
+
+def without_element(emission: Emission, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
+    """The inverse of `with_element`."""
+    if not placement.has_empty:
+        return tensor
+    part = slice_along(tensor, placement.dim, 0, emission.own(placement.sizes or (), tf.int32))
+    part.set_shape(_open(tensor, placement))
+    return part
+
+
+def filled(placement: Placement) -> Placement:
+    """The placement of what `with_element` gives."""
+    return placement._replace(sizes=tuple(max(size, 1) for size in placement.sizes)) if placement.sizes else placement
+
+
+def _open(tensor: tf.Tensor, placement: Placement) -> List[Optional[int]]:
+    """The static shape without the size of the cut dimension."""
+    return [None if dim == placement.dim else size for dim, size in enumerate(tensor.shape.as_list())]
 
 
 def replaced(vector: tf.Tensor, index: int, value: Any) -> tf.Tensor:

@@ -5,7 +5,15 @@ from typing import Iterator, List, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import REPLICATED, Placement, shard
-from epl.parallel.sharding.rules.common import Labels, labelled, own_shape, replaced, text_attr
+from epl.parallel.sharding.rules.common import (
+    Labels,
+    filled,
+    labelled,
+    never_empty,
+    own_shape,
+    replaced,
+    text_attr,
+)
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
 
 
@@ -21,7 +29,7 @@ def _convolution(op: OpInfo) -> Iterator[Choice]:
     positions = 3 if op.type == "Conv3D" else 2
     kernel = [None] * positions + ["in", "out"]
     image, result = _image(op, "in", positions), _image(op, "out", positions)
-    return labelled(op, [image, kernel], [result], summed=["in"])
+    return never_empty(labelled(op, [image, kernel], [result], summed=["in"]))
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
@@ -37,14 +45,13 @@ def _transposed_convolution(op: OpInfo) -> Iterator[Choice]:
             if placement.is_shard and placement.dim == 0:
                 shape = replaced(inputs[0], 0, tf.shape(inputs[2])[0])
             else:
-                shape = own_shape(emission, op.outputs[0], inputs[0], placement)
+                shape = own_shape(emission, op.outputs[0], inputs[0], filled(placement))
             return emission.same([shape] + inputs[1:])
 
         return emit
 
-    return labelled(
-        op, [[], kernel, _image(op, "in", positions)], [_image(op, "out", positions)], summed=["in"], emitter=emitter
-    )
+    images, results = _image(op, "in", positions), _image(op, "out", positions)
+    return never_empty(labelled(op, [[], kernel, images], [results], summed=["in"], emitter=emitter))
 
 
 @rule("DepthwiseConv2dNative")
@@ -57,7 +64,7 @@ def _depthwise(op: OpInfo) -> Iterator[Choice]:
     channels = _image(op, "c").index("c")
     for sizes in shard_choices(op, kernel[2]):
         result = [size * kernel[3] for size in sizes]
-        yield Choice((shard(channels, sizes), shard(2, sizes)), (shard(channels, result),))
+        yield from never_empty([Choice((shard(channels, sizes), shard(2, sizes)), (shard(channels, result),))])
 
 
 @rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D")
@@ -65,7 +72,7 @@ def _pool(op: OpInfo) -> Iterator[Choice]:
     image = _image(op, "c", 3 if op.type.endswith("3D") else 2)
     window = list(op.attrs["ksize"])
     labels = [label if size == 1 else None for label, size in zip(image, window)]
-    yield from labelled(op, [labels], [labels])
+    yield from never_empty(labelled(op, [labels], [labels]))
     # A pool over channels mixes those of several shards, so that channels are not cut.
 
 
@@ -73,7 +80,7 @@ def _pool(op: OpInfo) -> Iterator[Choice]:
 def _pool_v2(op: OpInfo) -> Iterator[Choice]:
     """The window is an input; TensorFlow pools over positions alone."""
     image = _image(op, "c")
-    return labelled(op, [image, [], []], [image])
+    return never_empty(labelled(op, [image, [], []], [image]))
 
 
 @rule("LRN")
@@ -95,6 +102,7 @@ def _batch_norm(op: OpInfo) -> Iterator[Choice]:
         if placement.dim:
             # Only the gradient op of the shard takes the outputs that are reserved for it.
             reserved = (REPLICATED,) * (len(op.outputs) - 5)
-            yield choice._replace(outputs=(placement,) + (shard(0, placement.sizes),) * 4 + reserved)
+            outputs = (placement,) + (shard(0, placement.sizes),) * 4 + reserved
+            yield from never_empty([choice._replace(outputs=outputs)])
         elif not op.attrs.get("is_training", True):
             yield choice._replace(outputs=(placement,) + (REPLICATED,) * (len(op.outputs) - 1))

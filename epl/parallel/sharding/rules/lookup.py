@@ -15,9 +15,11 @@ from epl.parallel.sharding.rules.common import (
     Labels,
     constant_ints,
     dimensions,
+    filled,
     known_ranks,
     labelled,
     linear,
+    never_empty,
     own_offset,
     own_shape,
 )
@@ -112,7 +114,7 @@ def _gather_nd(op: OpInfo) -> Iterator[Choice]:
     rows: Labels = [None] * indices.shape[-1] + list(rest)
     for choice in labelled(op, [rows, list(found) + [None]], [list(found) + list(rest)]):
         of_variable = op.type == "ResourceGatherNd" and table.dtype != tf.resource
-        yield choice._replace(emit=_emit_of_value) if of_variable else choice
+        yield from never_empty([choice._replace(emit=_emit_of_value) if of_variable else choice])
     if op.type == "GatherNd":
         yield from linear(op, 0)
 
@@ -159,13 +161,12 @@ def _scatter_nd(op: OpInfo) -> Iterator[Choice]:
 
     def emitter(outputs: Tuple[Placement, ...]) -> Emit:
         def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-            return emission.same(inputs[:2] + [own_shape(emission, op.outputs[0], inputs[2], outputs[0])])
+            return emission.same(inputs[:2] + [own_shape(emission, op.outputs[0], inputs[2], filled(outputs[0]))])
 
         return emit
 
-    yield from labelled(
-        op, [list(rows) + [None], list(rows) + list(rest), []], [result], summed=list(rows), emitter=emitter
-    )
+    inputs: List[Labels] = [list(rows) + [None], list(rows) + list(rest), []]
+    yield from never_empty(labelled(op, inputs, [result], summed=list(rows), emitter=emitter))
     yield from linear(op, 1)
 
 

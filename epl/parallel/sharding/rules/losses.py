@@ -17,6 +17,7 @@ from epl.parallel.sharding.rules.common import (
     own_offset,
     shape_without,
     weighted,
+    with_element,
     without,
 )
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule
@@ -113,6 +114,7 @@ class _OwnClasses:
     """The positions of labels in this rank's shard of the classes."""
 
     def __init__(self, emission: Emission, placement: Placement, labels: tf.Tensor) -> None:
+        self._emission, self._placement = emission, placement
         self._size = emission.own(placement.sizes or (), tf.int32)
         self._position = tf.cast(labels - own_offset(emission, placement, labels.dtype), tf.int32)
         self._inside = (self._position >= 0) & (self._position < self._size)
@@ -120,6 +122,7 @@ class _OwnClasses:
     def pick(self, scores: tf.Tensor) -> tf.Tensor:
         """The score of each row's label; 0 if another rank has the label."""
         column = tf.where_v2(self._inside, self._position, 0)
+        scores = with_element(self._emission, scores, self._placement)
         picked = tf.gather_nd(scores, tf.stack([tf.range(tf.shape(column)[0]), column], axis=1))
         return tf.where_v2(self._inside, picked, tf.constant(0, picked.dtype))
 

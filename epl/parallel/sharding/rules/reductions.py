@@ -13,13 +13,16 @@ from epl.parallel.sharding.rules.common import (
     constant_axes,
     constant_ints,
     dimensions,
+    filled,
     labelled,
     linear,
     own_offset,
     rank_of,
     shape_without,
     weighted,
+    with_element,
     without,
+    without_element,
 )
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, rule
 
@@ -182,14 +185,17 @@ def _arg(op: OpInfo) -> Iterator[Choice]:
 
 
 def _emit_arg(placement: Placement) -> Emit:
-    """The first position of the largest (smallest) element counts, if several ranks have it."""
+    """The first position of the largest (smallest) element counts, if several ranks have it.
+
+    An empty shard has the least possible element, which no rank takes before another one.
+    """
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        part, _ = inputs
+        part = inputs[0]
         largest = op.type == "ArgMax"
         own = (tf.reduce_max if largest else tf.reduce_min)(part, placement.dim)
         best = emission.all_max(own) if largest else emission.all_min(own)
-        position = emission.same(inputs)[0]
+        position = emission.same([with_element(emission, part, placement), inputs[1]])[0]
         position += own_offset(emission, placement, position.dtype)
         last = tf.constant(sum(placement.sizes or ()) - 1, position.dtype)
         return [emission.all_min(tf.where_v2(tf.equal(own, best), position, last))]
@@ -219,9 +225,10 @@ def _emit_top_k(placement: Placement, count: int) -> Emit:
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         part, number = inputs
-        found = tuple(min(count, size) for size in placement.sizes or ())
-        values, positions = emission.same([part, emission.own(found, number.dtype)], sorted=True)
-        candidates = shard(placement.dim, found)
+        candidates = shard(placement.dim, [min(count, size) for size in placement.sizes or ()])
+        asked = emission.own(filled(candidates).sizes or (), number.dtype)
+        found = emission.same([with_element(emission, part, placement), asked], sorted=True)
+        values, positions = [without_element(emission, one, candidates) for one in found]
         values = emission.gather(values, candidates)
         positions = emission.gather(positions + own_offset(emission, placement, positions.dtype), candidates)
         best, places = emission.same([values, number])

@@ -41,7 +41,7 @@ class OpInfo(NamedTuple):
       inputs, outputs: its tensors.
       ranks: devices in the group of the split.
       granularities: size of a dimension -> multiples in which it may be cut, 1 first (see `shard_choices`).
-      ratios: of the sizes of shards, by rank; () if shards are balanced.
+      ratios: of the sizes of shards, by rank, 0 for empty ones; () if shards are balanced.
     """
 
     type: str

@@ -36,9 +36,9 @@ def _reshape(op: OpInfo) -> Iterator[Choice]:
         for pair in _pairs(op, before, after):
             for sizes in _cuts(op, pair, before, after):
                 into, out = (shard(dim, part) for dim, part in zip((pair.before, pair.after), sizes))
-                yield Choice((into, REPLICATED), (out,), _emit_reshape(out))
+                yield Choice((into, REPLICATED), (out,), _emit_reshape(into, out))
     for choice in linear(op, 0):
-        yield choice._replace(emit=_emit_reshape(choice.outputs[0]))
+        yield choice._replace(emit=_emit_reshape(choice.inputs[0], choice.outputs[0]))
 
 
 def _may_match(before: _Sizes, after: _Sizes) -> bool:
@@ -169,8 +169,8 @@ def _batch_pair(op: OpInfo, before: _Sizes, after: _Sizes) -> List[_Pair]:
     return [_Pair(first, second, 1, 1)] if outermost else []
 
 
-def _emit_reshape(placement: Placement) -> Emit:
-    """Reshape to this rank's shape."""
+def _emit_reshape(source: Placement, placement: Placement) -> Emit:
+    """Reshape of a shard to this rank's shape."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         tensor, given = inputs
@@ -179,6 +179,8 @@ def _emit_reshape(placement: Placement) -> Emit:
             shape[placement.dim] = -1
         if op.outputs[0].shape is not None and None not in shape:
             return emission.same([tensor, tf.constant(shape, given.dtype.base_dtype)])
+        if source.has_empty:
+            given = _without_open(tensor, source, given)
         if placement.is_shard:
             asked = given[placement.dim]
             own = own_size(emission, placement, asked)
@@ -186,3 +188,11 @@ def _emit_reshape(placement: Placement) -> Emit:
         return emission.same([tensor, given])
 
     return emit
+
+
+def _without_open(tensor: tf.Tensor, source: Placement, given: tf.Tensor) -> tf.Tensor:
+    """The target shape of the full tensor with a size in place of -1, which an empty shard does not tell."""
+    elements = tf.reduce_prod(replaced(tf.shape(tensor, out_type=tf.int64), source.dim, source.size))
+    sizes = tf.cast(given, tf.int64)
+    known = tf.reduce_prod(tf.where_v2(sizes < 0, tf.ones_like(sizes), sizes))
+    return tf.cast(tf.where_v2(sizes < 0, elements // tf.maximum(known, 1), sizes), given.dtype.base_dtype)

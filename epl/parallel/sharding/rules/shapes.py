@@ -13,6 +13,7 @@ from epl.parallel.sharding.rules.common import (
     known_ranks,
     labelled,
     linear,
+    never_empty,
     own_shape,
     own_size,
     rank_of,
@@ -184,7 +185,8 @@ def _pad(op: OpInfo) -> Iterator[Choice]:
         rank = len(widths) // 2
         data = without(range(rank), [dim for dim in range(rank) if widths[2 * dim] or widths[2 * dim + 1]])
         more: List[Labels] = [[]] * (len(op.inputs) - 1)
-        yield from labelled(op, [data, *more], [data])
+        cut = labelled(op, [data, *more], [data])
+        yield from never_empty(cut) if op.type == "MirrorPad" else cut
     if op.type != "PadV2":
         yield from linear(op, 0)
 
@@ -345,7 +347,7 @@ def _last_dimensions(op: OpInfo) -> Iterator[Choice]:
 
 @rule("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea")
 def _resize(op: OpInfo) -> Iterator[Choice]:
-    yield from labelled(op, [["n", None, None, "c"], []], [["n", None, None, "c"]])
+    yield from never_empty(labelled(op, [["n", None, None, "c"], []], [["n", None, None, "c"]]))
 
 
 @rule("SpaceToDepth", "DepthToSpace", "ExtractImagePatches")
