@@ -3,7 +3,7 @@
 from fractions import Fraction
 from math import gcd, isfinite
 from numbers import Real
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.utils.errors import AnnotationError
@@ -15,13 +15,20 @@ class Split(ParallelStrategy):
     Attributes:
       ratios: of the parts, by device, as whole numbers; () if they are as equal as they can be. A device with 0 has
         empty parts.
+      choices: (pattern of op names, placements as text) of the ops whose choice is given.
     """
 
     name_of_kind = "split"
 
     def __init__(
-        self, device_count: Optional[int] = None, name: Optional[str] = None, ratios: Optional[Sequence[float]] = None
+        self,
+        device_count: Optional[int] = None,
+        name: Optional[str] = None,
+        ratios: Optional[Sequence[float]] = None,
+        *,
+        choices: Optional[Mapping[str, str]] = None,
     ) -> None:
+        self.choices = () if choices is None else _pairs(choices)
         self.ratios = () if ratios is None else _whole_ratios(ratios)
         super().__init__(len(self.ratios) if device_count is None and ratios is not None else device_count, name)
         if ratios is not None and len(self.ratios) != self.device_count:
@@ -33,6 +40,15 @@ class Split(ParallelStrategy):
     def __repr__(self) -> str:
         ratios = f", ratios={list(self.ratios)}" if self.ratios else ""
         return f"{super().__repr__()[:-1]}{ratios})"
+
+
+def _pairs(choices: Any) -> Tuple[Tuple[str, str], ...]:
+    if not isinstance(choices, Mapping) or not all(isinstance(one, str) for pair in choices.items() for one in pair):
+        raise AnnotationError(
+            "epl.split(choices={!r}): expected a dict from names of ops to the placements of their outputs, such as "
+            '{{"fc1/MatMul": "shard(1)", "fc2/MatMul": "partial"}}.'.format(choices)
+        )
+    return tuple(choices.items())
 
 
 def _whole_ratios(ratios: Any) -> Tuple[int, ...]:
@@ -65,7 +81,11 @@ def _wrong_ratios(ratios: object) -> AnnotationError:
 
 
 def split(
-    device_count: Optional[int] = None, name: Optional[str] = None, ratios: Optional[Sequence[float]] = None
+    device_count: Optional[int] = None,
+    name: Optional[str] = None,
+    ratios: Optional[Sequence[float]] = None,
+    *,
+    choices: Optional[Mapping[str, str]] = None,
 ) -> Split:
     """Annotates ops to be sharded over `device_count` devices, as if they ran on one.
 
@@ -75,12 +95,15 @@ def split(
       ratios: numbers from 0 up, one for each device: how large the parts are in relation to each other. A device with 0
         has no part: with [1, 0] the first device computes the ops for the batches of both. None: as equal as they can
         be. Batches are not cut by them; each device has the rows that it is fed.
+      choices: how ops are cut, where EPL is not to choose. Maps names of ops, or patterns such as "block_*/MatMul", to
+        the placements of their outputs ("full", "partial", "shard(1)" for a cut along dimension 1), or to those of
+        inputs and outputs as the printed plan has them, "full, shard(1) -> shard(1)".
 
     Returns:
       A context manager.
 
     Raises:
       AnnotationError: not a positive whole number of devices, or ratios that are not one number for each, at least one
-        of them above 0.
+        of them above 0, or choices that are no dict of texts. What no op can do is a PlanError in tf.gradients.
     """
-    return Split(device_count, name, ratios)
+    return Split(device_count, name, ratios, choices=choices)

@@ -36,6 +36,12 @@ def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
         ((1, 2), [3, 1], [752, 251]),
         ((2, 1), [1, 3], [251, 752]),
         ((1, 3), [0.5, 0.1, 0.4], [502, 100, 401]),
+        ((1, 2), [1, 0], [1003, 0]),
+        ((2, 1), [0, 1], [0, 1003]),
+        ((1, 3), [0, 2, 1], [0, 669, 334]),
+        pytest.param((2, 1), [1, 0], [1003, 0], marks=pytest.mark.long),
+        pytest.param((1, 2), [0, 1], [0, 1003], marks=pytest.mark.long),
+        pytest.param((2, 2), [1, 0, 0, 1], [502, 0, 0, 501], marks=pytest.mark.long),
         pytest.param((4, 1), [2, 4, 1, 3], [201, 401, 100, 301], marks=pytest.mark.long),
         pytest.param((2, 2), [4, 1, 2, 3], [401, 100, 201, 301], marks=pytest.mark.long),
     ],
@@ -48,8 +54,13 @@ def test_a_softmax_head(oracle: Oracle, topology: Tuple[int, int], ratios: Seque
 
 
 @pytest.mark.parametrize(
-    "topology,ratios", _rows(((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2])), ids=_name
-)
+    "topology,ratios",
+    _rows(
+        ((2, 1), [3, 1]), ((1, 2), [1, 3]), ((1, 4), [5, 1, 2, 2]), ((1, 2), [0, 1]), ((2, 1), [1, 0]),
+        ((1, 3), [2, 0, 1]),
+    ),
+    ids=_name,
+)  # fmt: skip
 @pytest.mark.parametrize(
     "name",
     [
@@ -61,9 +72,60 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[floa
     """Columns then rows of two layers, tables of words, experts, heads of attention."""
     answers = oracle.check(topology, splits.train, name=name, optimizer="momentum", ratios=ratios)
     if name == "seven_experts" and len(ratios) == 2:
-        assert sorted(_sizes(answers, "first", 0)) == [2, 5]
+        assert sorted(_sizes(answers, "first", 0)) == ([0, 7] if 0 in ratios else [2, 5])
     if name == "everything" and len(ratios) == 2:
-        assert sorted(_sizes(answers, "first/kernel", 1)) == [128, 384]
+        assert sorted(_sizes(answers, "first/kernel", 1)) == ([0, 512] if 0 in ratios else [128, 384])
+
+
+@pytest.mark.parametrize(
+    "topology,ratios",
+    _rows(
+        ((1, 2), [[1, 0], [], [0, 1]]), ((2, 1), [[0, 1], [3, 1], [1, 0]]), ((1, 3), [[2, 0, 1], [0, 1, 0], []]),
+        ((2, 1), [[1, 0], [], [0, 1]]),
+    ),
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["three_scopes", pytest.param("regularised", marks=pytest.mark.long)])
+def test_each_scope_has_its_own(
+    oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[Sequence[float]], name: str
+) -> None:
+    answers = oracle.check(topology, splits.train, name=name, optimizer="adam", ratios=ratios)
+    if topology == (1, 2) and name == "three_scopes":
+        assert _sizes(answers, "table", 0)[1] == 0 or _sizes(answers, "table", 1)[1] == 0
+        assert sorted(_sizes(answers, "first/kernel", 1)) == [256, 256]
+        assert _sizes(answers, "head/kernel", 1) == [0, splits.WIDE]
+
+
+# Where a device holds nothing, next to the other features of training.
+@pytest.mark.parametrize(
+    "topology,name,config",
+    _rows(
+        ((1, 2), "head", {"pipeline__num_micro_batch": 2}),
+        ((2, 1), "two_tables", {"pipeline__num_micro_batch": 2}),
+        ((1, 2), "two_tables", {"clip": 0.1}),
+        ((1, 2), "blocks", {"gradient_checkpoint__type": "auto"}),
+        ((2, 1), "head", {"optimizer__num_apply_group": 2}),
+        ((1, 2), "head", {"averages": True}),
+        ((2, 1), "resource_head", {"clip": 0.1}),
+        ((1, 2), "everything", {"communication__sparse_as_dense": True}),
+        ((1, 4), "head", {"groups": 2}),
+        ((2, 2), "two_tables", {"groups": 2}),
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("first", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("adam", marks=pytest.mark.long)])
+def test_a_device_without_parts(
+    oracle: Oracle, topology: Tuple[int, int], name: str, config: Any, first: int, optimizer: str
+) -> None:
+    oracle.check(topology, splits.train, name=name, optimizer=optimizer, ratios=[first, 1 - first], **config)
+
+
+@pytest.mark.parametrize("optimizer", sorted(set(splits.OPTIMIZERS) - {"momentum", "adam"}))
+@pytest.mark.long
+def test_optimizers_of_a_device_without_parts(oracle: Oracle, optimizer: str) -> None:
+    for name, ratios in (("two_tables", [0, 1]), ("resource_head", [0, 1]), ("everything", [1, 0])):
+        oracle.check((1, 2), splits.train, name=name, optimizer=optimizer, ratios=ratios)
 
 
 @pytest.mark.long
@@ -91,7 +153,11 @@ def test_each_group_is_cut_in_the_same_ratios(oracle: Oracle, topology: Tuple[in
     oracle.check(topology, splits.train, name=name, optimizer="momentum", groups=2, ratios=[1, 3])
 
 
-@pytest.mark.parametrize("topology,ratios,others", _rows(((1, 2), [3, 1], [1, 2]), ((2, 1), [1, 2], [1, 1])), ids=_name)
+@pytest.mark.parametrize(
+    "topology,ratios,others",
+    _rows(((1, 2), [1, 0], [1, 2]), ((2, 1), [0, 1], [1, 1]), ((1, 2), [3, 1], [0, 1]), ((2, 1), [1, 2], [1, 0])),
+    ids=_name,
+)
 def test_checkpoints_are_those_of_one_device(
     oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], others: Sequence[float]
 ) -> None:
@@ -102,6 +168,8 @@ def test_checkpoints_are_those_of_one_device(
 
 @pytest.mark.long
 @together
-@pytest.mark.parametrize("topology,ratios", [((2, 1), [3, 1]), ((1, 3), [1, 4, 2])], ids=_name)
+@pytest.mark.parametrize(
+    "topology,ratios", [((2, 1), [3, 1]), ((1, 3), [1, 4, 2]), ((2, 1), [0, 1]), ((1, 3), [2, 0, 1])], ids=_name
+)
 def test_each_rule(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], groups: Tuple[str, ...]) -> None:
     oracle.check(topology, split_rules.train, groups=groups, each_rule=True, every_variable=True, ratios=ratios)

@@ -63,16 +63,18 @@ class ShardedVariable(NamedTuple):
 
 
 class OpChoice(NamedTuple):
-    """An op of a split that is computed on shards.
+    """An op of a split that is computed on shards, or whose placements are given.
 
     Attributes:
       op: its name.
       inputs, outputs: their placements: "full", "partial", "shard(dim)" or "shard(dim: size+size)".
+      given: whether the annotation of the scope gives them.
     """
 
     op: str
     inputs: Tuple[str, ...]
     outputs: Tuple[str, ...]
+    given: bool = False
 
 
 class SplitRatios(NamedTuple):
@@ -96,7 +98,7 @@ class SplitSection(NamedTuple):
     Attributes:
       groups: the ranks of each group.
       ratios: of each split TaskGraph; () if the shards of all are as equal as possible.
-      ops: the ops that are computed on shards; every rank computes the others in full.
+      ops: the ops that are computed on shards, and those with given placements; every rank computes the others in full.
       variables: the variables of the split.
     """
 
@@ -122,7 +124,7 @@ class SplitSection(NamedTuple):
         alike: Dict[str, List[str]] = {}
         for choice in self.ops:
             inputs, outputs = (", ".join(map(_without_sizes, some)) for some in (choice.inputs, choice.outputs))
-            alike.setdefault(f"{inputs} -> {outputs}", []).append(choice.op)
+            alike.setdefault(f"{inputs} -> {outputs}{' (given)' if choice.given else ''}", []).append(choice.op)
         for placements, ops in alike.items():
             more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
             lines.append("  {}: {}{}".format(placements, ", ".join(ops[:_NAMED]), more))

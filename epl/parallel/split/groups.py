@@ -15,6 +15,7 @@ from epl.ir.taskgraph import TaskGraph
 from epl.parallel.plan.plan import Stage, worker_of
 from epl.parallel.plan.sections import SplitRatios
 from epl.parallel.plan.stages import plan_stages, stage_of_taskgraph
+from epl.parallel.split.given_choices import ScopeChoices
 from epl.strategies.split import Split
 from epl.utils.errors import PlanError
 
@@ -29,12 +30,14 @@ class SplitPlan(NamedTuple):
       ratios: of each split TaskGraph; () if the shards of all are balanced.
       stages: of the model.
       owners: the process that builds the graph of each rank, by rank of the job.
+      choices: that the annotations give.
     """
 
     groups: Groups
     ratios: Tuple[SplitRatios, ...]
     stages: Tuple[Stage, ...]
     owners: Tuple[int, ...]
+    choices: Tuple[ScopeChoices, ...] = ()
 
 
 def split_taskgraphs(graph: Graph) -> List[TaskGraph]:
@@ -66,7 +69,8 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
         if len(used) < cluster.worker_num:
             _refuse_idle(sorted(set(range(cluster.worker_num)).difference(used)))
         devices, slices = stages[stage_of_taskgraph(stages)[splits[0].index]].devices, ()
-    return SplitPlan(split_groups(count, slices, devices), _ratios(splits), stages, owners)
+    groups = split_groups(count, slices, devices)
+    return SplitPlan(groups, _ratios(splits), stages, owners, _choices(splits))
 
 
 def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
@@ -92,6 +96,15 @@ def _ratios(splits: Sequence[TaskGraph]) -> Tuple[SplitRatios, ...]:
         given = taskgraph.strategy.ratios if isinstance(taskgraph.strategy, Split) else ()
         found.append(SplitRatios(taskgraph.index, given if len(set(given)) > 1 else ()))
     return tuple(found) if any(one.ratios for one in found) else ()
+
+
+def _choices(splits: Sequence[TaskGraph]) -> Tuple[ScopeChoices, ...]:
+    scopes = [(one.index, one.strategy) for one in splits]
+    return tuple(
+        ScopeChoices(index, str(split), split.choices)
+        for index, split in scopes
+        if isinstance(split, Split) and split.choices
+    )
 
 
 def _refuse_idle(workers: Sequence[int]) -> None:

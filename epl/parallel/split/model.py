@@ -162,7 +162,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.outputs))
-        decision = decide(self._program, LINKS[device_type])
+        decision = decide(self._program, LINKS[device_type], plan.choices)
         report.refuse_full_variables(self._program, decision)
         graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))

@@ -189,6 +189,12 @@ class Program:
             if value.trained and number not in reached:
                 self.values[number] = value._replace(trained=False)
 
+    def steps_of_ops(self) -> Dict[tf.Operation, int]:
+        """Maps ops of the user to the number of the step that computes them, or the same as they do."""
+        steps = {step.op: number for number, step in enumerate(self.steps)}
+        firsts = {op: self.equal.first(op) for op in self._region.ops}
+        return {op: steps[first] for op, first in firsts.items() if first in steps}
+
     # ---- Values.
 
     def result(self, tensor: tf.Tensor) -> Optional[Value]:

@@ -4,9 +4,10 @@ from typing import List, Tuple
 
 from epl.parallel.sharding.placements import REPLICATED
 from epl.parallel.sharding.rules.registry import RULES
+from epl.parallel.split.given_choices import choice_of, text_of
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import collectives, is_half
-from epl.parallel.split.search import Decision, placements_of, reshardings, variable_placements
+from epl.parallel.split.search import Decision, reshardings, variable_placements
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
@@ -29,10 +30,11 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
 def table(program: Program, decision: Decision) -> str:
     """Lists the ops that are computed on shards or need resharding, and those computed in full for lack of a rule."""
     lines = [f"split over {program.ranks} devices: op, placements, bytes that a device sends in a step"]
-    for step, choice, made in zip(program.steps, decision.choices, reshardings(program, decision)):
-        into, out = placements_of(step, choice)
-        if choice >= 0 or made:
-            arrow = "{} -> {}".format(", ".join(map(str, into)), ", ".join(map(str, out)))
+    made_in = reshardings(program, decision)
+    for number, (step, choice, made) in enumerate(zip(program.steps, decision.choices, made_in)):
+        is_given = number in decision.given
+        if choice >= 0 or made or is_given:
+            arrow = text_of(choice_of(step, choice)) + (" (given)" if is_given else "")
             lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
         if choice >= 0 and step.choices[choice].moved:
             lines.append(f"      inside: {step.choices[choice].moved:,.0f}")

@@ -10,7 +10,7 @@ Where the ratio of a rank is 0, the scope is to be on the other ranks: work on t
 stays REPLICATED only if the rule of the first op that takes it has no shard for it.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 from epl.parallel.sharding.placements import REPLICATED, Placement, shares
 from epl.parallel.sharding.rules.registry import Choice
@@ -26,8 +26,11 @@ from epl.parallel.split.resharding_paths import (
     total_bytes,
     wanted_form,
 )
+from epl.utils.errors import PlanError
+from epl.utils.source_line import user_line
 
 BEAM = 24
+_WIDER = 16  # times as many states, if given choices need one that is dear
 # A byte of a variable that stays REPLICATED counts as this many bytes that are moved: every rank keeps it with its
 # gradient and the slots of an optimizer, which a split is to avoid.
 FULL_VARIABLE = 16.0
@@ -45,11 +48,16 @@ class Decision(NamedTuple):
     Attributes:
       choices: for each step the number of its choice; -1: computed in full, with all tensors REPLICATED.
       seconds: the cost that the search has found; 0 for a decision of a loaded plan.
+      given: numbers of the steps whose choices the annotations give.
     """
 
     choices: Tuple[int, ...]
     seconds: float
+    given: Tuple[int, ...] = ()
 
+
+# Number of a step -> the choices that it may have; a step that is not there may have any.
+Limits = Mapping[int, Sequence[int]]
 
 _Forms = Tuple[Form, ...]
 
@@ -82,7 +90,11 @@ class _Candidate(NamedTuple):
 
 
 def search(
-    program: Program, link: Link = LINKS["cpu"], full_variable: float = FULL_VARIABLE, beam: int = BEAM
+    program: Program,
+    link: Link = LINKS["cpu"],
+    full_variable: float = FULL_VARIABLE,
+    beam: int = BEAM,
+    limits: Optional[Limits] = None,
 ) -> Decision:
     """The choices that cost least.
 
@@ -91,8 +103,18 @@ def search(
       link: the connection between the devices.
       full_variable: how many moved bytes a byte of a REPLICATED variable counts as.
       beam: states that the search keeps after each step.
+      limits: choices that are given.
+
+    Raises:
+      PlanError: the given choices exclude each other.
     """
-    return _Search(program, link, full_variable).run(beam)
+    made = _Search(program, link, full_variable, limits or {})
+    return made.run(beam) or made.run(beam * _WIDER) or made.refuse()
+
+
+def without_limit(step: Step) -> Sequence[int]:
+    """All choices of a step, -1 among them."""
+    return range(-1, len(step.choices))
 
 
 def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple[Placement, ...]]:
@@ -159,8 +181,10 @@ def reshardings(program: Program, decision: Decision) -> List[List[Tuple[int, Re
 class _Search:
     """One search; it remembers the costs of reshardings."""
 
-    def __init__(self, program: Program, link: Link, full_variable: float) -> None:
+    def __init__(self, program: Program, link: Link, full_variable: float, limits: Limits) -> None:
         self._program = program
+        self._limits = limits
+        self._reached = 0
         self._link = link
         self._full_variable = full_variable
         self._last_use = _last_uses(program)
@@ -169,7 +193,8 @@ class _Search:
         self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
         self._form_numbers: Dict[Form, int] = {}
 
-    def run(self, beam: int) -> Decision:
+    def run(self, beam: int) -> Optional[Decision]:
+        """The cheapest decision; None if no state that was kept can take a given choice."""
         states = [_State(0.0, {}, 0, None)]
         for index, step in enumerate(self._program.steps):
             inputs = sorted({number for number in step.inputs if number >= 0})
@@ -183,6 +208,9 @@ class _Search:
                     cost, key = state.cost + move.cost, state.key ^ move.key
                     if key not in best or cost < best[key].cost:
                         best[key] = _Candidate(cost, state, move, key)
+            if not best:
+                self._reached = index
+                return None
             chosen = sorted(best.values(), key=lambda candidate: candidate.cost)[:beam]
             states = [self._follow(candidate) for candidate in chosen]
         last, choices = states[0].last, []
@@ -191,10 +219,25 @@ class _Search:
             choices.append(choice)
         return Decision(tuple(reversed(choices)), states[0].cost)
 
+    def refuse(self) -> NoReturn:
+        """Raises PlanError for the step in which the last run found no way on."""
+        step = self._program.steps[self._reached]
+        asked = [placements_of(step, choice)[0] for choice in self._limits[self._reached]]
+        raise PlanError(
+            'split: with the choices that are given, {} "{}" ({}) would take its inputs as {}, and at least one of '
+            "them cannot be had so: no op gives it, or it is a variable that cannot be a partial sum. Give fewer "
+            "choices, or others.".format(
+                step.op.type,
+                step.op.name,
+                user_line(step.op),
+                " or ".join(dict.fromkeys(", ".join(map(str, inputs)) for inputs in asked)),
+            )
+        )
+
     def _moves(self, index: int, step: Step, before: Dict[int, Optional[_Forms]]) -> List[_Move]:
         """All moves in a step, given the existing forms of its inputs; None for inputs before their first use."""
         found = []
-        for choice in range(-1, len(step.choices)):
+        for choice in self._limits.get(index, without_limit(step)):
             done = self._done(step, choice, before)
             if done is None:
                 continue

@@ -1,14 +1,15 @@
 """The section of the plan for a split: the choice of each op, and the placements of variables."""
 
-from typing import Optional
+from typing import Sequence
 
 from epl.parallel.plan.loaded import given, misfit
-from epl.parallel.plan.sections import OpChoice, ShardedVariable, SplitSection
+from epl.parallel.plan.sections import ShardedVariable, SplitSection
 from epl.parallel.sharding.placements import Placement
+from epl.parallel.split.given_choices import ScopeChoices, annotated, choice_of, limits_of, planned
 from epl.parallel.split.groups import SplitPlan
-from epl.parallel.split.program import Program, Step, Value, num_bytes
+from epl.parallel.split.program import Program, Value, num_bytes
 from epl.parallel.split.resharding_paths import Link
-from epl.parallel.split.search import Decision, placements_of, search, variable_placements
+from epl.parallel.split.search import Decision, Limits, search, variable_placements
 
 
 def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSection:
@@ -19,7 +20,11 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
       program: the unsplit program of its region.
       decision: how the program is computed.
     """
-    ops = tuple(_of_step(step, choice) for step, choice in zip(program.steps, decision.choices) if choice >= 0)
+    ops = tuple(
+        choice_of(step, choice)._replace(given=number in decision.given)
+        for number, (step, choice) in enumerate(zip(program.steps, decision.choices))
+        if choice >= 0 or number in decision.given
+    )
     variables = [
         _variable(program.values[number], placement)
         for number, placement in variable_placements(program, decision).items()
@@ -27,50 +32,33 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
     return SplitSection(plan.groups, plan.ratios, ops, tuple(variables))
 
 
-def decide(program: Program, link: Link) -> Decision:
-    """How a program is computed: by the plan in use, else by a search.
+def decide(program: Program, link: Link, scopes: Sequence[ScopeChoices] = ()) -> Decision:
+    """How a program is computed: by the plan in use, else by a search among the choices that annotations leave.
 
     Args:
       program: the unsplit program of the region.
       link: the connection between the devices.
+      scopes: the choices that annotations give.
 
     Raises:
-      PlanError: the plan in use belongs to another model.
+      PlanError: an op cannot be computed as it is given, or the plan in use belongs to another model.
     """
+    texts = annotated(program, scopes)
+    limits = limits_of(program, texts)
     section = given(SplitSection)
-    return search(program, link) if section is None else decision_of(section, program)
+    decision = search(program, link, limits=limits) if section is None else _decision_of(section, program, limits)
+    return decision._replace(given=tuple(sorted(texts)))
 
 
-def decision_of(section: SplitSection, program: Program) -> Decision:
-    """The decision in a section: the inverse of `section_of`.
-
-    Raises:
-      PlanError: the section belongs to another program.
-    """
-    planned = {choice.op: choice for choice in section.ops}
-    choices = tuple(_number(step, planned.pop(step.op.name, None)) for step in program.steps)
-    if planned:
-        raise misfit(f"the split has no op {min(planned)!r}, which the plan computes on shards")
-    return Decision(choices, 0.0)
-
-
-def _number(step: Step, planned: Optional[OpChoice]) -> int:
-    """The choice of a step that has the placements of the plan, -1 without one; of several, that which moves least."""
-    if planned is None:
-        return -1
-    alike = [number for number in range(len(step.choices)) if _of_step(step, number) == planned]
-    if not alike:
-        raise misfit(
-            "{!r} cannot be computed as {} -> {}".format(
-                planned.op, ", ".join(planned.inputs), ", ".join(planned.outputs)
-            )
-        )
-    return min(alike, key=lambda number: step.choices[number].moved)
-
-
-def _of_step(step: Step, choice: int) -> OpChoice:
-    inputs, outputs = (tuple(map(str, placements)) for placements in placements_of(step, choice))
-    return OpChoice(step.op.name, inputs, outputs)
+def _decision_of(section: SplitSection, program: Program, limits: Limits) -> Decision:
+    """The decision in the section of a loaded plan; of choices with the same placements, that which moves least."""
+    choices = []
+    for number, (step, alike) in enumerate(zip(program.steps, planned(program, section))):
+        if number in limits and not set(alike).intersection(limits[number]):
+            raise misfit(f"the scope of {step.op.name!r} gives other placements for it")
+        moved = [step.choices[choice].moved if choice >= 0 else 0.0 for choice in alike]
+        choices.append(alike[moved.index(min(moved))])
+    return Decision(tuple(choices), 0.0)
 
 
 def _variable(value: Value, placement: Placement) -> ShardedVariable:

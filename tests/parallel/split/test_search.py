@@ -9,10 +9,11 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.plan import values
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.sharding.placements import REPLICATED, shard
+from epl.parallel.split.given_choices import planned
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
 from epl.parallel.split.search import reshardings, search
-from epl.parallel.split.section import decision_of, section_of
+from epl.parallel.split.section import section_of
 from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Split, communicator, few_choices, moved
 from tests.parallel.split.models import FLOAT, attention, classifier, cross_entropy, mixture, transformer, weights
@@ -172,4 +173,5 @@ def test_a_decision_is_found_again_by_its_placements(wire, build, seed):
     split = Split(build, 4, 0, wire, **prepare)
     over = SplitPlan(((0, 1, 2, 3),), (), (), ())
     section = values.from_json(SplitSection, values.to_json(section_of(over, split.program, split.decision)))
-    assert section.ops and decision_of(section, split.program).choices == split.decision.choices
+    limits = dict(enumerate(planned(split.program, section)))
+    assert section.ops and search(split.program, limits=limits).choices == split.decision.choices

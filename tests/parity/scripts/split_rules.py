@@ -254,7 +254,7 @@ def choosing(ctx: Context, turns: Dict[str, int], whole: Set[str]) -> Iterator[N
     from epl.parallel.split.search import search
     from tests.parallel.split.harness import DEAR, wanted
 
-    def searched(program: Any, _: Any) -> Any:
+    def searched(program: Any, _: Any, **limits: Any) -> Any:
         for index, step in enumerate(program.steps):
             if step.op.name in whole:
                 program.steps[index] = step._replace(choices=())

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -36,7 +37,13 @@ class Layerwise(tf.train.Optimizer):
         return tf.assign_sub(var, self._rate * ratio * grad).op
 
 
-OPTIMIZERS = dict(models.OPTIMIZERS, layerwise=lambda: Layerwise(0.05))
+OPTIMIZERS = dict(
+    models.OPTIMIZERS,
+    layerwise=lambda: Layerwise(0.05),
+    adagrad=lambda: tf.train.AdagradOptimizer(0.1),
+    ftrl=lambda: tf.train.FtrlOptimizer(0.1),
+    rmsprop=lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
+)
 
 Scope = Callable[[], Any]
 SPLITS: Dict[str, Callable[..., tf.Tensor]] = {}
@@ -224,6 +231,19 @@ def regularised(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, sp
 
 
 @split_model
+def three_scopes(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """A table of words, two wide layers and a head, each in a scope of its own; norms of all weights after them."""
+    with split():
+        table = weights("table", [VOCABULARY, 64])
+        words = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, TOKENS * 64])
+    with split():
+        hidden = _wide(_wide(tf.concat([x, words], 1), 512, "first", tf.nn.tanh), 64, "second")
+    with split():
+        loss = cross_entropy(_wide_labels(ids), _wide(hidden, WIDE, "head"))
+    return loss + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
+
+
+@split_model
 def branched(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A loop over the scores; what is computed of them depends on them."""
     with split():
@@ -315,11 +335,16 @@ MODELS = dict(SPLITS, seven_experts=functools.partial(experts, count=7))
 
 
 def annotations(
-    ctx: Context, groups: int = 1, ratios: Sequence[float] = (), apart: Sequence[int] = ()
+    ctx: Context,
+    groups: int = 1,
+    ratios: Sequence[Any] = (),
+    apart: Sequence[int] = (),
+    choices: Optional[Dict[str, str]] = None,
 ) -> Tuple[Scope, Scope]:
     """The scopes of what is replicated and of what is split, over all devices of the job or of each of so many groups.
 
-    Parts are as equal as they can be, or in the given ratios. With `apart` both have devices of their own: so many.
+    Parts are as equal as they can be, or in the given ratios: the same for each scope of a split, or in turn those of a
+    list. With `apart` both have devices of their own: so many.
     """
     if not ctx.planned:
         return contextlib.suppress, contextlib.suppress
@@ -327,7 +352,8 @@ def annotations(
 
     count = apart[1] if apart else ctx.replicas // groups
     together = apart[0] if apart else ctx.together
-    return (lambda: epl.replicate(together)), (lambda: epl.split(count, ratios=ratios or None))
+    in_turn = itertools.cycle(ratios if ratios and isinstance(ratios[0], (list, tuple)) else [ratios])
+    return (lambda: epl.replicate(together)), (lambda: epl.split(count, ratios=next(in_turn) or None, choices=choices))
 
 
 def saved(
@@ -461,6 +487,7 @@ def train(
     dtype: str = "float32",
     averages: bool = False,
     own_losses: bool = False,
+    choices: Optional[Dict[str, str]] = None,
     **config: Any,
 ) -> None:
     """Trains a model of the table; the wide layers are split over all devices of the job, or of each of its groups.
@@ -477,7 +504,7 @@ def train(
     x = tf.placeholder(dtype, [None, FEATURES], "x")
     ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
     y = tf.placeholder(tf.int32, [None], "y")
-    scopes = annotations(ctx, groups, ratios, apart)
+    scopes = annotations(ctx, groups, ratios, apart, choices)
     losses = (
         [MODELS[name](x, ids, y, *scopes)]
         if groups == 1
