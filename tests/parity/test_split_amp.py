@@ -39,6 +39,13 @@ def test_a_fixed_scale(oracle: Oracle, topology: Tuple[int, int], dtype: str, lo
     _check(oracle, topology, name="two_layers", amp__dtype=dtype, amp__loss_scale=loss_scale)
 
 
+@pytest.mark.parametrize("topology,ratios", [(LOCAL, [0, 1]), long(WORKERS, [1, 0])])
+def test_one_rank_has_all(oracle: Oracle, topology: Tuple[int, int], ratios: List[int]) -> None:
+    answers = _check(oracle, topology, name="head_alone", overflow_at=3, ratios=ratios)
+    for answer in answers:
+        assert answer.results["variables"][0]["global_step"] == STEPS - 1
+
+
 @pytest.mark.parametrize("topology", [WORKERS, long(LOCAL)])
 def test_accumulation_finds_an_overflow_in_the_sum(oracle: Oracle, topology: Tuple[int, int]) -> None:
     answers = _check(oracle, topology, name="head_alone", overflow_at=3, pipeline__num_micro_batch=2)

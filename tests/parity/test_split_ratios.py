@@ -5,10 +5,11 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.checks import CONTINUED, continue_from_each_other, of_worker_0
+from tests.parity.checks import CONTINUED, check_evaluation, continue_from_each_other, of_worker_0
 from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import split_rules, splits
+from tests.parity.test_split import ACCUMULATED
 from tests.parity.test_split_rules import together
 
 
@@ -89,7 +90,7 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[floa
 def test_each_scope_has_its_own(
     oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[Sequence[float]], name: str
 ) -> None:
-    answers = oracle.check(topology, splits.train, name=name, optimizer="adam", ratios=ratios)
+    answers = oracle.check(topology, splits.train, name=name, optimizer="momentum", ratios=ratios)
     if topology == (1, 2) and name == "three_scopes":
         assert _sizes(answers, "table", 0)[1] == 0 or _sizes(answers, "table", 1)[1] == 0
         assert sorted(_sizes(answers, "first/kernel", 1)) == [256, 256]
@@ -100,10 +101,8 @@ def test_each_scope_has_its_own(
 @pytest.mark.parametrize(
     "topology,name,config",
     _rows(
-        ((1, 2), "head", {"pipeline__num_micro_batch": 2}),
-        ((2, 1), "two_tables", {"pipeline__num_micro_batch": 2}),
         ((1, 2), "two_tables", {"clip": 0.1}),
-        ((1, 2), "blocks", {"gradient_checkpoint__type": "auto"}),
+        ((1, 2), "blocks", {"gradient_checkpoint__type": "auto", "dtype": "float64", "tolerance": 1e-12}),
         ((2, 1), "head", {"optimizer__num_apply_group": 2}),
         ((1, 2), "head", {"averages": True}),
         ((2, 1), "resource_head", {"clip": 0.1}),
@@ -121,11 +120,30 @@ def test_a_device_without_parts(
     oracle.check(topology, splits.train, name=name, optimizer=optimizer, ratios=[first, 1 - first], **config)
 
 
-@pytest.mark.parametrize("optimizer", sorted(set(splits.OPTIMIZERS) - {"momentum", "adam"}))
-@pytest.mark.long
-def test_optimizers_of_a_device_without_parts(oracle: Oracle, optimizer: str) -> None:
-    for name, ratios in (("two_tables", [0, 1]), ("resource_head", [0, 1]), ("everything", [1, 0])):
-        oracle.check((1, 2), splits.train, name=name, optimizer=optimizer, ratios=ratios)
+@pytest.mark.parametrize(
+    "topology,name,ratios",
+    _rows(((1, 2), "head", [0, 1]), ((2, 1), "two_tables", [1, 0]), ((1, 2), "everything", [1, 0])),
+    ids=str,
+)
+def test_accumulation(oracle: Oracle, topology: Tuple[int, int], name: str, ratios: Sequence[float]) -> None:
+    oracle.check(topology, splits.accumulated, tolerance=ACCUMULATED, name=name, steps=2, ratios=ratios)
+
+
+@pytest.mark.parametrize(
+    "name,optimizer",
+    _rows(
+        ("head", "adagrad"),
+        *[
+            (name, optimizer)
+            for name in ("two_tables", "resource_head")
+            for optimizer in ("adagrad", "adam_with_decay", "ftrl", "layerwise", "rmsprop", "sgd")
+            if (name, optimizer) != ("resource_head", "layerwise")
+        ],
+    ),
+)
+def test_optimizers_whose_first_device_has_nothing(oracle: Oracle, name: str, optimizer: str) -> None:
+    """Slots that begin with a number have it on the device that has all of them."""
+    oracle.check((1, 2), splits.train, name=name, optimizer=optimizer, ratios=[0, 1])
 
 
 @pytest.mark.long
@@ -151,6 +169,13 @@ def test_norms_are_those_of_the_whole(oracle: Oracle, name: str, optimizer: str,
 @pytest.mark.parametrize("name", ["head", "small_table"])
 def test_each_group_is_cut_in_the_same_ratios(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, splits.train, name=name, optimizer="momentum", groups=2, ratios=[1, 3])
+
+
+@pytest.mark.parametrize(
+    "topology,ratios", _rows(((1, 2), [0, 1]), ((2, 1), [1, 0]), ((1, 3), [2, 0, 1]), ((1, 2), [3, 1])), ids=_name
+)
+def test_evaluation(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float]) -> None:
+    check_evaluation(oracle, topology, ratios=ratios)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What is done row by row with sparse gradients of tables in parts is what one device does."""
 
-from typing import Tuple
+from typing import List, Tuple
 
 import pytest
 
@@ -40,6 +40,26 @@ def test_row_by_row(
 ) -> None:
     continue_from_each_other(
         oracle, topology, split_tables.train, {}, cut=cut, optimizer=optimizer, clips=clips, resource=resource
+    )
+
+
+@pytest.mark.parametrize(
+    "topology,ratios,cut,optimizer,resource",
+    [
+        ((1, 2), [0, 1], "columns", "row_adagrad", True),
+        _long((2, 1), [1, 0], "rows", "sgd", False),
+        _long((1, 3), [0, 1, 0], "rows", "lazy_adam", True),
+        _long((2, 1), [0, 1], "columns", "many_ways", False),
+        _long((1, 2), [1, 0], "columns", "nd_decay", True),
+    ],
+    ids=str,
+)
+def test_all_rows_on_one_device(
+    oracle: Oracle, topology: Tuple[int, int], ratios: List[int], cut: str, optimizer: str, resource: bool
+) -> None:
+    plan = {"ratios": ratios}
+    continue_from_each_other(
+        oracle, topology, split_tables.train, plan, cut=cut, optimizer=optimizer, clips=True, resource=resource
     )
 
 

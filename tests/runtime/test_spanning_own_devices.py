@@ -57,6 +57,7 @@ JOBS = {
             "micro_batches": split(
                 [0], (2, 2), devices=2, name="head", optimizer="momentum", ratios=[3, 1], pipeline__num_micro_batch=2
             ),
+            "one_device_without_parts": split([0], (2, 2), devices=2, name="head", optimizer="adam", ratios=[0, 1]),
             "other_features": split([0], (2, 2), devices=2, name="blocks", optimizer="momentum", **FEATURES),
         },
     ),

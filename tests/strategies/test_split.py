@@ -24,7 +24,7 @@ from epl.utils.errors import AnnotationError
     ],
 )
 def test_ratios_are_whole_numbers_as_exact_as_they_are_written(ratios, whole):
-    assert epl.split(2, ratios=ratios).ratios == whole
+    assert epl.split(ratios=ratios).ratios == whole
 
 
 def test_ratios_come_third_and_say_how_many_devices_there_are():

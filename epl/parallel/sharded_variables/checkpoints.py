@@ -67,7 +67,7 @@ class Checkpoints:
         for name in self._variables.variables:
             group = self._variables.owner_of(name).group
             writers = group.writers
-            found += [one for copy, one in enumerate(slices[name]) if group.rank + copy in writers and one.empty < 0]
+            found += [one for copy, one in enumerate(slices[name]) if group.rank + copy in writers and not one.empty]
         return found
 
     def extend(self) -> None:

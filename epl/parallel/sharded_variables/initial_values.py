@@ -52,15 +52,23 @@ def local_slice(full_shape: Sequence[int], placement: Placement, rank: int) -> T
     return tuple(begin), local_shapes(full_shape, placement)[rank]
 
 
-def static_shape(full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> Tuple[int, ...]:
-    """The shape of this rank's shard in the graph as it is built.
+def static_slice(
+    full_shape: Sequence[int], placement: Placement, resharder: Resharder
+) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Where this rank's shard begins, and its shape, in the graph as it is built.
 
-    That of an empty shard is the shape of the first one that is not: TensorFlow drops the number in a constant without
-    elements, from which other ranks of the process make their initial values. The rewriting corrects the variable.
+    An empty shard stands there as the first one that is not empty: TensorFlow has no empty slices, and drops the number
+    in a constant without elements, from which other ranks of the process make their initial values. The rewriting
+    corrects the variable, and `savers.py` what is saved and restored.
     """
-    shapes = local_shapes(full_shape, placement)
-    own = shapes[resharder.rank]
-    return own if own[placement.dim] else next(shape for shape in shapes if shape[placement.dim])
+    sizes = placement.sizes or ()
+    rank = resharder.rank if sizes[resharder.rank] else next(rank for rank, size in enumerate(sizes) if size)
+    return local_slice(full_shape, placement, rank)
+
+
+def static_shape(full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> Tuple[int, ...]:
+    """The shape of this rank's shard in the graph as it is built, see `static_slice`."""
+    return static_slice(full_shape, placement, resharder)[1]
 
 
 def slice_spec(full_shape: Sequence[int], placement: Placement, rank: int) -> str:
@@ -122,7 +130,7 @@ def restored_shard(
             prefix=op.inputs[0], tensor_names=name, shape_and_slices=own, dtypes=[full.dtype]
         )
     if placement.has_empty:
-        part = slice_along(part, placement.dim, 0, resharder.own(placement.sizes or (), tf.int32))
+        part = tf.slice(part, [0] * len(full_shape), resharder.own(local_shapes(full_shape, placement), tf.int32))
     part.set_shape(static_shape(full_shape, placement, resharder))
     return part
 

@@ -17,11 +17,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
-from epl.parallel.sharded_variables.initial_values import slice_spec
+from epl.parallel.sharded_variables.initial_values import local_shapes, slice_spec
 from epl.parallel.sharded_variables.variables import SCOPE, wait_instead
 from epl.parallel.sharding.resharding import hidden
 from epl.parallel.sharding.sharded_variables import ShardInfo
-from epl.parallel.sharding.slices import slice_along
 from epl.utils import tf_compat
 
 _HAND_ON = frozenset(["Identity", "ReadVariableOp", "Reshape"])
@@ -34,13 +33,13 @@ class Slice(NamedTuple):
       variable: name of the op.
       full_name: name of the full variable in checkpoints.
       spec: the slice, in TensorFlow's notation; of an empty one, as `slice_spec` gives it.
-      empty: the dimension along which the slice is empty; -1 if it is not. No checkpoint has an empty slice.
+      empty: the shape of the slice if it has no elements, else (). No checkpoint has an empty slice.
     """
 
     variable: str
     full_name: str
     spec: str
-    empty: int
+    empty: Tuple[int, ...]
 
 
 def slices_of(
@@ -62,9 +61,10 @@ def slices_of(
                 prefix + name,
                 info.full_name,
                 slice_spec(info.full_shape, info.placement, rank),
-                -1 if (info.placement.sizes or ())[rank] else info.placement.dim,
+                () if shape[info.placement.dim] else shape,
             )
             for prefix, rank in ranks
+            for shape in local_shapes(info.full_shape, info.placement)[rank : rank + 1]
         ]
         for name, info in variables.items()
     }
@@ -118,7 +118,7 @@ def _completed_save(
         key = _key(name)
         wanted.append((key.decode(), parts[0].full_name))
         once: Dict[str, Slice] = {}  # by slice, the first of the ranks that hold it
-        for part in [part for part in parts if part.empty < 0]:
+        for part in [part for part in parts if not part.empty]:
             once.setdefault(part.spec, part)
         entries += [(key, part.spec.encode(), value_of(op.graph, part.variable)) for part in once.values()]
     if not wanted:
@@ -161,7 +161,7 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
         own_names[index] = _key(names[index])
         if own_specs is not None:  # specs that are not known are the slice of this rank already
             own_specs[index] = parts[0].spec.encode()
-        if parts[0].empty >= 0:
+        if parts[0].empty:
             with tf.device(assign.device):
                 tf_compat.set_input(assign, 1, _emptied(assign.inputs[1], parts[0].empty))
         further += [(own_names[index], part, assign) for part in parts[1:]]
@@ -180,15 +180,15 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
             dtypes=dtypes,
         )
     for value, (_, part, assign) in zip(values, further):
-        value = value if part.empty < 0 else _emptied(value, part.empty)
+        value = _emptied(value, part.empty) if part.empty else value
         written = _assign(restore.graph.get_operation_by_name(part.variable), value)
         for waiting in tf_compat.control_outputs(assign):
             tf_compat.add_control_inputs(waiting, [written])
 
 
-def _emptied(value: tf.Tensor, dim: int) -> tf.Tensor:
-    """An empty slice of what was read in its place."""
-    return hidden(slice_along(value, dim, 0, tf.constant(0)), dim)
+def _emptied(value: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """The empty slice, given what was read in its place; the variable has another static shape."""
+    return hidden(tf.slice(value, [0] * len(shape), shape), shape.index(0))
 
 
 def _source(tensor: tf.Tensor, types: Any) -> Optional[tf.Operation]:

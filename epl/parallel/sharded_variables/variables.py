@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.colocation import in_taskgraph, taskgraph_index
+from epl.ir.graph import Graph
 from epl.parallel.sharded_variables import initial_values
 from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.resharding import Resharder
@@ -67,8 +68,26 @@ class _ShardObject:
         if not tensor.shape.is_fully_defined() or tuple(tensor.shape.as_list()) != full_shape:
             return tensor
         if tuple(self.shape.as_list()) == full_shape:  # type: ignore[attr-defined]  # this rank may have all of it
-            return initial_values.cut_if_full(tensor, full_shape, placement, resharder)
+            return _cut_if_full(tensor, full_shape, placement, resharder)
         return initial_values.cut(tensor, full_shape, placement, resharder)
+
+
+def _cut_if_full(
+    value: tf.Tensor, full_shape: Tuple[int, ...], placement: Placement, resharder: Resharder
+) -> tf.Tensor:
+    """`initial_values.cut_if_full` by ops that are EPL's: the tracing of updates would take the value for a full one.
+
+    Nothing redirects ops of EPL that wait for an op of the split, so these wait for none but their inputs.
+    """
+    graph = Graph.of(value.graph, may_create=True)
+    assert graph is not None
+    last = tf_compat.last_op_id(value.graph)
+    with graph.building_own_ops():
+        part = initial_values.cut_if_full(value, full_shape, placement, resharder)
+    for op in tf_compat.ops_since(value.graph, last):
+        if tf_compat.control_flow_context_of(op) is None:
+            tf_compat.remove_control_inputs(op)
+    return part
 
 
 def shard_variable(variable: Any, placement: Placement, resharder: Resharder, seed: Optional[int] = None) -> Shard:
@@ -210,7 +229,7 @@ def mark_shard(
 def note_slice(variable: Any) -> None:
     """Tells TensorFlow which slice of which variable a shard is, for checkpoints."""
     name, full_shape, placement, resharder = variable._epl_full
-    offset, shape = initial_values.local_slice(full_shape, placement, resharder.rank)
+    offset, shape = initial_values.static_slice(full_shape, placement, resharder)
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 

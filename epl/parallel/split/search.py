@@ -38,6 +38,7 @@ FULL_VARIABLE = 16.0
 _LARGE_VARIABLE = 64 * 1024
 # Seconds for a variable that stays REPLICATED although a rank is to have nothing of it: more than any step costs.
 _ON_EVERY_RANK = 1e6
+_LOOKUPS = frozenset(["Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"])
 # A full copy gathered for use and kept for the backward pass is one of four: weight, gradient and two slots.
 _GATHERED_VARIABLE = 0.25
 
@@ -190,6 +191,7 @@ class _Search:
         self._last_use = _last_uses(program)
         self._weights = _of_variables(program)
         self._kept = {number for step in program.steps if step.kept for number in step.inputs}
+        self._looked_up = {step.inputs[0] for step in program.steps if step.op.type in _LOOKUPS}
         self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
         self._form_numbers: Dict[Form, int] = {}
 
@@ -225,8 +227,8 @@ class _Search:
         asked = [placements_of(step, choice)[0] for choice in self._limits[self._reached]]
         raise PlanError(
             'split: with the choices that are given, {} "{}" ({}) would take its inputs as {}, and at least one of '
-            "them cannot be had so: no op gives it, or it is a variable that cannot be a partial sum. Give fewer "
-            "choices, or others.".format(
+            "them cannot be had so: no op gives it, or it is a variable that cannot be cut so. Give fewer choices, or "
+            "others.".format(
                 step.op.type,
                 step.op.name,
                 user_line(step.op),
@@ -335,9 +337,14 @@ class _Search:
         return beyond * self._full_variable / self._link.bandwidth
 
     def _is_illegal(self, number: int, placement: Placement) -> bool:
-        """Whether a variable would be PARTIAL, rows of a batch, or a shard though a kept op takes it in full."""
+        """Whether a variable would be PARTIAL, rows of a batch, or a shard though a kept op takes it in full.
+
+        Tables may have no empty rows either: some optimizers for sparse gradients refuse them.
+        """
         if self._program.values[number].kind != VARIABLE or placement == REPLICATED:
             return False
+        if number in self._looked_up and placement.has_empty and placement.dim > 0:
+            return True
         return not placement.is_shard or placement.sizes is None or number in self._kept
 
     def _given_back(self, number: int, forms: _Forms) -> Tuple[float, _Forms]:

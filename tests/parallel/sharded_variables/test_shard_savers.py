@@ -19,6 +19,7 @@ from tests.parallel.sharded_variables.shard_copies import PREFIX, copy_ranks
 KINDS = pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
 SHAPE = (6, 8)
 TWO, THREE, UNEVEN = shard(1, [4, 4]), shard(0, [2, 2, 2]), shard(1, [5, 3])
+ALONE, MIDDLE = shard(1, [8, 0]), shard(0, [4, 0, 2])  # with empty shards
 NAMES = ["fc/kernel", "fc/kernel/Adam", "fc/kernel/Adam_1"]
 
 
@@ -150,7 +151,7 @@ def close(one, other):
 @KINDS
 def test_a_split_model_trains_and_saves_as_the_plain_one(tmp_path, resource):
     plain = trained_and_saved(str(tmp_path / "plain"), None, resource=resource)
-    for name, placement in (("two", TWO), ("three", THREE), ("uneven", UNEVEN)):
+    for name, placement in (("two", TWO), ("three", THREE), ("uneven", UNEVEN), ("alone", ALONE)):
         path = str(tmp_path / name)
         split = trained_and_saved(path, placement, resource=resource)
         close(split, plain)
@@ -158,7 +159,10 @@ def test_a_split_model_trains_and_saves_as_the_plain_one(tmp_path, resource):
         assert sorted(tf.train.list_variables(path)) == sorted(tf.train.list_variables(str(tmp_path / "plain")))
 
 
-@pytest.mark.parametrize("source, target", [(None, TWO), (TWO, None), (TWO, THREE), (UNEVEN, TWO), (THREE, UNEVEN)])
+@pytest.mark.parametrize(
+    "source, target",
+    [(None, TWO), (TWO, None), (TWO, THREE), (UNEVEN, TWO), (THREE, UNEVEN), (ALONE, MIDDLE), (MIDDLE, ALONE)],
+)
 @KINDS
 def test_a_checkpoint_restores_into_another_split(tmp_path, source, target, resource):
     path = str(tmp_path / "model")

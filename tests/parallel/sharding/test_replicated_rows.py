@@ -54,7 +54,7 @@ def test_values_are_those_of_one_device(init, monkeypatch, devices, seed):
     """Four devices are two groups. One row is less than there are devices."""
     real = section.search
 
-    def search(program, *_):
+    def search(program, *_, **__):
         if seed is not None:
             few_choices(seed)(program)
         return real(program, **DEAR)

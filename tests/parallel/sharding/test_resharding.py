@@ -35,7 +35,9 @@ def close(got, wanted):
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+@pytest.mark.parametrize(
+    "placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2)), shard(1, (0, 7, 0))]
+)
 def test_shard_to_full(placement):
     def build(resharder, rank):
         local = tf.constant(part(X, placement, rank))
@@ -46,7 +48,9 @@ def test_shard_to_full(placement):
         close(grad, part(X, placement, rank))
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2))])
+@pytest.mark.parametrize(
+    "placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2)), shard(2, (8, 0, 0))]
+)
 def test_shard_to_full_entered(placement):
     def build(resharder, rank):  # each rank has an addend of the gradient
         local = tf.constant(part(X, placement, rank))
@@ -57,7 +61,7 @@ def test_shard_to_full_entered(placement):
         close(grad, part(6 * X, placement, rank))
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6))])
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6)), shard(0, (0, 4, 2))])
 def test_full_to_shard(placement):
     def build(resharder, rank):
         full = tf.constant(X)
@@ -68,7 +72,7 @@ def test_full_to_shard(placement):
         close(grad, X)
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5))])
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5)), shard(1, (0, 7, 0))])
 def test_partial_to_shard(placement):
     def build(resharder, rank):
         partial_sum = tf.constant(X * (rank + 1))
@@ -106,6 +110,10 @@ def test_full_entered():
         (shard(1, (3, 2, 2)), shard(0, EVEN)),
         (shard(0, UNEVEN), shard(2, (5, 1, 2))),
         (shard(2, (5, 1, 2)), shard(1, (1, 1, 5))),
+        (shard(0, EVEN), shard(1, (0, 7, 0))),
+        (shard(1, (0, 7, 0)), shard(0, EVEN)),
+        (shard(0, UNEVEN), shard(2, (8, 0, 0))),
+        (shard(2, (8, 0, 0)), shard(1, (0, 0, 7))),
     ],
 )
 def test_shard_to_shard(source, target):

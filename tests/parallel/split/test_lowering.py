@@ -46,6 +46,22 @@ def test_transformer_with_few_collectives():
     assert len(forward) + len(backward) <= 8
 
 
+@pytest.mark.parametrize("ratios", [(1, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize(
+    "build, fed",
+    [
+        (classifier, {"x": (12,), "y": 10}),
+        (transformer, {"tokens": ([5], 11)}),
+        (lambda: mixture(experts=5, top=1, inner=True), {"x": (8, 6)}),
+    ],
+    ids=["classifier", "transformer", "mixture"],
+)
+def test_all_on_one_of_two_ranks(build, fed, ratios):
+    splits = check(build, rows((3, 2), **fed), ratios=ratios)
+    for placement in splits[0].placements.values():
+        assert placement.is_shard and placement.sizes == tuple(placement.size * ratio for ratio in ratios)
+
+
 def test_mixture_of_experts():
     splits = check(lambda: mixture(experts=5, top=1, inner=True), rows(UNEVEN, x=(8, 6)))
     assert splits[0].placements["expert_in"].dim == 0

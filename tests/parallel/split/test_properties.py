@@ -19,10 +19,15 @@ SHAPE = (4, 6)  # of a row
 # Rules of ops that compute in float32 alone, or draw random numbers, and of such as no function of TensorFlow makes.
 NOT_DRAWN = frozenset(["_batch_norm", "_local_response", "_random", "_pool_v2", "_einsum"])
 COUNTS = [(2, 2), (1, 3), (2, 1, 2)]  # rows of each rank
-RATIOS = {2: (1, 3), 3: (3, 1, 2), 4: (2, 1, 1, 4)}
+# By how many ranks there are.
+RATIOS = {
+    "none": {2: (), 3: (), 4: ()},
+    "positive": {2: (1, 3), 3: (3, 1, 2), 4: (2, 1, 1, 4)},
+    "empty": {2: (0, 1), 3: (2, 0, 1), 4: (1, 0, 0, 0)},
+}
 
 
-def equal_unsplit(steps, counts, seed, in_ratios=False):
+def equal_unsplit(steps, counts, seed, ratios="none"):
     def build():
         x = tf.placeholder(FLOAT, (None,) + SHAPE, "x")
         h = x * weights("first", SHAPE[1])
@@ -31,8 +36,7 @@ def equal_unsplit(steps, counts, seed, in_ratios=False):
             h = h / (1 + tf.reduce_max(tf.abs(tf.stop_gradient(h)), [1, 2], keepdims=True))
         return Model(tf.reduce_mean(tf.reduce_sum(tf.square(h), [1, 2])) + tf.nn.l2_loss(h), [h])
 
-    ratios = RATIOS[len(counts)] if in_ratios else ()
-    check(build, rows(counts, seed, x=SHAPE), prepare=few_choices(seed), ratios=ratios)
+    check(build, rows(counts, seed, x=SHAPE), prepare=few_choices(seed), ratios=RATIOS[ratios][len(counts)])
 
 
 def graphs(steps, most, counts):
@@ -41,7 +45,7 @@ def graphs(steps, most, counts):
         steps=st.lists(st.tuples(st.sampled_from(steps), st.integers(0, VARIANTS - 1)), min_size=2, max_size=most),
         counts=st.sampled_from(counts),
         seed=st.integers(0, 100000),
-        in_ratios=st.booleans(),
+        ratios=st.sampled_from(sorted(RATIOS)),
     )
 
 
@@ -54,16 +58,16 @@ def settings(examples):
 
 @settings(3)
 @graphs(COMMON, 5, COUNTS)
-def test_random_graphs(steps, counts, seed, in_ratios):
-    equal_unsplit(steps, counts, seed, in_ratios)
+def test_random_graphs(steps, counts, seed, ratios):
+    equal_unsplit(steps, counts, seed, ratios)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @settings(40)
 @graphs(COMMON + RARE, 4, COUNTS + [(2, 1), (1, 2, 1, 1)])
-def test_more_random_graphs(steps, counts, seed, in_ratios):
-    equal_unsplit(steps, counts, seed, in_ratios)
+def test_more_random_graphs(steps, counts, seed, ratios):
+    equal_unsplit(steps, counts, seed, ratios)
 
 
 @pytest.mark.long
@@ -72,7 +76,7 @@ def test_each_step(step):
     """Twice in a graph."""
     number = (COMMON + RARE).index(step)
     drawn = [(step, 7 * number % VARIANTS), (step, (7 * number + 25) % VARIANTS)]
-    equal_unsplit(drawn, COUNTS[number % 2], number, in_ratios=number % 3 == 0)
+    equal_unsplit(drawn, COUNTS[number % 2], number, ("positive", "none", "empty")[number % 3])
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ def train_parts(x):
 def test_what_moves_costs_what_the_links_of_the_devices_take(init, monkeypatch):
     seen = []
     search = section.search
-    monkeypatch.setattr(section, "search", lambda program, link: seen.append(link) or search(program, link))
+    monkeypatch.setattr(section, "search", lambda program, link, **_: seen.append(link) or search(program, link))
     monkeypatch.setitem(LINKS, "cpu", Link(1e-3, 1e8))
     init(2, annotate=False, **COLOCATED)
     train_parts(tf.placeholder(tf.float32, [None, 8]))

@@ -95,6 +95,7 @@ def train(
     clip: Optional[float] = None,
     overflow_at: int = -1,
     groups: int = 1,
+    ratios: Sequence[float] = (),
     **config: Any,
 ) -> None:
     """Trains a model in mixed precision.
@@ -107,12 +108,13 @@ def train(
         clip: the norm to which gradients are clipped.
         overflow_at: the run in which the gradient of the last columns overflows, that of the others does not.
         groups: of ranks that share a split; with several, it overflows in the last process alone.
+        ratios: of the parts; if one rank has all, the reference divides no product.
         config: further configuration.
     """
     ctx.init(annotate=parts > 1, amp__level="O1", cluster__colocate_split_and_replicate=True, **config)
     x, y = tf.placeholder(tf.float32, [None, FEATURES]), tf.placeholder(tf.float32, [None, WIDE])
-    scopes = (contextlib.suppress, contextlib.suppress) if parts > 1 else annotations(ctx, groups)
-    loss = MODELS[name](x, y, *scopes, parts)
+    scopes = (contextlib.suppress, contextlib.suppress) if parts > 1 else annotations(ctx, groups, ratios)
+    loss = MODELS[name](x, y, *scopes, 1 if 0 in ratios else parts)
     train_op = minimize(OPTIMIZERS[optimizer](), loss, clip)
     data = samples()
     with tf.Session() as sess:

@@ -1,6 +1,6 @@
 """Tables in epl.split: sparse gradients changed row by row, and update rules that keep something for each row."""
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf1
@@ -113,11 +113,18 @@ def _clipped(gradient: Any) -> Any:
 
 
 def train(
-    ctx: Context, cut: str, optimizer: str, clips: bool = False, resource: bool = False, path: str = "", **config: Any
+    ctx: Context,
+    cut: str,
+    optimizer: str,
+    clips: bool = False,
+    resource: bool = False,
+    path: str = "",
+    ratios: Sequence[float] = (),
+    **config: Any,
 ) -> None:
     """Begins with a checkpoint, if there is one, trains a table, and records the lengths of rows and a checkpoint."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, **config)
-    replicate, split = annotations(ctx)
+    replicate, split = annotations(ctx, ratios=ratios)
     data, inputs = samples(), Inputs()
     shape = SHAPES[cut]
     with replicate():
@@ -136,7 +143,7 @@ def train(
         from epl.parallel.plan.replica_groups import ReplicaGroups
 
         held = {held.full_name: held.placement for held in Graph.of(loss.graph).state_of(ReplicaGroups).shards.values()}
-        assert held["table"].dim == ("rows", "columns").index(cut), held
+        assert held["table"].dim == (0 if 0 in ratios else ("rows", "columns").index(cut)), held
     lengths = [tf.norm(one.values, axis=1) for one in gradients if isinstance(one, tf.IndexedSlices)]
     if clips:
         gradients = [_clipped(one) for one in gradients]

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.ops.adam_weight_decay_optimizer import AdamWeightDecayOptimizer
 from epl.utils import tf_compat
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts import models
@@ -43,6 +44,7 @@ OPTIMIZERS = dict(
     adagrad=lambda: tf.train.AdagradOptimizer(0.1),
     ftrl=lambda: tf.train.FtrlOptimizer(0.1),
     rmsprop=lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
+    adam_with_decay=lambda: AdamWeightDecayOptimizer(0.01, weight_decay_rate=0.1),
 )
 
 Scope = Callable[[], Any]
@@ -381,10 +383,12 @@ def saved(
             ctx.record(loss=sess.run([loss, train_op], dict(zip(inputs, rows)))[0])
 
 
-def evaluated(ctx: Context, groups: int = 1, apart: Sequence[int] = (), **config: Any) -> None:
+def evaluated(
+    ctx: Context, groups: int = 1, apart: Sequence[int] = (), ratios: Sequence[float] = (), **config: Any
+) -> None:
     """Trains, and records what is fetched in evaluation: scores, the best classes, accuracy, the loss of other rows."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=not apart, **config)
-    replicate, split = annotations(ctx, groups, apart=apart)
+    replicate, split = annotations(ctx, groups, ratios, apart)
     if apart:  # what follows is on the devices of the features
         features_scope = replicate()
         replicate = lambda: features_scope  # noqa: E731
@@ -570,12 +574,13 @@ def accumulated(
     change: str = "",
     factor: float = 1.0,
     groups: int = 1,
+    ratios: Sequence[float] = (),
     **config: Any,
 ) -> None:
     """Trains a model of the table with accumulation; one device on `factor` times the loss."""
     ctx.init(annotate=False, cluster__colocate_split_and_replicate=True, pipeline__num_micro_batch=steps, **config)
     inputs = Inputs()
-    loss = SPLITS[name](*inputs.tensors(), *annotations(ctx, groups))
+    loss = SPLITS[name](*inputs.tensors(), *annotations(ctx, groups, ratios))
     training = Training(
         ctx,
         steps,

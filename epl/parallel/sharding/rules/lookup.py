@@ -47,8 +47,13 @@ def _gather(op: OpInfo) -> Iterator[Choice]:
     asked: Labels = list(shared) + list(found)
     more: List[Labels] = [[]] * (len(op.inputs) - 2)
     result: Labels = list(shared) + list(before) + list(found) + list(after)
-    for choice in labelled(op, [rows, asked] + more, [result]):
-        yield choice._replace(emit=None if takes_handle or op.type != "ResourceGather" else _emit_of_value)
+    of_value = op.type == "ResourceGather" and not takes_handle
+    choices = [
+        choice._replace(emit=_emit_of_value if of_value else None)
+        for choice in labelled(op, [rows, asked] + more, [result])
+    ]
+    # The gradient reshapes to an unknown size, except of whole rows, where it is sparse.
+    yield from never_empty(choices) if at or batch_dims else choices
     if not batch_dims and not takes_handle:
         cut: Labels = [None] * at + ["v"] + [None] * len(after)
         for choice in labelled(op, [cut, []] + more, [[]], summed=["v"]):

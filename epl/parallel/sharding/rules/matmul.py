@@ -2,7 +2,7 @@
 
 from typing import Dict, Hashable, Iterator, List, Optional, Tuple
 
-from epl.parallel.sharding.rules.common import broadcast_labels, known_ranks, labelled, text_attr
+from epl.parallel.sharding.rules.common import broadcast_labels, known_ranks, labelled, never_empty, text_attr
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, rule
 
 
@@ -10,7 +10,8 @@ from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, rul
 def _matmul(op: OpInfo) -> Iterator[Choice]:
     left = ["k", "m"] if op.attrs.get("transpose_a") else ["m", "k"]
     right = ["n", "k"] if op.attrs.get("transpose_b") else ["k", "n"]
-    return labelled(op, [left, right], [["m", "n"]], summed=["k"])
+    choices = labelled(op, [left, right], [["m", "n"]], summed=["k"])
+    return never_empty(choices) if op.type == "SparseMatMul" else choices
 
 
 @rule("BatchMatMul", "BatchMatMulV2")
@@ -37,7 +38,7 @@ def _einsum(op: OpInfo) -> Iterator[Choice]:
     inputs = [_term_labels(term, tensor, ellipsis) for term, tensor in zip(terms.split(","), op.inputs)]
     outputs = [_term_labels(output, op.outputs[0], ellipsis)]
     summed = {label for labels in inputs for label in labels if label is not None} - set(outputs[0])
-    return labelled(op, inputs, outputs, summed=summed)
+    return never_empty(labelled(op, inputs, outputs, summed=summed))
 
 
 def _term_labels(term: str, info: TensorInfo, ellipsis: int) -> List[Optional[Hashable]]:

@@ -354,5 +354,5 @@ def _resize(op: OpInfo) -> Iterator[Choice]:
 def _patches(op: OpInfo) -> Iterator[Choice]:
     """Channels are mixed with positions, so only images are cut."""
     if text_attr(op, "data_format") != "NCHW_VECT_C":
-        yield from labelled(op, [["n", None, None, None]], [["n", None, None, None]])
+        yield from never_empty(labelled(op, [["n", None, None, None]], [["n", None, None, None]]))
     yield from linear(op, 0)

@@ -58,7 +58,7 @@ def main():
     resharder = Resharder(Communicator("parts", range(len(hosts))), process, "test")
     step, held = build(resharder, placement, 0.5 if process and what == "late" else 0.0)
     slices = slices_of(held, [("", process)], {})
-    own = {name: found[0][1:] for name, found in slices.items()}
+    own = {name: found[0][1:3] for name, found in slices.items()}
     parts = CheckpointParts(job.companion(), own, Limits(4, 8) if what.startswith("stopped") else Limits(0, 0))
     saver = tf.train.Saver(max_to_keep=10)
     complete_savers(tf.get_default_graph(), slices, 0, None if process else parts)
