@@ -26,7 +26,10 @@ def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
     """How large dimension `dim` of the parts of a variable is, by device."""
     parts = [(part, values) for answer in answers for part, values in answer.results["parts"]]
     found = [
-        (part, value.shape[1 + dim]) for part, values in parts for key, value in values.items() if key.endswith(name)
+        (part, value.shape[1 + dim] if value.size else 0)  # an empty part may be cut along another dimension
+        for part, values in parts
+        for key, value in values.items()
+        if key.endswith(name)
     ]
     return [size for _, size in sorted(found)]
 

@@ -4,12 +4,13 @@ A rule knows nothing of the rest of the graph. It lists choices; `search.py` tak
 `lowering.py` builds them. Any op can run with every tensor REPLICATED, and no rule lists that.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.parallel.sharding.placements import Placement, balanced_sizes, proportional_sizes
+from epl.parallel.sharding.placements import PARTIAL, Placement, balanced_sizes, proportional_sizes, shard
+from epl.parallel.sharding.slices import slice_along
 
 Shape = Tuple[Optional[int], ...]
 
@@ -150,4 +151,30 @@ def shard_choices(op: OpInfo, size: int) -> List[Tuple[int, ...]]:
 def choices_of(op: OpInfo) -> List[Choice]:
     """The choices of an op, without the one that all is REPLICATED; none if its type has no rule."""
     found = RULES.get(op.type)
-    return [] if found is None else list(found(op))
+    choices = [] if found is None else list(found(op))
+    if sum(ratio > 0 for ratio in op.ratios) == 1:
+        choices += [kept for choice in choices for kept in _kept_by_one(op, choice)]
+    return choices
+
+
+def _kept_by_one(op: OpInfo, choice: Choice) -> Iterator[Choice]:
+    """A choice with a partial sum, with a shard in its place where one rank has all: others have zeros, and drop them.
+
+    x: shard(1: 8+0), w: shard(0: 8+0)  ->  x w: PARTIAL, an all-reduce of it and of zeros
+                                        ->  x w: shard(1: 5+0), nothing to exchange
+    """
+    if choice.outputs != (PARTIAL,) or not any(placement.has_empty for placement in choice.inputs):
+        return
+    info = op.outputs[0]
+    for dim, size in enumerate(info.shape or ()):
+        for sizes in shard_choices(op, size) if size and dim != info.batch else []:
+            target = shard(dim, sizes)
+            yield choice._replace(outputs=(target,), emit=_dropping(choice, target))
+
+
+def _dropping(choice: Choice, target: Placement) -> Emit:
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        (output,) = emission.same(inputs) if choice.emit is None else choice.emit(emission, op, inputs)
+        return [slice_along(output, target.dim, 0, emission.own(target.sizes or (), tf.int32))]
+
+    return emit
