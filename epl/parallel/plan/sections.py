@@ -83,10 +83,12 @@ class SplitRatios(NamedTuple):
     Attributes:
       taskgraph: its index.
       ratios: by rank of a group, 0 for empty shards; () if they are as equal as possible.
+      scope: its annotation.
     """
 
     taskgraph: int
     ratios: Tuple[int, ...]
+    scope: str = ""
 
     def __str__(self) -> str:
         return ":".join(map(str, self.ratios)) or "equal"
@@ -128,7 +130,16 @@ class SplitSection(NamedTuple):
         for placements, ops in alike.items():
             more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
             lines.append("  {}: {}{}".format(placements, ", ".join(ops[:_NAMED]), more))
+        lines += [f"  TaskGraph {one.taskgraph}, {one}: {one.scope}" for one in self.ratios if 0 in one.ratios]
+        if any(0 in one.ratios for one in self.ratios):
+            size = [sum(_bytes_on(one, rank) for one in self.variables) for rank in range(len(self.groups[0]))]
+            lines.append("  variables on the ranks of a group: " + ", ".join(f"{one / 1e6:.3f} MB" for one in size))
         return lines
+
+
+def _bytes_on(variable: ShardedVariable, rank: int) -> float:
+    """The bytes of a variable that are on a rank of its group."""
+    return variable.bytes * variable.sizes[rank] / sum(variable.sizes) if variable.sizes else variable.bytes
 
 
 class AmpSection(NamedTuple):

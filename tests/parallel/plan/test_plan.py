@@ -134,6 +134,15 @@ def test_a_description_has_the_ratios_by_taskgraph_if_they_differ():
     assert first == "  split over 2 devices in 1 group(s), 1:0 in TaskGraph 1, equal in TaskGraph 2: ranks 0, 1"
 
 
+def test_a_description_has_the_bytes_of_each_rank_if_some_have_no_shards():
+    variables = (ShardedVariable("w", 3000, 0, (3, 0)), ShardedVariable("b", 500, -1, ()))
+    split = SplitSection(((0, 1),), (SplitRatios(1, (1, 0), "epl.split(2)"),), (), variables)
+    assert plans.describe(example(features=(split,))).splitlines()[2:4] == [
+        "    TaskGraph 1, 1:0: epl.split(2)",
+        "    variables on the ranks of a group: 0.004 MB, 0.001 MB",
+    ]
+
+
 def test_a_description_has_what_a_rank_holds_at_most():
     variables = (ShardedVariable("w", 3000, 0, (2, 1)), ShardedVariable("b", 500, -1, ()))
     text = plans.describe(example(features=(ZeroSection("v1", 1, variables), AmpSection("float16", "4.0", 7, "ff"))))
