@@ -77,7 +77,6 @@ KNOWN_TO_CORE = {
     ("epl.runtime.dependencies", "auto_partition"): "a graph that is divided later has no stages yet",
     ("epl.runtime.hooks", "amp"): "how TensorFlow keeps weights for the loops of a backward pass",
     ("epl.runtime.hooks", "zero"): "how a slot is found by the user's variable",
-    ("epl.runtime.server", "split"): "a process that serves learns the groups",
 }
 
 # Attributes of Graph and Env whose values have no type of EPL: control flow of TensorFlow; facts of the released EPL.

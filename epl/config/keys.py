@@ -280,7 +280,8 @@ KEYS: Tuple[Key, ...] = (
         BoolType(),
         False,
         "",
-        "Place all TaskGraphs on all devices of the job. Off: each TaskGraph has devices of its own, a split too.",
+        "Place all TaskGraphs on all devices of the job, smaller scopes of epl.replicate on some. Off: each TaskGraph "
+        "has devices of its own, a split too.",
     ),
     Key(
         "cluster.device_type",

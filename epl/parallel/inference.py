@@ -17,6 +17,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan import planner
 from epl.parallel.plan.plan import ranks_of
 from epl.parallel.plan.stages import plan_stages, stages_of_nodes
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.replication.clone_replicas import pinned_devices
 from epl.parallel.rewriting.context import RewriteContext
 from epl.utils import tf_compat
@@ -63,7 +64,6 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
     """
     tf_graph = graph.tf_graph
     strategies = [taskgraph.strategy for taskgraph in graph.taskgraphs]
-    is_lowered = any(one.name_of_kind != "replicate" for one in strategies)
     if graph.rewritten is not None or graph.gradient_calls or graph.apply_calls:
         return
     if config.offload.level and strategies:
@@ -73,7 +73,7 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
             "offload.level is {!r} and has no effect on a graph without gradients: its variables are on the "
             "devices.".format(config.offload.level),
         )
-    if len(strategies) < 2 or is_lowered:
+    if len(strategies) < 2 or _is_split(graph):
         return
     placement = graph.device_placement = graph.device_placement or DevicePlacement()
     if placement.last_op == tf_compat.last_op_id(tf_graph):
@@ -112,6 +112,15 @@ def place(graph: Graph, cluster: Cluster, config: Config, has_device: Callable[[
             for node, (proto, stage) in enumerate(zip(view.nodes, of_nodes))
         ],
     )
+
+
+def _is_split(graph: Graph) -> bool:
+    """Whether the stages of a graph are none without gradients, as some are split; says why if they fit no devices."""
+    try:
+        return bool(split_taskgraphs(graph))
+    except EplError as error:
+        _warn(graph, str(error))
+        return True
 
 
 def _anchor(node: Union[tf.NodeDef, node_wire.Node]) -> str:

@@ -26,6 +26,7 @@ from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
 from epl.parallel.plan.row_shares import plan_row_shares
 from epl.parallel.plan.stages import batches_of_step, plan_batch_parts, plan_stages
+from epl.parallel.plan.unequal_scopes import tell_of_first_devices
 from epl.parallel.replication import (
     aggregate_gradients,
     batch_division,
@@ -158,6 +159,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             feature.complete(graph)
         stages, owners = plan_stages(graph, cluster)
         tell_of_shared_devices(graph.taskgraphs, cluster)
+        tell_of_first_devices(graph.taskgraphs, cluster)
         groups = find_groups(graph, env.config, stages) if len(stages) * len(owners) > 1 else []
         for feature in features.FEATURES:
             feature.refuse_plan(graph, env.config, stages, groups)

@@ -32,6 +32,7 @@ from epl.parallel.plan import explain as plan_line
 from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.plan import Plan
 from epl.parallel.plan.stages import stage_of_taskgraph
+from epl.parallel.plan.unequal_scopes import FirstOfGroup, planned_taskgraphs
 from epl.parallel.rewriting.context import RewriteContext
 from epl.profiler.estimate.estimate import MemoryEstimate, estimate
 from epl.profiler.memory_estimate import PreparedRun, prepare_run
@@ -197,13 +198,17 @@ def _taskgraphs(run: PreparedRun, rewrite: RewriteContext, nodes: Sequence[int])
             *parameters.get(one.index, (0, 0)),
             flops=flops.get(one.index, {}),
         )
-        for one in rewrite.graph.taskgraphs
+        for one in planned_taskgraphs(rewrite.graph.taskgraphs, rewrite.cluster)
         if one.index in stages
     )
 
 
 def _annotation(taskgraph: TaskGraph) -> str:
     """The annotation of a TaskGraph as a script has it, without names: `split(2) in replicate(1)`."""
+    if isinstance(taskgraph.strategy, FirstOfGroup):
+        return "replicate({}) on the first of each {}".format(
+            taskgraph.strategy.annotated.device_count or 1, taskgraph.strategy.device_count
+        )
     outer = [] if taskgraph.outer is None else [taskgraph.outer]
     return " in ".join(f"{one.name_of_kind}({one.device_count or 1})" for one in [taskgraph.strategy] + outer)
 

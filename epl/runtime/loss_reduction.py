@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 
 logger = logging.getLogger("epl")
 
@@ -22,7 +23,7 @@ def say_who_divides(graph: Graph, ys: Any) -> None:
     assert env.cluster is not None
     devices = env.cluster.virtual_devices
     replicas = len(devices[0].all_devices) if devices else 1  # those of epl.replicate(n) have a part of a batch each
-    is_split = any(taskgraph.strategy.name_of_kind == "split" for taskgraph in graph.taskgraphs)
+    is_split = bool(split_taskgraphs(graph))
     if replicas == 1 or is_split or env.config.communication.gradients_reduce_method != "mean":
         return
     losses = graph.tf_graph.get_collection_ref(tf.GraphKeys.LOSSES)

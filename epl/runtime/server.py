@@ -34,7 +34,7 @@ from epl.ops.service import CommunicatorSpec, Service
 from epl.ops.waits import Limits
 from epl.parallel.plan.agreement import is_imagined, meet
 from epl.parallel.plan.stages import stage_devices
-from epl.parallel.split.groups import split_taskgraphs
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.script_end import ScriptEnd

@@ -120,11 +120,21 @@ def rank_devices(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> List[Virt
                     "cluster.colocate_split_and_replicate to True.".format(ranks),
                 )
             found += chosen
-    owners = [worker_of(name) for name in slices[0]]
+    return devices_by_rank(slices, cluster)
+
+
+def devices_by_rank(devices: Sequence[Sequence[str]], cluster: Cluster) -> List[VirtualDevice]:
+    """Virtual devices of which each replica is a rank with one device.
+
+    Args:
+      devices: of each stage, by rank; ranks may share a device.
+      cluster: the devices of the job.
+    """
+    owners = [worker_of(name) for name in devices[0]]
     local = tuple(rank for rank, owner in enumerate(owners) if owner == cluster.worker_index)
     return [
         VirtualDevice(index, tuple((name,) for name in names), cluster.worker_index, local)
-        for index, names in enumerate(slices)
+        for index, names in enumerate(devices)
     ]
 
 

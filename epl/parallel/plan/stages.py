@@ -20,6 +20,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase, TaskGraph
 from epl.ir.view import GraphView
 from epl.parallel.plan.dedicated_devices import has_dedicated_devices, rank_devices
 from epl.parallel.plan.plan import BatchPart, Stage, worker_of
+from epl.parallel.plan.unequal_scopes import planned_taskgraphs, unequal_devices, unequal_scopes
 from epl.parallel.plan.update_stages import stages_of_updates
 from epl.utils.errors import LayoutError, PlanError
 
@@ -36,7 +37,6 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
       PlanError: the TaskGraphs have different numbers of replicas, or worker 0 owns none.
     """
     taskgraphs = graph.taskgraphs
-    devices_of_replica(taskgraphs, cluster)  # refuses scopes that do not agree
     annotated, virtual = stage_devices(taskgraphs, cluster)
     if len({device.all_devices for device in virtual}) == 1:
         members = [tuple(taskgraph.index for taskgraph in taskgraphs)]
@@ -50,7 +50,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
             "The TaskGraphs have {} devices, one for each model replica: every TaskGraph needs as many. Change the "
             "layout of the cluster.".format(" and ".join(map(str, counts)))
         )
-    order = _rank_order(devices[0])
+    order = rank_order(devices[0])
     owners = tuple(worker_of(devices[0][replica]) for replica in order)
     stages = tuple(
         Stage(
@@ -68,7 +68,7 @@ def plan_stages(graph: Graph, cluster: Cluster) -> Tuple[Tuple[Stage, ...], Tupl
     return stages, owners
 
 
-def _rank_order(devices: Sequence[str]) -> List[int]:
+def rank_order(devices: Sequence[str]) -> List[int]:
     """The replicas in the order of their ranks, given their devices of stage 0: process after process."""
     return sorted(range(len(devices)), key=lambda replica: (worker_of(devices[replica]), replica))
 
@@ -82,6 +82,8 @@ def plan_batch_parts(graph: Graph, cluster: Cluster, one_for_process: bool = Fal
                                                  reader   0  0    2  2
                                                  part     0  1    0  1   of 2
 
+    If scopes have different n, the largest counts.
+
     Args:
       graph: the annotated model.
       cluster: the devices.
@@ -89,7 +91,7 @@ def plan_batch_parts(graph: Graph, cluster: Cluster, one_for_process: bool = Fal
 
     Raises:
       LayoutError: the devices of the job are not a multiple of n.
-      PlanError: the scopes do not agree on n.
+      PlanError: the scopes have numbers that do not go together.
     """
     if not one_for_process and devices_of_replica(graph.taskgraphs, cluster) == 1:
         return ()
@@ -124,7 +126,7 @@ def _ranks_of_batches(graph: Graph, cluster: Cluster) -> Dict[Tuple[int, int], L
     if together > 1:
         _refuse_remainder(together, devices)
     members: Dict[Tuple[int, int], List[int]] = {}
-    for rank, replica in enumerate(_rank_order(devices)):
+    for rank, replica in enumerate(rank_order(devices)):
         members.setdefault((replica // together, worker_of(devices[replica])), []).append(rank)
     return members
 
@@ -139,28 +141,21 @@ def _refuse_remainder(together: int, devices: Sequence[str]) -> None:
 
 
 def devices_of_replica(taskgraphs: Sequence[TaskGraph], cluster: Cluster) -> int:
-    """Number of devices that share a batch: the n of `epl.replicate(n)`, which must be equal in all scopes.
+    """Number of ranks that share a batch: the n of `epl.replicate(n)`, the largest if scopes have different ones.
 
     Next to a split on devices of its own it is the number of ranks of the split, if the first scope has several
     devices.
 
     Raises:
-      PlanError: the scopes have different numbers.
+      PlanError: the scopes have numbers that do not go together.
     """
     strategies = [one.outer or one.strategy for one in taskgraphs]
     replicated = [one for one in strategies if one.name_of_kind == "replicate"]
-    counts = sorted({one.device_count or 1 for one in replicated})
     if has_dedicated_devices(taskgraphs, cluster):
         split = next(one for one in strategies if one.name_of_kind == "split")
         return (split.device_count or 1) if replicated[0].device_count not in (None, 1) else 1
-    if len(counts) > 1:
-        raise PlanError(
-            "The model has {}: the devices of a replica divide its batch among them, so every scope of epl.replicate "
-            "has as many. Give all of them the same number.".format(
-                " and ".join(str(one) for one in dict.fromkeys(replicated))
-            )
-        )
-    return counts[0] if counts else 1
+    unequal_scopes(taskgraphs, cluster)  # refuses numbers that do not go together
+    return max([one.device_count or 1 for one in replicated], default=1)
 
 
 def refuse_other_stages(graph: Graph, cluster: Cluster, stages: Sequence[Stage], setting: str) -> None:
@@ -188,8 +183,15 @@ def stage_devices(
 
     Raises:
       LayoutError: the devices of the job do not fit the TaskGraphs.
-      PlanError, NotAvailableError: the devices do not fit a split that has devices of its own.
+      PlanError, NotAvailableError: the devices do not fit a split that has devices of its own, or scopes of
+        epl.replicate with different numbers of devices.
     """
+    unequal = unequal_scopes(taskgraphs, cluster)
+    if unequal is not None:
+        annotated = _annotated_stages(planned_taskgraphs(taskgraphs, cluster))
+        devices = unequal_devices(annotated, unequal, taskgraphs, cluster)
+        _refuse_remainder(unequal.most, devices[0].all_devices)
+        return annotated, devices
     if not has_dedicated_devices(taskgraphs, cluster):
         annotated = _annotated_stages(taskgraphs)
         try:

@@ -11,6 +11,7 @@ from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, GradientsRequest
 from epl.parallel.plan.sections import SplitSection
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.split.model import lower, split_of
 from epl.utils.containers import as_list
@@ -49,11 +50,10 @@ class SplitFeature(Feature):
         cluster = Env.get().cluster
         assert cluster is not None
         total_devices = cluster.total_gpu_num
-        for taskgraph in graph.taskgraphs:
+        for taskgraph in split_taskgraphs(graph):
             strategy = taskgraph.strategy
-            if strategy.name_of_kind == "split":
-                if split_of(graph) is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
-                    raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
+            if split_of(graph) is None and (strategy.device_count or total_devices) > 1 and total_devices > 1:
+                raise NotAvailableError("epl.split", f"{strategy} cannot be lowered without tf.gradients yet.")
 
     def plan(self, rewrite: RewriteContext) -> Optional[SplitSection]:
         """The decision that was made when the model was differentiated."""

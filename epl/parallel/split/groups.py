@@ -5,16 +5,21 @@ Each device of a group holds a shard of each variable. Each group has its own ba
     rank     0   1   2   3      epl.split(2) on four devices
     group    0   0   1   1
     shard    0   1   0   1
+
+A scope of epl.replicate with fewer devices than others is such a split, too, all of which is on the first rank of each
+group (epl/parallel/plan/unequal_scopes.py).
 """
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
+from epl.cluster.cluster import Cluster
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.parallel.plan.plan import Stage, worker_of
 from epl.parallel.plan.sections import SplitRatios
-from epl.parallel.plan.stages import plan_stages, stage_of_taskgraph
+from epl.parallel.plan.stages import plan_stages, rank_order, stage_devices, stage_of_taskgraph
+from epl.parallel.plan.unequal_scopes import FirstOfGroup, split_taskgraphs
 from epl.parallel.split.given_choices import ScopeChoices
 from epl.strategies.split import Split
 from epl.utils.errors import PlanError
@@ -40,11 +45,6 @@ class SplitPlan(NamedTuple):
     choices: Tuple[ScopeChoices, ...] = ()
 
 
-def split_taskgraphs(graph: Graph) -> List[TaskGraph]:
-    """The TaskGraphs that are annotated with epl.split."""
-    return [taskgraph for taskgraph in graph.taskgraphs if taskgraph.strategy.name_of_kind == "split"]
-
-
 def plan_split(graph: Graph) -> Optional[SplitPlan]:
     """Finds the devices of the splits of a model; None without a split, or if it is over one device.
 
@@ -58,19 +58,34 @@ def plan_split(graph: Graph) -> Optional[SplitPlan]:
     cluster = Env.get().cluster
     assert cluster is not None
     stages, owners = plan_stages(graph, cluster)
-    total = cluster.total_gpu_num if len(stages) == 1 else len(stages[0].devices)
+    on_first = any(isinstance(one.strategy, FirstOfGroup) for one in splits)
+    total = cluster.total_gpu_num if len(stages) == 1 and not on_first else len(stages[0].devices)
     count = _device_count(splits, total, "the job" if len(stages) == 1 else "each stage of the model")
     if count == 1:
         return None
-    if len(stages) == 1:
-        devices, slices = stages[0].devices, cluster.generate_virtual_devices([count])[0].slice_devices
-    else:
+    if len(stages) > 1:
         used = {worker_of(device) for stage in stages for device in stage.devices}
         if len(used) < cluster.worker_num:
             _refuse_idle(sorted(set(range(cluster.worker_num)).difference(used)))
-        devices, slices = stages[stage_of_taskgraph(stages)[splits[0].index]].devices, ()
-    groups = split_groups(count, slices, devices)
+    if on_first:
+        groups = _neighbours(graph, cluster, count)
+    elif len(stages) == 1:
+        groups = split_groups(count, cluster.generate_virtual_devices([count])[0].slice_devices, stages[0].devices)
+    else:
+        groups = split_groups(count, (), stages[stage_of_taskgraph(stages)[splits[0].index]].devices)
     return SplitPlan(groups, _ratios(splits), stages, owners, _choices(splits))
+
+
+def _neighbours(graph: Graph, cluster: Cluster, count: int) -> Groups:
+    """The ranks of each group, if the smaller scopes of a model have one device of each `count` neighbouring ones.
+
+    The devices of a model replica are next to each other in the virtual device; ranks go process after process.
+    """
+    _, virtual = stage_devices(graph.taskgraphs, cluster)
+    order = rank_order(virtual[0].all_devices)
+    rank_of = {position: rank for rank, position in enumerate(order)}
+    begins = range(0, len(order), count)
+    return tuple(sorted(tuple(sorted(rank_of[begin + i] for i in range(count))) for begin in begins))
 
 
 def _device_count(splits: Sequence[TaskGraph], total: int, where: str) -> int:
@@ -94,7 +109,7 @@ def _ratios(splits: Sequence[TaskGraph]) -> Tuple[SplitRatios, ...]:
     found = []
     for taskgraph in splits:
         given = taskgraph.strategy.ratios if isinstance(taskgraph.strategy, Split) else ()
-        found.append(SplitRatios(taskgraph.index, given if len(set(given)) > 1 else ()))
+        found.append(SplitRatios(taskgraph.index, given if len(set(given)) > 1 else (), str(taskgraph.strategy)))
     return tuple(found) if any(one.ratios for one in found) else ()
 
 

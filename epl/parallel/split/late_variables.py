@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.colocation import phase_of
 from epl.ir.graph import Graph
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
@@ -14,7 +15,7 @@ _KEYS = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES)
 
 
 def refuse_late_variables(graph: Graph, lowered_through: int, held: Container[str], ranks: int) -> None:
-    """Raises PlanError for a variable in a scope of epl.split that was made after the splits were lowered.
+    """Raises PlanError for a variable in a split TaskGraph that was made after the splits were lowered.
 
     Args:
       graph: the annotated model.
@@ -22,16 +23,17 @@ def refuse_late_variables(graph: Graph, lowered_through: int, held: Container[st
       held: names of the ops of the variables that are shards.
       ranks: devices in a group.
     """
+    split = {taskgraph.index: taskgraph.strategy for taskgraph in split_taskgraphs(graph)}
     for variable in [one for key in _KEYS for one in graph.tf_graph.get_collection(key)]:
         op = variable.op
         if tf_compat.op_id(op) <= lowered_through or op.name in held or phase_of(op) or variable.shape.ndims == 0:
             continue
         scope = graph.scope_of(op)
-        if scope is not None and scope.strategy.name_of_kind == "split":
+        if scope is not None and scope.index in split:
             raise PlanError(
                 "{!r} ({}) is made in {}, after the tf.gradients that has lowered the splits of the model: it would "
                 "stay whole on each of the {} devices. Open all scopes of epl.split that have variables before the "
                 "first tf.gradients or minimize, or leave this one out.".format(
-                    op.name, user_line(op), scope.strategy, ranks
+                    op.name, user_line(op), split[scope.index], ranks
                 )
             )

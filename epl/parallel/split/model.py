@@ -32,6 +32,7 @@ from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import next_seed
@@ -53,7 +54,7 @@ from epl.parallel.split.bridges import (
 )
 from epl.parallel.split.differentiated import Differentiated
 from epl.parallel.split.fetched_values import computed_value, result_value
-from epl.parallel.split.groups import SplitPlan, plan_split, split_taskgraphs
+from epl.parallel.split.groups import SplitPlan, plan_split
 from epl.parallel.split.inference_rows import InferenceRows
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.lowering import Lowering

@@ -34,6 +34,7 @@ from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import Cut, ScatteredGradients
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
+from epl.parallel.plan.unequal_scopes import unequal_scopes
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import local_shapes, next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
@@ -100,16 +101,14 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     cluster = Env.get().cluster
     assert cluster is not None
     if stages > 1 and replica_groups(graph) is not None:
-        on_own_devices = has_dedicated_devices(graph.taskgraphs, cluster)
-        raise NotAvailableError(
-            "zero.level",
-            "It is {!r}, which does not go together with epl.split {}.".format(
-                level,
-                "on devices of its own: set cluster.colocate_split_and_replicate to True"
-                if on_own_devices
-                else "in the stages of a pipeline: leave the key out",
-            ),
-        )
+        colocate = "on devices of its own: set cluster.colocate_split_and_replicate to True"
+        if unequal_scopes(graph.taskgraphs, cluster) is not None:
+            with_what = "a scope of epl.replicate with fewer devices than another, " + colocate
+        elif has_dedicated_devices(graph.taskgraphs, cluster):
+            with_what = "epl.split " + colocate
+        else:
+            with_what = "epl.split in the stages of a pipeline: leave the key out"
+        raise NotAvailableError("zero.level", f"It is {level!r}, which does not go together with {with_what}.")
     if level == "v2" and Env.get().config.offload.level:
         raise NotAvailableError(
             "zero.level",

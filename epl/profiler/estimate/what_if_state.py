@@ -15,6 +15,7 @@ from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import variable_bytes
 from epl.parallel.costs.costs import MACHINES
 from epl.parallel.plan.plan import world_size
+from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.split.resharding_paths import LINKS
 from epl.profiler.estimate.estimate import UPDATES, MemoryDifference, StepEstimate, StepGraph, estimate
 from epl.profiler.estimate.program import TRANSFER
@@ -48,7 +49,7 @@ def changes(graph: StepGraph, step: StepEstimate) -> List[MemoryDifference]:
     if rewrite is None or not graph.calls or rewrite.config.zero.level or rewrite.config.offload.level:
         return []
     found = []
-    split = any(taskgraph.strategy.name_of_kind == "split" for taskgraph in rewrite.graph.taskgraphs)
+    split = bool(split_taskgraphs(rewrite.graph))
     if world_size(rewrite.plan) > 1 and not split:
         found.append(_in_parts(graph, step, "v1"))
         if len(rewrite.plan.stages) == 1:

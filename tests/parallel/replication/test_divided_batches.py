@@ -239,19 +239,6 @@ def test_devices_that_are_no_multiple_are_refused_where_scopes_share_devices(ini
     assert "epl.replicate(3) puts one replica of the model on 3 devices together, and the job has 4 device(s)" in text
 
 
-def test_scopes_with_different_numbers_are_refused(init):
-    init(4, annotate=False, cluster__colocate_split_and_replicate=True)
-
-    def build():
-        with epl.replicate(2):
-            x = tf.layers.dense(tf.placeholder(tf.float32, [None, 3]), 2)
-        with epl.replicate(4):
-            loss = tf.reduce_mean(tf.layers.dense(x, 2))
-        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-
-    assert "every scope of epl.replicate has as many" in refused(build)
-
-
 def test_a_known_batch_is_refused_by_name_and_line(init):
     init(2, annotate=False)
     text = refused(lambda: Read(2, drop_remainder=True))
