@@ -76,6 +76,10 @@ class OpChoice(NamedTuple):
     outputs: Tuple[str, ...]
     given: bool = False
 
+    def text(self) -> str:
+        """The placements as text: "full, shard(1) -> shard(1)"."""
+        return "{} -> {}".format(", ".join(self.inputs), ", ".join(self.outputs))
+
 
 class SplitRatios(NamedTuple):
     """The relative sizes of the shards of a split TaskGraph.

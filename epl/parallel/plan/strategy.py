@@ -28,6 +28,7 @@ DECIDED_KEYS = (
     "zero.level",
     "offload.level",
     "optimizer.num_apply_group",
+    "auto.balance",
 )
 
 
@@ -67,6 +68,28 @@ class Block(NamedTuple):
     scopes: Tuple[str, ...]
 
 
+class Choice(NamedTuple):
+    """How an op of a split is computed; ops of a split without one are computed in full on every rank.
+
+    Attributes:
+      op: its place in the list of ops.
+      placements: of its inputs and outputs, as a printed plan has them: "full, shard(1) -> shard(1)".
+    """
+
+    op: int
+    placements: str
+
+
+class SplitChoices(NamedTuple):
+    """State of a graph (`Graph.state_of`): the choices of a strategy, by the names that the ops have here.
+
+    Attributes:
+      placements: of the ops of splits; "" for an op that is computed in full.
+    """
+
+    placements: Dict[str, str]
+
+
 class Setting(NamedTuple):
     """The decided value of a configuration key.
 
@@ -89,6 +112,7 @@ class Strategy(NamedTuple):
       workers, devices, device_type: the job it was made for: processes, devices of each, "CPU" or "GPU".
       blocks_origin: what made the blocks: "scopes" of the script, or the policy that found them.
       blocks: the TaskGraphs.
+      choices: of the ops of splits that are computed on shards.
       settings: the decided configuration keys.
       ops: the forward pass, in the order of the script.
     """
@@ -99,6 +123,7 @@ class Strategy(NamedTuple):
     device_type: str
     blocks_origin: str
     blocks: Tuple[Block, ...]
+    choices: Tuple[Choice, ...]
     settings: Tuple[Setting, ...]
     ops: Tuple[ForwardOp, ...]
 
@@ -165,6 +190,9 @@ def _check(strategy: Strategy) -> None:
             KEY_BY_NAME[setting.key].type.convert(value)
         except ValueError as error:
             raise ValueError(f"{setting.key} is {value!r}, not legal: {error}") from None
+    for number, choice in enumerate(strategy.choices):
+        if not 0 <= choice.op < len(strategy.ops):
+            raise ValueError(f"Strategy.choices[{number}].op is {choice.op}, and there are {len(strategy.ops)} ops")
     for number, op in enumerate(strategy.ops):
         if not 0 <= op.block < len(strategy.blocks):
             raise ValueError(f"Strategy.ops[{number}].block is {op.block}, and there are {len(strategy.blocks)} blocks")
@@ -215,6 +243,11 @@ def differences(mine: Strategy, other: Strategy) -> List[str]:
         moved = [op.name for op, there in zip(mine.ops, other.ops) if op.block != there.block]
         if moved:
             lines.append(f"{len(moved)} ops in other blocks, {moved[0]!r} first")
+        choices = [{one.op: one.placements for one in strategy.choices} for strategy in (mine, other)]
+        for number, op in enumerate(mine.ops):
+            words = [found.get(number, "full") for found in choices]
+            if words[0] != words[1]:
+                lines.append("{!r}: {} => {}".format(op.name, *words))
     for what in ("workers", "devices", "device_type", "model"):
         here, there = getattr(mine, what), getattr(other, what)
         if here != there:
@@ -235,6 +268,8 @@ def describe(strategy: Strategy) -> List[str]:
     ]  # fmt: skip
     for number, block in enumerate(strategy.blocks):
         lines.append(f"block {number}: {block_in_words(block)}, {counts[number]} ops")
+    if strategy.choices:
+        lines.append(f"{len(strategy.choices)} ops of splits computed on shards, as listed above")
     lines += [f"{one.key} = {one.value}   ({one.origin})" for one in strategy.settings]
     return lines
 

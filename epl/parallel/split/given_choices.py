@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from epl.ir.colocation import taskgraph_index
 from epl.parallel.plan.loaded import misfit
 from epl.parallel.plan.sections import OpChoice, SplitSection
+from epl.parallel.plan.strategy import SplitChoices
 from epl.parallel.sharding.placements import Placement
 from epl.parallel.split.program import Program, Step
 from epl.parallel.split.search import Limits, placements_of, without_limit
@@ -55,6 +56,27 @@ def annotated(program: Program, scopes: Sequence[ScopeChoices]) -> Dict[int, Lis
     return found
 
 
+def of_strategy(program: Program, strategy: SplitChoices) -> Dict[int, List[int]]:
+    """Maps numbers of steps to their choices in a strategy; steps that it does not name are not among them.
+
+    Raises:
+      PlanError: an op cannot be computed so.
+    """
+    found = {}
+    for number, step in enumerate(program.steps):
+        text = strategy.placements.get(step.op.name)
+        if text is not None:
+            found[number] = [one for one in without_limit(step) if fits(step, one, text)] if text else [-1]
+            if not found[number]:
+                raise PlanError(
+                    'split: the strategy of auto.plan_file has {!r} for {} "{}" ({}), and it cannot be computed so. It '
+                    "can be computed as {}. Make another strategy.".format(
+                        text, step.op.type, step.op.name, user_line(step.op), _told(step)
+                    )
+                )
+    return found
+
+
 def limits_of(program: Program, texts: Dict[int, List[str]]) -> Limits:
     """Maps numbers of steps to their choices that fit all texts given for them.
 
@@ -83,18 +105,13 @@ def planned(program: Program, section: SplitSection) -> List[List[int]]:
     found = []
     for step in program.steps:
         choice = ops.pop(step.op.name, None)
-        text = None if choice is None else text_of(choice)
+        text = None if choice is None else choice.text()
         found.append([-1] if text is None else [one for one in without_limit(step) if fits(step, one, text)])
         if not found[-1]:
             raise misfit(f"{step.op.name!r} cannot be computed as {text}")
     if ops:
         raise misfit(f"the split has no op {min(ops)!r}, which the plan computes on shards")
     return found
-
-
-def text_of(choice: OpChoice) -> str:
-    """The placements of a choice as text."""
-    return "{} -> {}".format(", ".join(choice.inputs), ", ".join(choice.outputs))
 
 
 def choice_of(step: Step, choice: int) -> OpChoice:
@@ -127,7 +144,7 @@ def _is_so(text: str, placement: Placement) -> bool:
 
 def _told(step: Step) -> str:
     """The choices of a step, for a message."""
-    return " | ".join(dict.fromkeys(repr(text_of(choice_of(step, choice))) for choice in without_limit(step)))
+    return " | ".join(dict.fromkeys(repr(choice_of(step, choice).text()) for choice in without_limit(step)))
 
 
 def _no_op(scope: ScopeChoices, pattern: str, names: List[str]) -> PlanError:

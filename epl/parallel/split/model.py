@@ -32,6 +32,7 @@ from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
+from epl.parallel.plan.strategy import SplitChoices
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.gradients import ShardedGradients
@@ -163,7 +164,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
         self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.outputs))
-        decision = decide(self._program, LINKS[device_type], plan.choices)
+        decision = decide(self._program, LINKS[device_type], plan.choices, graph.state_of(SplitChoices))
         report.refuse_full_variables(self._program, decision)
         graph.keep(SplitSection, section_of(plan, self._program, decision))
         logger.info("%s", report.table(self._program, decision))

@@ -4,7 +4,7 @@ from typing import List, Tuple
 
 from epl.parallel.sharding.placements import REPLICATED
 from epl.parallel.sharding.rules.registry import RULES
-from epl.parallel.split.given_choices import choice_of, text_of
+from epl.parallel.split.given_choices import choice_of
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import collectives, is_half
 from epl.parallel.split.search import Decision, reshardings, variable_placements
@@ -34,7 +34,7 @@ def table(program: Program, decision: Decision) -> str:
     for number, (step, choice, made) in enumerate(zip(program.steps, decision.choices, made_in)):
         is_given = number in decision.given
         if choice >= 0 or made or is_given:
-            arrow = text_of(choice_of(step, choice)) + (" (given)" if is_given else "")
+            arrow = choice_of(step, choice).text() + (" (given)" if is_given else "")
             lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
         if choice >= 0 and step.choices[choice].moved:
             lines.append(f"      inside: {step.choices[choice].moved:,.0f}")

@@ -1,15 +1,17 @@
 """The section of the plan for a split: the choice of each op, and the placements of variables."""
 
-from typing import Sequence
+from typing import Optional, Sequence
 
 from epl.parallel.plan.loaded import given, misfit
 from epl.parallel.plan.sections import ShardedVariable, SplitSection
+from epl.parallel.plan.strategy import SplitChoices
 from epl.parallel.sharding.placements import Placement
-from epl.parallel.split.given_choices import ScopeChoices, annotated, choice_of, limits_of, planned
+from epl.parallel.split.given_choices import ScopeChoices, annotated, choice_of, limits_of, of_strategy, planned
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.program import Program, Value, num_bytes
 from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import Decision, Limits, search, variable_placements
+from epl.utils.errors import PlanError
 
 
 def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSection:
@@ -32,22 +34,41 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
     return SplitSection(plan.groups, plan.ratios, ops, tuple(variables))
 
 
-def decide(program: Program, link: Link, scopes: Sequence[ScopeChoices] = ()) -> Decision:
-    """How a program is computed: by the plan in use, else by a search among the choices that annotations leave.
+def decide(
+    program: Program, link: Link, scopes: Sequence[ScopeChoices] = (), strategy: Optional[SplitChoices] = None
+) -> Decision:
+    """How a program is computed: by the plan in use, else by a search among the choices that are left.
 
     Args:
       program: the unsplit program of the region.
       link: the connection between the devices.
       scopes: the choices that annotations give.
+      strategy: those of the strategy by which the model is trained, if there is one.
 
     Raises:
       PlanError: an op cannot be computed as it is given, or the plan in use belongs to another model.
     """
     texts = annotated(program, scopes)
     limits = limits_of(program, texts)
+    if strategy is not None:
+        limits = _both(program, limits, of_strategy(program, strategy))
     section = given(SplitSection)
     decision = search(program, link, limits=limits) if section is None else _decision_of(section, program, limits)
     return decision._replace(given=tuple(sorted(texts)))
+
+
+def _both(program: Program, by_scope: Limits, of_file: Limits) -> Limits:
+    """The choices that both leave."""
+    found = {**by_scope, **of_file}
+    for number in set(by_scope).intersection(of_file):
+        found[number] = [one for one in of_file[number] if one in by_scope[number]]
+        if not found[number]:
+            raise PlanError(
+                "split: the choices of the scope of {!r} and the strategy of auto.plan_file give other placements for "
+                "it. Leave it out of the choices, so that the strategy decides, or make a strategy of this "
+                "script.".format(program.steps[number].op.name)
+            )
+    return found
 
 
 def _decision_of(section: SplitSection, program: Program, limits: Limits) -> Decision:

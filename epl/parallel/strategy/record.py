@@ -16,9 +16,10 @@ from epl.ir.colocation import taskgraph_index
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.ir.view import GraphView
+from epl.parallel.plan import plan as plans
 from epl.parallel.plan import strategy as strategies
-from epl.parallel.plan.sections import PartitionSection
-from epl.parallel.plan.strategy import Block, ForwardOp, Strategy
+from epl.parallel.plan.sections import PartitionSection, SplitSection
+from epl.parallel.plan.strategy import Block, Choice, ForwardOp, Strategy
 from epl.parallel.strategy import forward
 from epl.strategies.split import Split
 from epl.utils.errors import PlanError
@@ -96,9 +97,18 @@ def strategy_of(graph: Graph) -> Strategy:
         device_type=cluster.device_type,
         blocks_origin=origin if used is None else used.blocks_origin,
         blocks=tuple(block_of(one, _names(found, one.index)) for one in graph.taskgraphs),
+        choices=_choices(graph, found),
         settings=strategies.settings_of(env.config.get, env.config.provenance),
         ops=found.ops,
     )
+
+
+def _choices(graph: Graph, found: ForwardPass) -> Tuple[Choice, ...]:
+    """How the ops of splits are computed, by the plan."""
+    section = None if graph.rewritten is None else plans.section(graph.rewritten.plan, SplitSection)
+    place = {op.name: number for number, op in enumerate(found.ops)}
+    chosen = [one for one in (() if section is None else section.ops) if one.op in place]
+    return tuple(sorted(Choice(place[one.op], one.text()) for one in chosen))
 
 
 def block_of(taskgraph: TaskGraph, names: List[str]) -> Block:

@@ -10,7 +10,7 @@ What the user has set or written is never changed: if the strategy says otherwis
 
 import json
 import logging
-from typing import Any, Dict, Set, Tuple
+from typing import Any, Dict, Sequence, Set, Tuple
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
@@ -24,7 +24,7 @@ from epl.parallel.auto_partition.section import section_of
 from epl.parallel.plan import agreement
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection
-from epl.parallel.plan.strategy import Block, ForwardOp, Strategy, block_in_words
+from epl.parallel.plan.strategy import Block, ForwardOp, SplitChoices, Strategy, block_in_words
 from epl.parallel.strategy import forward
 from epl.parallel.strategy.record import block_of
 from epl.strategies.parallel_strategy import ParallelStrategy
@@ -58,6 +58,8 @@ def use_strategy(graph: Graph, ys: Any, path: str) -> None:
     _decide_settings(strategy, env.config, source)
     _annotate(graph, view, found, strategy, env.config, source)
     graph.keep(Strategy, strategy)
+    if any(block.kind == "split" for block in strategy.blocks) or strategy.choices:
+        graph.keep(SplitChoices, _split_choices(list(found.values()), strategy))
 
 
 def _shared(env: Env, cluster: Cluster, path: str, source: str) -> Strategy:
@@ -85,6 +87,12 @@ def _read(path: str) -> str:
     except ValueError as error:  # damaged, or no text at all
         return json.dumps({"error": str(error).rstrip("."), "text": ""})
     return json.dumps({"error": "", "text": text})
+
+
+def _split_choices(ops: Sequence[ForwardOp], strategy: Strategy) -> SplitChoices:
+    """The choices of the strategy by the names of this model; without effect for ops in no split."""
+    texts = {one.op: one.placements for one in strategy.choices}
+    return SplitChoices({op.name: texts.get(number, "") for number, op in enumerate(ops)})
 
 
 def _tell_other_job(strategy: Strategy, cluster: Cluster, source: str) -> None:

@@ -11,7 +11,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan import strategy as strategies
-from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.plan.sections import PartitionSection, SplitSection
 from epl.parallel.strategy import record
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import rewritten
@@ -192,3 +192,63 @@ def test_next_init_forgets_what_a_strategy_decided(init, tmp_path):
     tf.reset_default_graph()
     epl.init(config)
     assert config.zero.level == "" and config.provenance("zero.level") == "default"
+
+
+def _split_model(**scope):
+    """A dense layer on each device's rows, and two in a split."""
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    with epl.replicate(1):
+        hidden = tf.layers.dense(x, 8, tf.tanh, name="one")
+    with epl.split(2, **scope):
+        hidden = tf.layers.dense(hidden, 64, tf.nn.relu, name="two")
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 6, name="three")))
+    return x, loss
+
+
+SPLIT = {"cluster__colocate_split_and_replicate": True}
+
+
+def test_choices_of_a_split_are_those_of_the_strategy(init, tmp_path, monkeypatch):
+    init(2, annotate=False, **SPLIT)
+    given = {"two/MatMul": "shard(1)", "three/MatMul": "partial"}
+    strategy, plan = _recorded(lambda: _split_model(choices=given))
+    texts = {strategy.ops[one.op].name: one.placements for one in strategy.choices}
+    assert texts["two/MatMul"].startswith("full, shard(1: 32+32) -> ") and texts["three/MatMul"].endswith("partial")
+    other = [one._replace(placements="full, full -> full") for one in strategy.choices]
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy), **SPLIT)
+    again, same = _recorded(_split_model)
+    assert again.choices == strategy.choices and again.blocks == strategy.blocks
+    assert [one._replace(given=False) for one in plans.section(same, SplitSection).ops] == [
+        one._replace(given=False) for one in plans.section(plan, SplitSection).ops
+    ]
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy._replace(choices=tuple(other[:1]))), **SPLIT)
+    with pytest.raises(PlanError, match="give other placements for it"):
+        _recorded(lambda: _split_model(choices=given))
+    wrong = [one._replace(placements="shard(7) -> shard(7)") for one in strategy.choices]
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy._replace(choices=tuple(wrong))), **SPLIT)
+    with pytest.raises(PlanError, match="cannot be computed so"):
+        _recorded(_split_model)
+
+
+def test_a_split_of_the_strategy_makes_the_scopes(init, tmp_path):
+    init(2, annotate=False, **SPLIT)
+    strategy, plan = _recorded(lambda: _split_model(ratios=[3, 1], choices={"two/MatMul": "shard(1)"}))
+    init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy), **SPLIT)
+
+    def build():
+        x = tf.placeholder(tf.float32, [None, 4], "x")
+        hidden = tf.layers.dense(tf.layers.dense(x, 8, tf.tanh, name="one"), 64, tf.nn.relu, name="two")
+        return x, tf.reduce_mean(tf.square(tf.layers.dense(hidden, 6, name="three")))
+
+    same = plans.section(_recorded(build)[1], SplitSection)
+    assert same.variables == plans.section(plan, SplitSection).variables
+    assert any(48 in variable.sizes for variable in same.variables)
+
+
+def test_uneven_rows_are_part_of_a_strategy(init, tmp_path):
+    init(2, auto__balance="3:1")
+    strategy, plan = _recorded(_model)
+    init(2, auto__plan_file=_saved(tmp_path, strategy))
+    same = _recorded(_model)[1]
+    assert same.row_shares == plan.row_shares == (3, 1)
+    assert Env.get().config.provenance("auto.balance") == "planner"

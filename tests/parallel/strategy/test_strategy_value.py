@@ -5,7 +5,7 @@ import json
 import pytest
 
 from epl.parallel.plan import strategy as strategies
-from epl.parallel.plan.strategy import Block, ForwardOp, Setting, Strategy
+from epl.parallel.plan.strategy import Block, Choice, ForwardOp, Setting, Strategy
 from epl.utils.errors import PlanError
 
 OPS = (
@@ -24,6 +24,7 @@ def _strategy() -> Strategy:
         device_type="CPU",
         blocks_origin="balanced",
         blocks=(Block("replicate", 1, 0, (), ("x", "one")), Block("split", 0, 1, (3, 1), ("two",))),
+        choices=(Choice(3, "shard(1: 3+1) -> partial"),),
         settings=(Setting("pipeline.num_micro_batch", "4", "code"), Setting("zero.level", '""', "default")),
         ops=OPS,
     )
@@ -66,6 +67,7 @@ def test_first_difference_names_op_shape_and_block():
         (lambda plain: plain["settings"][0].update(key="io.slicing"), "io.slicing', which no strategy decides"),
         (lambda plain: plain["settings"][0].update(value="four"), "'four', not JSON"),
         (lambda plain: plain["settings"][0].update(value="0"), "pipeline.num_micro_batch"),
+        (lambda plain: plain["choices"][0].update(op=4), r"choices\[0\].op is 4, and there are 4 ops"),
         (lambda plain: plain["ops"][3].update(block=2), r"ops\[3\].block is 2, and there are 2 blocks"),
         (lambda plain: plain["ops"][3].update(type="Max"), "changed by hand"),
     ],
@@ -86,6 +88,7 @@ def test_differences_are_decisions_first():
     other = _strategy()._replace(
         devices=8,
         blocks=(_strategy().blocks[0]._replace(devices=2),),
+        choices=(),
         settings=(Setting("pipeline.num_micro_batch", "8", "planner"), Setting("zero.level", '""', "default")),
     )
     assert strategies.differences(_strategy(), _strategy()) == []
@@ -93,6 +96,7 @@ def test_differences_are_decisions_first():
         "pipeline.num_micro_batch: 4 -> 8",
         "block 0: epl.replicate(1) on x, one -> epl.replicate(2) on x, one",
         "block 1: epl.split(None, ratios=[3, 1]) on two -> none",
+        "'two/Mean': shard(1: 3+1) -> partial => full",
         "devices: 4 -> 8",
     ]
 
