@@ -173,6 +173,14 @@ def test_stages_on_devices_of_their_own(
     oracle.check(topology, unequal.train, reference, name="tables", counts=counts, apart=True, **config)
 
 
+@pytest.mark.parametrize("counts", [(2, 1), pytest.param((1, 2), marks=long)], ids=str)
+def test_stages_that_read_their_batches(oracle: Oracle, counts: Sequence[int]) -> None:
+    """Each micro batch is read once, and divided."""
+    reference = oracle.plain(unequal.read, name="layers", counts=counts, rows=16)
+    arguments = {"name": "layers", "counts": counts, "rows": 16, "micro_batches": 2}
+    oracle.check((1, 3, 2), unequal.read, reference, **arguments)
+
+
 @pytest.mark.parametrize(
     "counts",
     [pytest.param((2, 1), id="one_device"), pytest.param((2, -2), id="split"), pytest.param((1,), id="rows")],
