@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import node_wire
 from epl.ir.dataflow import SHAPE_OPS
 from epl.parallel.costs.ops import OpCost, op_cost
-from epl.parallel.costs.shapes import TensorType, num_bytes
+from epl.parallel.costs.shapes import TensorType, has_assumed_rank, num_bytes
 from epl.planner.machine.op_kinds import Kind
 from epl.utils import tf_compat
 
@@ -62,6 +62,11 @@ NOTHING = Backward((), (), ())
 _ARRAYS = frozenset(["TensorArrayGatherV3", "TensorArrayScatterV3", "TensorArrayConcatV3", "TensorArraySplitV3"])
 
 
+def has_gradient(dtype: tf.DType) -> bool:
+    """Whether gradients pass tensors of this dtype."""
+    return dtype.base_dtype.is_floating or dtype.base_dtype.is_complex
+
+
 def attributes_of(node: node_wire.Node) -> Tuple[bytes, ...]:
     """The attributes of a node that its gradient may depend on: `Signature.attrs`."""
     entries = node_wire.split_attrs(node.serialized_attrs)
@@ -95,6 +100,10 @@ def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
             seeds = [_seed(tensor, used) for tensor, used in zip(forward.outputs, op.used)]
             before = tf_compat.last_op_id(scratch)
             gradients = gradient(forward, *seeds)
+        if any(
+            has_assumed_rank(tensor.shape) for one in tf_compat.ops_since(scratch, before) for tensor in one.outputs
+        ):
+            raise ValueError("the rank of a tensor depends on data")
     except (
         Exception
     ):  # a gradient function that needs more of the graph than the op, or an op that does not stand alone
@@ -173,7 +182,7 @@ def _node_of(op: Signature, name: str) -> tf.NodeDef:
 
 def _seed(tensor: tf.Tensor, used: bool) -> Optional[tf.Tensor]:
     """The gradient that comes to an output: zeros where none does, as TensorFlow has it; None for whole numbers."""
-    if not tensor.dtype.is_floating:
+    if not has_gradient(tensor.dtype):
         return None
     return tf.placeholder(tensor.dtype.base_dtype, tensor.shape) if used else tf.zeros_like(tensor, optimize=False)
 

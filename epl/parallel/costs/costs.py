@@ -179,7 +179,7 @@ def _backward(
     found: Dict[int, List[OpCost]] = {node: [] for node in flows}
     for node in flows:
         for output, consumers in takers[node].items():
-            if len(consumers) > 1 and types[node][output].dtype.base_dtype.is_floating:
+            if len(consumers) > 1 and backward.has_gradient(types[node][output].dtype):
                 # Counts where the gradients come from: a variable takes no time, so that no cut is behind it.
                 found[min(consumers)].append(backward.addition(types[node][output], len(consumers)))
         if view.types[node] in _INTO_LOOPS and view.nodes[node].attr["is_constant"].b:
@@ -236,7 +236,7 @@ def _differentiated(view: GraphView, members: FrozenSet[int], types: Types) -> F
     reached = view.descendants(variables, stop=lambda node: node not in members) & members
     floating = frozenset(
         node for node in reached
-        if view.types[node] not in _ENDING and any(one.dtype.base_dtype.is_floating for one in types[node])
+        if view.types[node] not in _ENDING and any(backward.has_gradient(one.dtype) for one in types[node])
     )  # fmt: skip
     taken = {producer for node in members for producer in view.producers[node]}
     objective = [node for node in floating if node not in taken]

@@ -124,8 +124,13 @@ def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -
     return _types_of(scratch, view, nodes)
 
 
+def has_assumed_rank(shape: tf.TensorShape) -> bool:
+    """Whether a rank is the assumed length of a shape, such as one that is fed: no model has so many dimensions."""
+    return shape.ndims is not None and shape.ndims >= UNKNOWN_DIMENSION
+
+
 def _shape(shape: tf.TensorShape) -> Shape:
-    return None if shape.ndims is None else tuple(shape.as_list())
+    return None if shape.ndims is None or has_assumed_rank(shape) else tuple(shape.as_list())
 
 
 def _is_open(tensor: TensorType) -> bool:

@@ -189,3 +189,26 @@ def test_an_op_that_cannot_be_differentiated_alone_is_named(monkeypatch):
     assert any("the backward pass of MatMul, Sum counts as the forward pass" in note for note in found.notes)
     node = view.index["MatMul"]
     assert found.step_seconds[node] == pytest.approx(2 * found.seconds[node])
+
+
+def _costs_of(loss):
+    tf_graph = tf.get_default_graph()
+    view = GraphView(tf_graph)
+    return view, costs.node_costs(tf_graph, view, view.ancestors([view.index[loss.op.name]]))
+
+
+def test_gradients_pass_complex_numbers():
+    hidden = tf.matmul(tf.ones([64, 64]), tf.get_variable("w", [64, 64]), name="hidden")
+    view, found = _costs_of(tf.reduce_sum(tf.abs(tf.signal.rfft(hidden))))
+    node = view.index["hidden"]
+    assert found.step_seconds[node] == pytest.approx(2 * found.seconds[node])
+
+
+def test_a_rank_that_depends_on_data_is_no_assumed_length():
+    """The length of a fed shape counts as 32, and no tensor has 32 dimensions of 32."""
+    x = tf.placeholder(tf.float32, [None, 3]) * tf.get_variable("w", [3])
+    shape = tf.placeholder(tf.int32, [None])
+    loss = tf.reduce_sum(tf.reshape(x, shape)) + tf.reduce_sum(tf.tile(tf.placeholder(tf.float32) * x, shape))
+    _, found = _costs_of(loss)
+    assert sum(found.step_seconds.values()) < 1
+    assert any("Tile" in note and "counts as the forward pass" in note for note in found.notes)
