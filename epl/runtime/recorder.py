@@ -22,6 +22,7 @@ from epl.ir.taskgraph import Phase
 from epl.parallel import features
 from epl.parallel.feature import Apply, ApplyRequest, GradientsRequest
 from epl.parallel.plan.stages import stage_devices
+from epl.parallel.plan.strategy import Strategy
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
 from epl.strategies import Replicate
@@ -127,6 +128,7 @@ def _seeds_of_call(request: GradientsRequest) -> Iterator[List[tf.Tensor]]:
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, recorded; `original` is the optimizer's own bound method."""
     _refuse_function_body()
+    _refuse_unused_strategy()
     graph = _annotated_graph()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
@@ -231,8 +233,8 @@ def _annotated_graph() -> Optional[Graph]:
     if graph.taskgraphs:
         graph.refuse_earlier_model()
         return graph
-    if env.config.auto.auto_parallel:
-        return None
+    if env.config.auto.auto_parallel or env.config.auto.plan_file:
+        return None  # annotated when it is first differentiated by variables
     asked_for = env.config.training_features()
     if asked_for:
         logger.info("The model has no annotation and %s is set: it is one TaskGraph of epl.replicate(1).", asked_for[0])
@@ -256,6 +258,18 @@ def _annotate(ys: Any, xs: Any) -> None:
     if Env.get().is_ready and not tf_compat.is_function_graph(tf.get_default_graph()):
         for feature in features.FEATURES:
             feature.annotate(ys, as_list(xs))
+
+
+def _refuse_unused_strategy() -> None:
+    """A strategy is used where tf.gradients differentiates by variables: without that call it would be ignored."""
+    env = Env.get()
+    graph = Graph.of(tf.get_default_graph())
+    if env.is_ready and env.config.auto.plan_file and (graph is None or graph.state_of(Strategy) is None):
+        raise PlanError(
+            "auto.plan_file is {!r}, and apply_gradients got gradients of a model whose strategy was not used: no call "
+            "of tf.gradients has differentiated it by its variables. Use tf.gradients, or minimize with a tensor, in "
+            "place of tf.GradientTape or a function; or leave auto.plan_file out.".format(env.config.auto.plan_file)
+        )
 
 
 def _refuse_function_body() -> None:

@@ -5,7 +5,7 @@ Runs when the user first differentiates the model, on forward ops alone; the bac
 """
 
 import logging
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -82,14 +82,15 @@ def mark_stages(graph: Graph, view: GraphView, found: Partition, strategies: Seq
       found: the stages of the ops that the objective needs.
       strategies: by stage; the last one continues for ops that are created later.
     """
-    _mark(graph.tf_graph, view, _stages_of_all(view, found))
+    mark_ops(graph.tf_graph, {view.nodes[node].name: stage for node, stage in enumerate(_stages_of_all(view, found))})
     graph.replace_taskgraphs(strategies)
 
 
-def _mark(tf_graph: tf.Graph, view: GraphView, stages: Sequence[int]) -> None:
-    values = [tf.AttrValue(i=stage) for stage in range(max(stages) + 1)]
-    for node, stage in enumerate(stages):
-        tf_compat.set_attr(tf_graph.get_operation_by_name(view.nodes[node].name), TASKGRAPH_ATTR, values[stage])
+def mark_ops(tf_graph: tf.Graph, taskgraphs: Mapping[str, int]) -> None:
+    """Marks ops, by name, with the numbers of their TaskGraphs."""
+    values = {number: tf.AttrValue(i=number) for number in set(taskgraphs.values())}
+    for name, number in taskgraphs.items():
+        tf_compat.set_attr(tf_graph.get_operation_by_name(name), TASKGRAPH_ATTR, values[number])
 
 
 def _stages_of_all(view: GraphView, found: Partition) -> List[int]:

@@ -9,6 +9,7 @@ model is told from the model by the first op in which they differ. Names do not 
 
 import hashlib
 import json
+from collections import Counter
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from epl.config.keys import KEY_BY_NAME
@@ -17,6 +18,7 @@ from epl.utils.errors import PlanError
 
 FORMAT = "epl-strategy"
 VERSION = 1
+OUTSIDE = -1  # the block of ops before the first scope, if that is a split, which does not hold them
 SCOPES = "scopes"  # where blocks come from that the script annotates
 
 # The configuration keys that a strategy decides.
@@ -40,7 +42,7 @@ class ForwardOp(NamedTuple):
       type: op type.
       inputs: its data inputs: the place of the producer in the list of ops, with ":1" after it for its output 1.
       outputs: dtype and static shape of each, such as "float32[?,128]"; "float32" if the rank is not known.
-      block: number of its block.
+      block: number of its block, or OUTSIDE.
     """
 
     name: str
@@ -194,7 +196,7 @@ def _check(strategy: Strategy) -> None:
         if not 0 <= choice.op < len(strategy.ops):
             raise ValueError(f"Strategy.choices[{number}].op is {choice.op}, and there are {len(strategy.ops)} ops")
     for number, op in enumerate(strategy.ops):
-        if not 0 <= op.block < len(strategy.blocks):
+        if not OUTSIDE <= op.block < len(strategy.blocks):
             raise ValueError(f"Strategy.ops[{number}].block is {op.block}, and there are {len(strategy.blocks)} blocks")
     if fingerprint(strategy.ops) != strategy.model:
         raise ValueError("its ops are not those of its fingerprint, Strategy.model: it was changed by hand")
@@ -210,11 +212,15 @@ def refuse_other_model(strategy: Strategy, ops: Sequence[ForwardOp], source: str
     """
     for place, (here, there) in enumerate(zip(ops, strategy.ops)):
         if _computation(here) != _computation(there):
-            block = strategy.blocks[there.block]
+            where = (
+                "outside of all scopes"
+                if there.block == OUTSIDE
+                else f"in block {there.block} ({block_in_words(strategy.blocks[there.block])})"
+            )
             raise PlanError(
                 "The strategy of {} was made for another model. They differ first in op {} of the forward pass: it is "
-                "{} here and {} there, in block {} ({}). Make a strategy for this model.".format(
-                    source, place, _op_in_words(here), _op_in_words(there), there.block, block_in_words(block)
+                "{} here and {} there, {}. Make a strategy for this model.".format(
+                    source, place, _op_in_words(here), _op_in_words(there), where
                 )
             )
     if len(ops) != len(strategy.ops):
@@ -257,9 +263,7 @@ def differences(mine: Strategy, other: Strategy) -> List[str]:
 
 def describe(strategy: Strategy) -> List[str]:
     """The decisions in lines for a person."""
-    counts = [0] * len(strategy.blocks)
-    for op in strategy.ops:
-        counts[op.block] += 1
+    counts = Counter(op.block for op in strategy.ops)
     lines = [
         "strategy {} for {} worker(s) x {} {}, blocks from {}".format(
             strategy_hash(strategy)[:12], strategy.workers, strategy.devices, strategy.device_type,

@@ -7,7 +7,7 @@ strategy_of(graph)
 """
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, Tuple
+from typing import Any, Iterator, List, NamedTuple, NoReturn, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -47,17 +47,28 @@ class ForwardPass(NamedTuple):
     ops: Tuple[ForwardOp, ...]
 
 
-_open: List[bool] = []  # `recording` that are open
+_open: List[List[tf.Graph]] = []  # `recording` that are open, each with what it planned
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[None]:
-    """Scripts that run inside are recorded, and end with `Planned`."""
-    _open.append(True)
+def recording() -> Iterator[List[tf.Graph]]:
+    """Scripts that run inside are recorded, and end with `Planned`.
+
+    Yields:
+      The graphs that were planned so far: also where the script has trained in a thread, or catches all exceptions.
+    """
+    planned: List[tf.Graph] = []
+    _open.append(planned)
     try:
-        yield
+        yield planned
     finally:
         _open.pop()
+
+
+def end_script(tf_graph: tf.Graph) -> NoReturn:
+    """Raises Planned for a graph, and notes it in the open `recording`."""
+    _open[-1].append(tf_graph)
+    raise Planned(tf_graph)
 
 
 def is_recording() -> bool:
@@ -70,10 +81,17 @@ def note_forward_pass(graph: Graph, ys: Any) -> None:
     if graph.state_of(ForwardPass) is not None:
         return
     found = forward.forward_ops(graph.tf_graph, GraphView(graph.tf_graph), ys)
-    known = range(len(graph.taskgraphs))
-    marks = [taskgraph_index(graph.tf_graph.get_operation_by_name(op.name)) for op in found.values()]
-    blocks = [mark if mark in known else 0 for mark in marks]  # ops before the first scope are in the first
-    graph.keep(ForwardPass, ForwardPass(forward.in_blocks(list(found.values()), [block or 0 for block in blocks])))
+    blocks = [marked_block(graph, op.name) for op in found.values()]
+    graph.keep(ForwardPass, ForwardPass(forward.in_blocks(list(found.values()), blocks)))
+
+
+def marked_block(graph: Graph, name: str) -> int:
+    """The block of an op by the marks of the script; ops before the first scope belong to it, unless it is a split."""
+    mark = taskgraph_index(graph.tf_graph.get_operation_by_name(name))
+    if mark is not None and mark in range(len(graph.taskgraphs)):
+        return mark
+    is_split = bool(graph.taskgraphs) and graph.taskgraphs[0].strategy.name_of_kind == "split"
+    return strategies.OUTSIDE if is_split else 0
 
 
 def strategy_of(graph: Graph) -> Strategy:

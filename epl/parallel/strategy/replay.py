@@ -15,10 +15,9 @@ from typing import Any, Dict, Sequence, Set, Tuple
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
-from epl.ir.colocation import taskgraph_index
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.parallel.auto_partition.annotate import Partitioned, mark_stages
+from epl.parallel.auto_partition.annotate import Partitioned, mark_ops, mark_stages
 from epl.parallel.auto_partition.partition import partition
 from epl.parallel.auto_partition.section import section_of
 from epl.parallel.plan import agreement
@@ -26,7 +25,7 @@ from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection
 from epl.parallel.plan.strategy import Block, ForwardOp, SplitChoices, Strategy, block_in_words
 from epl.parallel.strategy import forward
-from epl.parallel.strategy.record import block_of
+from epl.parallel.strategy.record import block_of, marked_block
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate
 from epl.strategies.split import Split
@@ -131,7 +130,7 @@ def _annotate(
     graph: Graph, view: GraphView, found: Dict[int, ForwardOp], strategy: Strategy, config: Config, source: str
 ) -> None:
     """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
-    alone = len(graph.taskgraphs) == 1 and graph.taskgraphs[0].strategy.name_of_kind == "replicate"
+    alone = [block_of(taskgraph, [])[:2] for taskgraph in graph.taskgraphs] == [("replicate", 1)]
     is_free = not graph.taskgraphs or (config.auto.auto_parallel and alone)
     if not is_free:
         _refuse_other_scopes(graph, found, strategy, source)
@@ -142,6 +141,11 @@ def _annotate(
             "The strategy of {} has {} in a scope of epl.replicate({}), which only scopes in the script can say. "
             "Write the scopes.".format(source, block_in_words(nested), nested.outer)
         )
+    if len(strategy.blocks) > 1 and any(op.block == strategies.OUTSIDE for op in strategy.ops):
+        raise PlanError(
+            "The strategy of {} has ops before its first scope, {}, and further scopes behind it, which only scopes in "
+            "the script can say. Write the scopes.".format(source, block_in_words(strategy.blocks[0]))
+        )
     graph.keep(Partitioned, Partitioned())
     kinds = [_strategy_of(block) for block in strategy.blocks]
     if len(kinds) == 1:
@@ -149,6 +153,8 @@ def _annotate(
             graph.replace_taskgraphs(kinds)
         else:
             graph.open_taskgraph(kinds[0])
+        if kinds[0].name_of_kind == "split":  # it holds no op without a mark
+            mark_ops(graph.tf_graph, {here.name: 0 for here, op in zip(found.values(), strategy.ops) if op.block == 0})
         return
     blocks = {node: op.block for node, op in zip(found, strategy.ops)}
 
@@ -182,8 +188,7 @@ def _refuse_other_scopes(graph: Graph, found: Dict[int, ForwardOp], strategy: St
             )
         )
     for here, there in zip(found.values(), strategy.ops):
-        mark = taskgraph_index(graph.tf_graph.get_operation_by_name(here.name))
-        block = mark if mark in range(len(own)) else 0
+        block = marked_block(graph, here.name)
         if block != there.block:
             raise PlanError(
                 "{!r} is in TaskGraph {} of the script, and in block {} of the strategy of {}. What a script annotates "

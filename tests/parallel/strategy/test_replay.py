@@ -1,5 +1,7 @@
 """A model trained by the strategy of a file is planned as the one that the strategy was recorded of."""
 
+import contextlib
+import functools
 import json
 
 import numpy as np
@@ -134,6 +136,38 @@ def test_strategy_of_scopes_makes_the_stages_of_a_script_without(init, tmp_path)
     assert [op.block for op in again.ops] == [op.block for op in strategy.ops]
 
 
+def _split_model(scope=epl.split, most=1):
+    """A layer before the split, and `most` layers in as many splits."""
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    hidden = tf.layers.dense(x, 64, tf.tanh, name="before")
+    for number in range(most):
+        with scope():
+            hidden = tf.layers.dense(hidden, 64, name=f"split{number}")
+            loss = tf.reduce_mean(tf.square(hidden), name=f"loss{number}")
+    return x, loss
+
+
+def test_a_split_holds_the_same_ops_in_a_script_without_scopes(init, tmp_path):
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    strategy, plan = _recorded(_split_model)
+    assert {op.name.split("/")[0]: op.block for op in strategy.ops}["before"] == strategies.OUTSIDE
+    for scope in (epl.split, contextlib.suppress):
+        init(2, annotate=False, cluster__colocate_split_and_replicate=True, auto__plan_file=_saved(tmp_path, strategy))
+        again, same = _recorded(functools.partial(_split_model, scope))
+        assert again.ops == strategy.ops
+        mine, other = [plans.section(one, SplitSection) for one in (same, plan)]
+        assert mine is not None and mine.groups == other.groups
+        assert any(op.name.startswith("EPL_SPLIT/") for op in tf.get_default_graph().get_operations())
+
+
+def test_ops_before_several_splits_are_told_by_scopes_alone(init, tmp_path):
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    path = _saved(tmp_path, _recorded(lambda: _split_model(most=2))[0])
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True, auto__plan_file=path)
+    with pytest.raises(PlanError, match="has ops before its first scope, epl.split.None. .*Write the scopes"):
+        _recorded(lambda: _split_model(contextlib.suppress, most=2))
+
+
 def test_data_parallelism_of_one_block(init, tmp_path):
     init(2)
     strategy, plan = _recorded(_model)
@@ -252,3 +286,39 @@ def test_uneven_rows_are_part_of_a_strategy(init, tmp_path):
     same = _recorded(_model)[1]
     assert same.row_shares == plan.row_shares == (3, 1)
     assert Env.get().config.provenance("auto.balance") == "planner"
+
+
+def test_gradients_by_other_tensors_do_not_annotate_the_model(init, tmp_path):
+    """A gradient penalty is differentiated first, and a key of training is set."""
+
+    def with_penalty():
+        x, loss = _model()
+        loss += tf.reduce_mean(tf.square(tf.gradients(loss, x)[0]))
+        return x, loss
+
+    init(2, annotate=False, **AUTO)
+    path = _saved(tmp_path, _recorded(with_penalty)[0])
+    init(2, annotate=False, auto__plan_file=path, pipeline__num_micro_batch=2)
+    assert len(_recorded(with_penalty)[1].stages) == 2
+
+
+def test_a_strategy_of_the_script_stays_with_automatic_stages(init, tmp_path):
+    init(2, annotate=False, **AUTO)
+    path = _saved(tmp_path, _recorded(_model)[0])
+    init(4, annotate=False, auto__plan_file=path, **AUTO)
+    epl.set_default_strategy(epl.replicate(2))
+    with pytest.raises(PlanError, match=r"The script has epl.replicate\(2\), and the strategy of"):
+        _recorded(_model)
+
+
+@pytest.mark.parametrize("annotate", [False, True])
+def test_gradients_of_a_tape_would_ignore_the_strategy(init, tmp_path, annotate):
+    init(2)
+    path = _saved(tmp_path, _recorded(_model)[0])
+    init(2, annotate=annotate, auto__plan_file=path)
+    weight = tf.get_variable("w", [3], use_resource=True)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(weight))
+    gradient = tape.gradient(loss, weight)
+    with pytest.raises(PlanError, match="whose strategy was not used: no call of tf.gradients"):
+        tf.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, weight)])
