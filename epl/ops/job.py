@@ -125,6 +125,13 @@ class Job:
         with cls._lock:
             living = cls.current()
             if living is not None:
+                if living.is_imagined and (living._hosts, living._process) != (tuple(hosts), process):
+                    raise JobError(
+                        "epl-plan imagines a job of {} worker(s), and the script is worker {} of {}: it sets "
+                        "TF_CONFIG, or gives hosts to epl.Cluster. Leave that out of the script, and give epl-plan "
+                        "--devices {}xD.".format(len(living._hosts), process, ", ".join(hosts), len(hosts)),
+                        code=9,
+                    )
                 if living._hosts == tuple(hosts) and living._process == process and not living._aborted:
                     return living
                 living.stop()

@@ -30,6 +30,7 @@ WRONG_USAGE = 2
 SCRIPT_FAILED = 3
 
 _PORT = 1  # in the names of workers; nobody listens there
+_OF_DEVICES = ("cluster.num_virtual_devices", "cluster.device_type")  # what --devices sets
 _DEVICES = re.compile(r"(?:([0-9]+)x)?([0-9]+)")
 
 
@@ -58,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     settings = _settings(parser, options)
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
     _prepare(settings, workers)
-    return _plan(parser, options, settings)
+    return _plan(parser, options, settings, workers)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,8 +109,7 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
             parser.error(
                 f"--devices {options.devices}: expected workers x devices of each, such as 4x8, or devices: 8."
             )
-        settings["cluster.num_virtual_devices"] = match.group(2)
-        settings["cluster.device_type"] = "cpu"
+        settings.update(zip(_OF_DEVICES, (match.group(2), "cpu")))
     return settings
 
 
@@ -123,34 +123,32 @@ def _prepare(settings: Dict[str, str], workers: int) -> None:
     os.environ["EPL_EXPLAIN"] = "0"  # it is printed here
 
 
-def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str]) -> int:
+def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str], workers: int) -> int:
     from epl.env import Env
     from epl.ir.graph import Graph
     from epl.parallel.plan import strategy as strategies
     from epl.parallel.strategy import record
     from epl.profiler import explanation_report
-    from epl.utils.errors import EplError
 
-    try:
-        with record.recording(), contextlib.redirect_stdout(sys.stderr):
+    ended: BaseException = SystemExit(0)
+    with record.recording() as planned, contextlib.redirect_stdout(sys.stderr):
+        try:
             _run_script(options.script, options.arguments)
-        return _no_plan("The script ended and did not train: no gradients of an annotated model were to be run.")
-    except record.Planned as planned:
-        graph = Graph.of(planned.tf_graph)
-    except EplError as error:
-        traceback.print_exc()
-        sys.stderr.write(f"epl-plan: no plan: {error}\n")
-        return NO_PLAN
-    except SystemExit as end:
-        return _no_plan(f"The script ended with status {end.code!r} and did not train.")
-    except Exception:
-        traceback.print_exc()
-        return _no_plan("The script failed.")
-    assert graph is not None
-    for name in settings:
-        if Env.get().config.provenance(name) == "code":
-            parser.error(f"{name} has no effect from the command line: the script sets it in code.")
+        except (Exception, SystemExit, record.Planned) as error:
+            ended = error
+    # A script that trains in a thread, or catches what ends it, goes on after its model is planned.
+    graph = next((found for found in map(Graph.of, planned) if found is not None), None)
+    if graph is None:
+        return _ended_without_plan(ended)
+    config = Env.get().config
+    for name, text in settings.items():
+        if config.provenance(name) == "code" and config.get(name) != KEY_BY_NAME[name].type.parse(text):
+            option = "--devices: " if name in _OF_DEVICES else ""
+            why = f"the script sets {config.get(name)!r} in code"
+            parser.error(f"{option}{name}={text} has no effect from the command line: {why}.")
     strategy = record.strategy_of(graph)
+    if strategy.workers != workers:
+        parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
     print(explanation_report.describe_rewritten(graph))
     print("\nStrategy:\n" + "\n".join("  " + line for line in strategies.describe(strategy)))
     if options.save:
@@ -166,9 +164,18 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def _no_plan(why: str) -> int:
+def _ended_without_plan(ended: BaseException) -> int:
+    """Says how a script ended that has no plan; the exit code."""
+    from epl.utils.errors import EplError
+
+    if isinstance(ended, SystemExit):
+        status = "" if ended.code in (None, 0) else f" with status {ended.code!r}"
+        why = f"The script ended{status} and did not train: no gradients of an annotated model were to be run."
+    else:
+        traceback.print_exception(type(ended), ended, ended.__traceback__)
+        why = f"no plan: {ended}" if isinstance(ended, EplError) else "The script failed."
     sys.stderr.write(f"epl-plan: {why}\n")
-    return SCRIPT_FAILED
+    return NO_PLAN if isinstance(ended, EplError) else SCRIPT_FAILED
 
 
 def _write(path: str, text: str) -> None:

@@ -133,10 +133,33 @@ def test_missing_script_and_damaged_files(plan, tmp_path, capsys):
     assert "a.json is no strategy: it is no JSON" in capsys.readouterr().err
 
 
+THREAD = """
+import threading
+def train(graph=tf.get_default_graph()):
+    with graph.as_default(), tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+CATCHES_ALL = TRAIN.replace("with tf.Session", "try:\n  with tf.Session") + "except:\n  sys.exit(1)\n"
+
+
+@pytest.mark.parametrize("train", [THREAD, CATCHES_ALL], ids=["in a thread", "catches all"])
+def test_a_script_that_goes_on_after_it_is_planned(plan, train):
+    code, out, error = plan(["--devices", "2"], HEAD + MODEL.format(config="") + train)
+    assert code == 0 and "2 replicas" in out and "it trains" not in error, error
+
+
 def test_options_that_the_script_overrides_are_refused(plan):
     source = HEAD + MODEL.format(config='{"zero.level": "v0"}') + TRAIN
     code, _, error = plan(["--devices", "2", "--set", "zero.level=v1"], source)
-    assert code == 2 and "zero.level has no effect from the command line" in error
+    assert code == 2 and "zero.level=v1 has no effect from the command line: the script sets 'v0' in code" in error
+    source = HEAD + MODEL.format(config='{"cluster.device_type": "cpu", "cluster.num_virtual_devices": 2}') + TRAIN
+    assert plan(["--devices", "2"], source)[0] == 0  # both say the same
+    code, _, error = plan(["--devices", "4"], source)
+    assert code == 2 and "--devices: cluster.num_virtual_devices=4 has no effect" in error
 
 
 def test_an_estimator_writes_no_checkpoint(plan, tmp_path):
@@ -236,3 +259,17 @@ def test_a_plan_is_that_of_a_job_that_runs(plan, tmp_path):
         assert plan(["--devices", devices, "--save", "a.json"])[0] == 0
         found[devices] = strategies.from_json((tmp_path / "a.json").read_text())
     assert strategies.differences(found["1x4"], found["2x2"]) == ["workers: 1 -> 2", "devices: 4 -> 2"]
+
+
+@pytest.mark.parametrize(
+    "hosts, devices, code, message",
+    [
+        (["localhost:1", "localhost:2"], "2", 1, "epl-plan imagines a job of 1 worker(s), and the script is worker 0"),
+        (["localhost:1"], "2x2", 2, "--devices 2x2: the script is a job of 1 worker(s) by itself"),
+    ],
+)
+def test_the_workers_of_the_script_are_not_waited_for(plan, hosts, devices, code, message):
+    cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
+    source = f"import json, os\nos.environ['TF_CONFIG'] = json.dumps({cluster})\n" + SCRIPT
+    got, _, error = plan(["--devices", devices], source)
+    assert got == code and message in error
